@@ -1,0 +1,54 @@
+"""A chunk: what operators hand to one another inside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Origin(NamedTuple):
+    """Where a chunk's elements come from; with a position in it, the identity of an element.
+
+    Attributes:
+        node: id of the node that defines the positions: a source, a node that combines datasets, or -1 once a
+            task-local operator has mixed elements of several splits (positions then count the task's own outputs).
+        split: index into the source's split table; 0 for sources of positions; the task's index if ``node`` is -1.
+        repetition: which repetition of a ``repeat`` below.
+    """
+
+    node: int
+    split: int
+    repetition: int = 0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Some consecutive elements with their origin.
+
+    Attributes:
+        elements: the elements, a list that its receiver may keep but not change.
+        origin: shared by all of them.
+        positions: int64, one per element, within the origin; a ``range`` where they are contiguous.
+    """
+
+    elements: list[Any]
+    origin: Origin
+    positions: range | npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Elements ``start`` to ``stop`` as a chunk of their own."""
+        return Chunk(self.elements[start:stop], self.origin, self.positions[start:stop])
+
+    def keep(self, indices: Sequence[int], elements: list[Any]) -> Chunk:
+        """A chunk of ``elements``, where element k keeps the position of this chunk's element ``indices[k]``."""
+        if len(indices) == len(self.elements):
+            return Chunk(elements, self.origin, self.positions)
+        positions = np.asarray(self.positions, dtype=np.int64)[np.asarray(indices, dtype=np.int64)]
+        return Chunk(elements, self.origin, positions)

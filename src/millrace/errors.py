@@ -1,0 +1,116 @@
+"""Every error a caller may want to handle differently.
+
+    MillraceError
+    ├── PipelineError          the graph or its options are wrong; raised where they were written
+    │   └── UnknownLengthError     len() of a dataset whose length cannot be known
+    ├── ShippingError          a function or object cannot travel to a worker
+    ├── SourceError            data could not be read
+    │   ├── SourceNotFoundError    a file or pattern names nothing
+    │   └── SourceCorruptError     a file is truncated or is not what it claims to be
+    ├── ElementError           a user's function failed on one element
+    ├── ElementTooLargeError   one element is larger than the memory it must pass through
+    ├── CodecError             bytes are not an element, or an element cannot become bytes
+    └── ServiceError           something between this process and the service
+        ├── ServiceUnreachableError  nobody answers at the address
+        ├── AddressInUseError        the port is taken
+        ├── VersionMismatchError     millrace or Python versions differ between the processes
+        ├── AuthenticationError      no token, or the wrong one
+        ├── JobConflictError         a job of this name exists and is another pipeline
+        ├── ConsumerConflictError    a consumer of this index is reading already
+        ├── JobFailedError           the job ended on the service for a reason given
+        └── ProtocolError            a message that no version of this protocol sends
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Root of every error that millrace raises on purpose."""
+
+
+class PipelineError(MillraceError, ValueError):
+    """A dataset was described wrongly; the message says what to write instead."""
+
+
+class UnknownLengthError(PipelineError, TypeError):
+    """``len()`` of a dataset whose number of elements is not known before reading it."""
+
+
+class ShippingError(MillraceError, TypeError):
+    """A function or an object cannot be sent to a worker; the message names the culprit."""
+
+
+class SourceError(MillraceError, OSError):
+    """Data could not be read."""
+
+
+class SourceNotFoundError(SourceError, FileNotFoundError):
+    """A path does not exist or a pattern matches nothing."""
+
+
+class SourceCorruptError(SourceError):
+    """A file is truncated or malformed; the message names file and position."""
+
+
+class ElementError(MillraceError):
+    """A user's function failed on one element.
+
+    Attributes:
+        operator: the operator, as the user wrote it, e.g. ``map(decode)``.
+        where: the element's origin, e.g. ``train/0007.jpg`` or ``shard-3.tar, record 17``.
+        user_traceback: the traceback of the user's function, as text.
+    """
+
+    def __init__(self, message: str, *, operator: str = "", where: str = "", user_traceback: str = "") -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.where = where
+        self.user_traceback = user_traceback
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n\n{self.user_traceback}" if self.user_traceback else text
+
+
+class ElementTooLargeError(MillraceError, MemoryError):
+    """One element is larger than the buffer it has to pass through."""
+
+
+class CodecError(MillraceError, ValueError):
+    """An element cannot be turned into bytes, or bytes are not an element."""
+
+
+class ServiceError(MillraceError):
+    """Something between this process and the service went wrong."""
+
+
+class ServiceUnreachableError(ServiceError, ConnectionError):
+    """Nobody answered at the service's address within the time allowed."""
+
+
+class AddressInUseError(ServiceError, OSError):
+    """The address to listen on is taken."""
+
+
+class VersionMismatchError(ServiceError):
+    """Two processes of one service run different versions of millrace or of Python."""
+
+
+class AuthenticationError(ServiceError):
+    """The service demands a token and got none, or another one."""
+
+
+class JobConflictError(ServiceError):
+    """A job of this name exists with another pipeline or other parameters."""
+
+
+class ConsumerConflictError(ServiceError):
+    """Another live process reads this job under the same consumer index."""
+
+
+class JobFailedError(ServiceError):
+    """The job cannot go on; the message is the service's reason."""
+
+
+class ProtocolError(ServiceError):
+    """A message that this version of the protocol does not know or that is malformed."""

@@ -1,0 +1,421 @@
+"""The nodes of a dataset's graph: what the user wrote, frozen, and nothing that runs.
+
+A node knows its inputs and its parameters. User functions and user objects are opaque here: whoever plans
+never calls them, and :mod:`millrace.graph.serialize` replaces them by numbered slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+AUTOTUNE = -1
+"""``num_parallel_calls=AUTOTUNE``: let the engine choose (the default, as nothing is gained by a guess)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Opaque:
+    """A user's object that is carried but never looked into by ``graph``, ``planning`` or ``control``.
+
+    Attributes:
+        value: the object; in a graph read from its structure alone, None.
+        name: how to call it in messages, e.g. ``decode``.
+        where: where it was defined, e.g. ``train.py:12``; empty if unknown.
+        takes_rng: a function that wants ``(element, rng)``.
+    """
+
+    value: Any
+    name: str = ""
+    where: str = ""
+    takes_rng: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """One operator or source. Compared by identity; ``inputs`` come first in the data flow."""
+
+    inputs: tuple[Node, ...] = ()
+
+    @property
+    def op(self) -> str:
+        """The operator's name as in the public API, e.g. ``padded_batch``."""
+        return OP_NAMES[type(self)]
+
+    def opaques(self) -> Iterator[tuple[str, Opaque]]:
+        """(field name, value) of every opaque parameter."""
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, Opaque):
+                yield spec.name, value
+
+    def __str__(self) -> str:
+        inside = ", ".join(opaque.name for _, opaque in self.opaques() if opaque.name)
+        return f"{self.op}({inside})"
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Source(Node):
+    """A node without inputs; :mod:`millrace.sources` reads it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Range(Source):
+    """Python ints ``start, start + step, ...`` below ``stop``."""
+
+    start: int
+    stop: int
+    step: int = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromList(Source):
+    """The items of a sequence."""
+
+    items: Opaque
+    count: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromFiles(Source):
+    """One element per file: ``{"path": str, "bytes": bytes}``."""
+
+    patterns: tuple[str, ...]
+    """Paths, URLs or glob patterns; matches of one pattern come sorted, patterns in the order given."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromTFRecords(Source):
+    """One element per record: ``bytes``."""
+
+    patterns: tuple[str, ...]
+    compression: str | None = None
+    """None (by the file's ending), ``""`` (none), ``"GZIP"`` or ``"ZLIB"``."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromWebDataset(Source):
+    """One element per sample of tar shards: ``{"__key__": str, "jpg": bytes, ...}``."""
+
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromParquet(Source):
+    """One element per row: a dict by column."""
+
+    patterns: tuple[str, ...]
+    columns: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FromMapStyle(Source):
+    """``dataset[i]`` for i in ``range(len(dataset))``."""
+
+    dataset: Opaque
+    count: int
+
+
+# -- element to element ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Map(Node):
+    """``fn(element)`` or ``fn(element, rng)`` for each element."""
+
+    fn: Opaque
+    num_parallel_calls: int = AUTOTUNE
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Filter(Node):
+    """The elements for which ``fn`` is true."""
+
+    fn: Opaque
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FlatMap(Node):
+    """All elements of ``fn(element)``, a dataset or an iterable, one input after the other."""
+
+    fn: Opaque
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Interleave(Node):
+    """Elements of ``cycle_length`` datasets ``fn(element)`` at a time, ``block_length`` from each in turn."""
+
+    fn: Opaque
+    cycle_length: int
+    block_length: int = 1
+    num_parallel_calls: int = AUTOTUNE
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unbatch(Node):
+    """The rows of each batch."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prefetch(Node):
+    """Computes up to ``buffer_size`` elements ahead (AUTOTUNE: by bytes)."""
+
+    buffer_size: int = AUTOTUNE
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cache(Node):
+    """Marks a point up to which elements are kept once computed."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Autocache(Node):
+    """Marks a point up to which reuse is acceptable; the service decides."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WithOptions(Node):
+    """Options for the whole pipeline; of several, the one nearest the end wins, option by option. None: the default.
+
+    Attributes:
+        on_error: ``"raise"`` (the default), ``"skip"``, or a function of the :class:`millrace.ElementError` that returns
+            the element to use instead.
+        buffer_bytes: bound on the bytes that a running task holds (default 256 MiB).
+        num_threads: threads of one process that run user functions (default: by the machine).
+        seed: seed of everything random that has none of its own.
+    """
+
+    on_error: Opaque | str | None = None
+    buffer_bytes: int | None = None
+    num_threads: int | None = None
+    seed: int | None = None
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shuffle(Node):
+    """Random order; of all positions where the source is of cheap random access, else within a window."""
+
+    buffer_size: int
+    seed: int | None = None
+    reshuffle_each_iteration: bool = True
+
+
+# -- many to one -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch(Node):
+    """``batch_size`` consecutive elements stacked leaf by leaf."""
+
+    batch_size: int
+    drop_remainder: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PaddedBatch(Node):
+    """As batch, each leaf padded to the longest of the batch or to ``padded_shapes``."""
+
+    batch_size: int
+    padded_shapes: Any = None
+    """A pytree of shapes like the element: tuples of int or None (None: the longest of the batch)."""
+    padding_values: Any = None
+    """A number for all leaves or a pytree like the element; default zero, empty bytes and str."""
+    drop_remainder: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BucketBySequenceLength(Node):
+    """Padded batches of elements of like length: bucket i holds lengths in [boundaries[i-1], boundaries[i])."""
+
+    element_length_fn: Opaque
+    bucket_boundaries: tuple[int, ...]
+    bucket_batch_sizes: tuple[int, ...]
+    padded_shapes: Any = None
+    padding_values: Any = None
+    pad_to_bucket_boundary: bool = False
+    no_padding: bool = False
+    drop_remainder: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupByWindow(Node):
+    """``reduce_fn(key, elements)`` for each window of elements of one key."""
+
+    key_fn: Opaque
+    reduce_fn: Opaque
+    window_size: int | None = None
+    window_size_fn: Opaque | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rebatch(Node):
+    """Batches cut anew to ``batch_size`` rows."""
+
+    batch_size: int
+    drop_remainder: bool = False
+
+
+# -- global ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Repeat(Node):
+    """The input ``count`` times; None for ever."""
+
+    count: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Take(Node):
+    """The first ``count`` elements (-1: all)."""
+
+    count: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Skip(Node):
+    """All but the first ``count`` elements (-1: none)."""
+
+    count: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shard(Node):
+    """Every ``num_shards``-th element, from ``index`` on."""
+
+    num_shards: int
+    index: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Enumerate(Node):
+    """``(start + i, element)``."""
+
+    start: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Zip(Node):
+    """Tuples (or a dict, if ``keys``) of one element of each input, as long as the shortest."""
+
+    keys: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Concatenate(Node):
+    """All of the first input, then all of the second."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SampleFromDatasets(Node):
+    """Each element from a random input, chosen by ``weights``."""
+
+    weights: tuple[float, ...]
+    seed: int | None = None
+    stop_on_empty_dataset: bool = False
+
+
+OP_NAMES: dict[type[Node], str] = {
+    Range: "range",
+    FromList: "from_list",
+    FromFiles: "from_files",
+    FromTFRecords: "from_tfrecords",
+    FromWebDataset: "from_webdataset",
+    FromParquet: "from_parquet",
+    FromMapStyle: "from_map_style",
+    Map: "map",
+    Filter: "filter",
+    FlatMap: "flat_map",
+    Interleave: "interleave",
+    Unbatch: "unbatch",
+    Prefetch: "prefetch",
+    Cache: "cache",
+    Autocache: "autocache",
+    WithOptions: "with_options",
+    Shuffle: "shuffle",
+    Batch: "batch",
+    PaddedBatch: "padded_batch",
+    BucketBySequenceLength: "bucket_by_sequence_length",
+    GroupByWindow: "group_by_window",
+    Rebatch: "rebatch",
+    Repeat: "repeat",
+    Take: "take",
+    Skip: "skip",
+    Shard: "shard",
+    Enumerate: "enumerate",
+    Zip: "zip",
+    Concatenate: "concatenate",
+    SampleFromDatasets: "sample_from_datasets",
+}
+
+
+class Graph:
+    """A root node and, by number, all nodes below it: inputs before the nodes that use them.
+
+    Node ids are positions in :attr:`nodes`; they depend on structure alone, so that they agree between processes.
+    """
+
+    def __init__(self, root: Node) -> None:
+        self.root = root
+        self.nodes: tuple[Node, ...] = tuple(_postorder(root))
+        self._ids = {id(node): number for number, node in enumerate(self.nodes)}
+
+    def id_of(self, node: Node) -> int:
+        """The number of a node of this graph."""
+        return self._ids[id(node)]
+
+    def sources(self) -> Iterator[tuple[int, Source]]:
+        """(id, node) of every source."""
+        for number, node in enumerate(self.nodes):
+            if isinstance(node, Source):
+                yield number, node
+
+    def options(self) -> WithOptions:
+        """The pipeline's options, merged: what stands nearest the root wins, option by option."""
+        merged: dict[str, Any] = {}
+        for node in reversed(self.nodes):
+            if isinstance(node, WithOptions):
+                for spec in fields(node):
+                    value = getattr(node, spec.name)
+                    if spec.name != "inputs" and value is not None:
+                        merged.setdefault(spec.name, value)
+        return WithOptions(**merged)
+
+
+def _postorder(root: Node) -> Iterator[Node]:
+    seen: set[int] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.inputs))
+
+
+def rewrite(root: Node, change: Callable[[Node], Node]) -> Node:
+    """The graph with ``change`` applied to every node, inputs first; shared nodes stay shared."""
+    done: dict[int, Node] = {}
+    for node in Graph(root).nodes:
+        inputs = tuple(done[id(child)] for child in node.inputs)
+        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        done[id(node)] = change(node if same else _with_inputs(node, inputs))
+    return done[id(root)]
+
+
+def _with_inputs(node: Node, inputs: tuple[Node, ...]) -> Node:
+    values = {spec.name: getattr(node, spec.name) for spec in fields(node)}
+    return type(node)(**{**values, "inputs": inputs})
+

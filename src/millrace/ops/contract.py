@@ -1,0 +1,98 @@
+"""What an operator implements, and what the engine offers it.
+
+An operator is a function ``run(node, inputs, context)`` in a file of its own, listed in :mod:`millrace.ops`. It takes
+one iterator of chunks per input and yields chunks. It is a generator: when the consumer stops early the engine closes
+it, and ``finally`` is where it lets go of what it holds. It must not depend on how its input is cut into chunks:
+the same elements in other chunks give the same elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from millrace.elements.chunk import Chunk, Origin
+from millrace.graph.nodes import Opaque
+
+T = TypeVar("T")
+
+
+class Context(Protocol):
+    """What the engine offers to one operator of one running task."""
+
+    @property
+    def label(self) -> str:
+        """The operator for messages, e.g. ``map(decode)``."""
+        ...
+
+    @property
+    def budget(self) -> int:
+        """Bytes that this operator may hold."""
+        ...
+
+    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
+        """``function`` of each element of ``chunk``, with its random generator if it takes one.
+
+        Returns ``(indices, results)``: result k belongs to element ``indices[k]``; None means all of them, in order.
+        A failing element raises :class:`millrace.ElementError`, or is left out or replaced if the pipeline's
+        ``on_error`` says so.
+        """
+        ...
+
+    def guard(self, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
+        """``action()`` about element ``index`` of ``chunk``, with errors treated as in :meth:`call`: (kept, value)."""
+        ...
+
+    def in_order(self, function: Callable[[Chunk], T], chunks: Iterator[Chunk], parallel: int) -> Iterator[T]:
+        """``function`` of each chunk, on up to ``parallel`` threads (AUTOTUNE: the engine's choice), results in order.
+
+        The engine may cut chunks into smaller ones first, so that threads have work; it bounds what is in flight in
+        bytes. Closing the iterator waits for what runs.
+        """
+        ...
+
+    def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
+        """The same chunks, computed by another thread up to ``elements`` (AUTOTUNE: the budget) ahead."""
+        ...
+
+    def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
+        """The elements of what a user's function made of element ``index`` of ``parent``: a dataset or an iterable.
+
+        Raises:
+            PipelineError: if it is neither.
+        """
+        ...
+
+    def generator(self) -> np.random.Generator:
+        """The generator of this operator in this task (keyed by seed, epoch, node, repetition and task)."""
+        ...
+
+    def chunk_size(self) -> int:
+        """Elements to put into a chunk made from scratch; asked anew for each chunk."""
+        ...
+
+    def mixed(self) -> Origin:
+        """Origin of what task-local operators yield: positions count this operator's outputs in the task from 0."""
+        ...
+
+    def children(self, parent: Chunk, index: int) -> int:
+        """First position of the elements made of element ``index`` of ``parent``; the others follow it."""
+        ...
+
+    def outputs(self) -> Iterator[tuple[Origin, int, int]] | None:
+        """For a batch whose boundaries were planned: (origin, position, number of input elements) of each output.
+
+        None if the task's elements are not known in number: then group as they come, start with :meth:`leftovers` and
+        offer the rest to :meth:`leave`.
+        """
+        ...
+
+    def leftovers(self) -> Iterable[Any]:
+        """Elements that earlier tasks left to this operator, to be taken before its input, in this order."""
+        ...
+
+    def leave(self, elements: list[Any]) -> bool:
+        """Offers what is left at the end of the input. True: a later task takes it; False: flush or drop it here."""
+        ...

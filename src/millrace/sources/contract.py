@@ -1,0 +1,50 @@
+"""What a source implements. One file a format; :mod:`millrace.sources` finds the file by node type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.planning.tables import Split, SplitTable
+
+
+class PositionSource(Protocol):
+    """A source in which every position costs about the same to read."""
+
+    def fetch(self, positions: npt.NDArray[np.int64]) -> list[Any]:
+        """The elements at ``positions`` (int64, any order), in that order. Called from several threads at once.
+
+        Raises:
+            SourceError: with the file's name.
+        """
+        ...
+
+
+class SequentialSource(Protocol):
+    """A source that is read from the start of a split onwards."""
+
+    def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[Any]]:
+        """Elements ``start`` to ``stop`` (-1: the end) of ``split``, in lists of about ``chunk_size()`` elements.
+
+        ``chunk_size`` is asked before each list, as the engine learns what an element costs. Closing the iterator
+        closes what it opened.
+
+        Raises:
+            SourceError: with the file's name and the record's number.
+        """
+        ...
+
+
+class SourceType(Protocol):
+    """A module of this package, one per format: ``list`` and ``open``."""
+
+    def list(self, node: Any) -> SplitTable:
+        """Looks at the data (paths, sizes, footers, indexes) and says how it can be cut."""
+        ...
+
+    def open(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:
+        """What reads the source that ``table`` describes."""
+        ...
