@@ -1,0 +1,404 @@
+"""What workers and consumers say to the dispatcher, and it to them.
+
+Every message is a tagged struct; new fields are optional, unknown ones ignored, so that an older peer can be understood.
+A session (one bidirectional stream) carries them; when it breaks, the peer says hello again with what it holds.
+
+    worker                                   dispatcher                                  consumer
+      | WorkerHello ------------------------->  |                                            |
+      | <------------------------ WorkerWelcome |  <--------------------------------- JoinJob |
+      | <------------- OpenJob, ListSources     |  JobJoined ------------------------------> |
+      | SourcesListed ----------------------->  |  <------------------------------ BeginEpoch |
+      | <--------------- LeaseTask (per task)   |  EpochBegun, ReadTasks ------------------> |
+      | TaskFinished ------------------------>  |  <-------------------------- ConsumerReport |
+      | <------------ ForgetTasks, RevokeTask   |  EpochEnds ------------------------------> |
+
+Elements go from workers to consumers directly, see :mod:`millrace.wire.delivery`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.planning.tables import SplitTable
+
+PROTOCOL = 1
+"""Raised when a message changes in a way that an older peer would misread."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all messages."""
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error on its way to a consumer: class name in :mod:`millrace.errors`, and what that class holds."""
+
+    kind: str
+    message: str
+    operator: str = ""
+    where: str = ""
+    user_traceback: str = ""
+
+
+class TaskRef(msgspec.Struct, frozen=True, array_like=True):
+    """One task of one epoch of one job."""
+
+    job: str
+    epoch: int
+    task: int
+
+
+class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job is: the same for all its consumers.
+
+    Attributes:
+        name: the job's name, unique in the service while the job lives.
+        structure: the graph, from :func:`millrace.graph.serialize.pack`.
+        bundle: digest of the bundle that holds the graph's slots, from :mod:`millrace.functions.shipping`; it was
+            put into the dispatcher before joining.
+        sharding: "dynamic", "static", "off" or "custom" (then the bundle's last value is the user's function).
+        visitation: "exactly_once", "at_most_once" or "zero_once_or_more".
+        deterministic: every consumer reads its tasks in plan order.
+        num_consumers: expected number, None if whoever joins.
+        seed: of everything random without a seed of its own; None: drawn by the dispatcher when the job begins.
+        tasks: number of tasks of an epoch; None: by the data's size.
+        epochs: epochs that will be read; None if unknown. Nothing is prepared beyond.
+        python: "major.minor" of the consumers; the bundle can be read by no other.
+    """
+
+    name: str
+    structure: bytes
+    bundle: str
+    sharding: str = "dynamic"
+    visitation: str = "exactly_once"
+    deterministic: bool = False
+    num_consumers: int | None = None
+    seed: int | None = None
+    tasks: int | None = None
+    epochs: int | None = None
+    python: str = ""
+
+
+# -- worker to dispatcher ----------------------------------------------------------------------------------------------
+
+
+class HeldTask(msgspec.Struct, frozen=True, array_like=True):
+    """A lease that a worker holds when it says hello (again)."""
+
+    ref: TaskRef
+    lease: int
+    consumer: int
+    finished: bool = False
+    outputs: int = 0
+    leftovers: bool = False
+
+
+class WorkerHello(Message, frozen=True):
+    """First message of a worker's session. ``worker`` is chosen by the worker once per process life."""
+
+    worker: str
+    address: str
+    """host:port of its delivery server."""
+    host: str = ""
+    pid: int = 0
+    cores: int = 1
+    version: str = ""
+    python: str = ""
+    held: list[HeldTask] = []
+
+
+class LaneReport(msgspec.Struct, frozen=True, array_like=True):
+    """How a worker fares for one consumer."""
+
+    consumer: int
+    running: bool
+    blocked_s: float
+    """Seconds that its buffer has been full without anybody reading from it; 0 if it isn't."""
+    buffered_bytes: int
+
+
+class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
+    """What one operator did in this worker for this job, so far."""
+
+    node: int
+    label: str
+    elements: int
+    bytes: int
+    active_s: float
+
+
+class WorkerReport(Message, frozen=True):
+    """Heartbeat. An observation: never journalled."""
+
+    want: int = 2
+    """Leases that the worker wants to hold that are not finished (about two seconds of work, at least two)."""
+    job: str = ""
+    lanes: list[LaneReport] = []
+    nodes: list[NodeMeasure] = []
+    busy_s: float = 0.0
+    """Seconds since the worker started in which at least one lane computed."""
+
+
+class TaskFinished(Message, frozen=True):
+    """The task ran to its end: all outputs are in the worker's buffer or were received."""
+
+    ref: TaskRef
+    lease: int
+    outputs: int
+    skipped: int = 0
+    """Elements that ``on_error`` left out."""
+    leftovers: bool = False
+    """The worker keeps elements for the task's parent until it is told to forget them."""
+
+
+class TaskFailed(Message, frozen=True):
+    """The task can't run: the user's function or the data is at fault. Running it elsewhere would not help."""
+
+    ref: TaskRef
+    lease: int
+    failure: Failure
+
+
+class LeftoversLost(Message, frozen=True):
+    """A tail could not get the leftovers of ``missing`` from the worker that held them; the tail goes back too."""
+
+    ref: TaskRef
+    lease: int
+    missing: list[int]
+
+
+class TaskReturned(Message, frozen=True):
+    """The worker gave a lease back unfinished, as asked or because it leaves."""
+
+    ref: TaskRef
+    lease: int
+
+
+class SourcesListed(Message, frozen=True):
+    """Answer to ListSources: the split table of every source, by node id."""
+
+    job: str
+    tables: dict[int, SplitTable]
+
+
+class SourcesFailed(Message, frozen=True):
+    """Answer to ListSources: the data can't be listed, or the bundle can't be opened."""
+
+    job: str
+    failure: Failure
+
+
+class ShardingChosen(Message, frozen=True):
+    """Answer to ChooseSharding: for each task the index of a worker in the list that was sent."""
+
+    job: str
+    epoch: int
+    owners: list[int]
+
+
+class WorkerLeaving(Message, frozen=True):
+    """The worker wants to go: no more leases, please. It ends its session when nothing of it is needed any more."""
+
+
+# -- dispatcher to worker ----------------------------------------------------------------------------------------------
+
+
+class WorkerWelcome(Message, frozen=True):
+    """Registered. ``stale``: held leases that have become somebody else's or nobody's; to be dropped."""
+
+    heartbeat_s: float
+    stale: list[int] = []
+
+
+class OpenJob(Message, frozen=True):
+    """What is needed to run tasks of a job; comes before its first lease, and again with ``tables`` once known."""
+
+    job: str
+    spec: JobSpec
+    seed: int
+    tables: str = ""
+    """Digest of the encoded split tables, to be fetched like a bundle; empty until listed."""
+
+
+class ListSources(Message, frozen=True):
+    """Planning task: list the job's sources."""
+
+    job: str
+
+
+class ChooseSharding(Message, frozen=True):
+    """Planning task: ask the user's sharding function who runs what."""
+
+    job: str
+    epoch: int
+    tasks: int
+    workers: list[str]
+
+
+class LeaseTask(Message, frozen=True):
+    """Run this task for this consumer. ``lease`` tells attempts apart."""
+
+    ref: TaskRef
+    lease: int
+    consumer: int
+    received: int = 0
+    """Outputs that the consumer has; the run skips them. -1: all of them, only the leftovers are wanted."""
+    holders: list[tuple[int, str]] = []
+    """For a tail: (task, address of the worker that keeps its leftovers)."""
+
+
+class RevokeTask(Message, frozen=True):
+    """Give the lease back (TaskReturned) at once, whatever has been computed; outputs not received are dropped."""
+
+    ref: TaskRef
+    lease: int
+
+
+class ForgetTasks(Message, frozen=True):
+    """Buffers and leftovers of these tasks are no longer needed."""
+
+    refs: list[TaskRef]
+
+
+class CloseJob(Message, frozen=True):
+    """The job is over, or the worker no longer serves it: drop all that belongs to it."""
+
+    job: str
+
+
+class StopWorker(Message, frozen=True):
+    """Leave in good order and end the process."""
+
+    reason: str
+
+
+# -- consumer to dispatcher --------------------------------------------------------------------------------------------
+
+
+class JoinJob(Message, frozen=True):
+    """First message of a consumer's session: creates the job or joins it. ``client`` is unique per iterator's process."""
+
+    spec: JobSpec
+    client: str
+    consumer: int | None = None
+    """None: the lowest index that is free."""
+    version: str = ""
+    host: str = ""
+    pid: int = 0
+    resume: bool = False
+    """The session broke and this is the same iterator again."""
+
+
+class BeginEpoch(Message, frozen=True):
+    """The consumer starts reading an epoch; None: the one after its last. What it had not read of an earlier one is
+    dropped."""
+
+    epoch: int | None = None
+
+
+class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
+    """Outputs of a task that a consumer holds or has used."""
+
+    task: int
+    received: int
+    complete: bool = False
+
+
+class ConsumerReport(Message, frozen=True):
+    """Heartbeat, and progress. ``tasks`` lists those that moved since the last report."""
+
+    epoch: int
+    tasks: list[TaskProgress] = []
+    batches: int = 0
+    """Elements handed to the user since the epoch began."""
+    batch_time_s: float = 0.0
+    """Mean over the last 100 elements of the time from one to the next, the user's work included."""
+    wait_s: float = 0.0
+    """Of which waiting for this service."""
+    queue_elements: float = 0.0
+    """Mean number of elements lying ready over the last 100 elements."""
+
+
+class LeaveJob(Message, frozen=True):
+    """The consumer will not come back: its iterator was closed."""
+
+
+# -- dispatcher to consumer --------------------------------------------------------------------------------------------
+
+
+class JobJoined(Message, frozen=True):
+    """The job's name (drawn by the service if none was given), this consumer's index, the seed in force."""
+
+    job: str
+    consumer: int
+    seed: int
+    heartbeat_s: float
+
+
+class EpochBegun(Message, frozen=True):
+    """The epoch's number and how many tasks the whole job has in it (None: without end)."""
+
+    epoch: int
+    tasks: int | None
+
+
+class TaskRead(msgspec.Struct, frozen=True, array_like=True):
+    """Where a task can be read. A later one for the same task replaces it (the worker was lost)."""
+
+    task: int
+    lease: int
+    worker: str
+    address: str
+
+
+class ReadTasks(Message, frozen=True):
+    """Tasks that are now leased for this consumer."""
+
+    epoch: int
+    reads: list[TaskRead]
+
+
+class EpochEnds(Message, frozen=True):
+    """The consumer's share of the epoch is settled: these tasks and no others (some may still be computed)."""
+
+    epoch: int
+    tasks: list[int]
+
+
+class JobFailed(Message, frozen=True):
+    """The job is over because of this."""
+
+    failure: Failure
+
+
+class Notice(Message, frozen=True):
+    """Something the user should know; shown once as a warning."""
+
+    text: str
+
+
+FromWorker = (
+    WorkerHello
+    | WorkerReport
+    | TaskFinished
+    | TaskFailed
+    | LeftoversLost
+    | TaskReturned
+    | SourcesListed
+    | SourcesFailed
+    | ShardingChosen
+    | WorkerLeaving
+)
+ToWorker = (
+    WorkerWelcome
+    | OpenJob
+    | ListSources
+    | ChooseSharding
+    | LeaseTask
+    | RevokeTask
+    | ForgetTasks
+    | CloseJob
+    | StopWorker
+    | JobFailed
+)
+FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
+ToConsumer = JobJoined | EpochBegun | ReadTasks | EpochEnds | JobFailed | Notice

@@ -1,0 +1,115 @@
+"""A graph as bytes, without its user's functions.
+
+The structure is what the dispatcher plans with: operators, numbers, names. Everything that only the user's Python can
+interpret (functions, data sets, pytrees of shapes) is replaced by a numbered slot; who runs the graph gets the values
+of the slots separately, see :mod:`millrace.functions.shipping`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from millrace.errors import ProtocolError
+from millrace.graph.nodes import OP_NAMES, Graph, Node, Opaque
+
+_TYPES = {name: node_type for node_type, name in OP_NAMES.items()}
+
+
+class _Slot(msgspec.Struct, frozen=True, omit_defaults=True):
+    slot: int
+    name: str = ""
+    where: str = ""
+    takes_rng: bool = False
+    wrapped: bool = True
+
+
+class _NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    op: str
+    inputs: list[int] = []
+    plain: dict[str, Any] = {}
+    slots: dict[str, _Slot] = {}
+
+
+class _GraphRecord(msgspec.Struct, frozen=True):
+    format: int
+    nodes: list[_NodeRecord]
+
+
+_FORMAT = 1
+_DECODER = msgspec.msgpack.Decoder(_GraphRecord)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(item) and not isinstance(item, tuple) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
+    """``(structure, slots)``: the graph's structure and, by slot, what it leaves out."""
+    slots: list[Opaque] = []
+    records = []
+    for node in graph.nodes:
+        plain: dict[str, Any] = {}
+        held: dict[str, _Slot] = {}
+        for spec in fields(node):
+            value = getattr(node, spec.name)
+            if spec.name == "inputs":
+                continue
+            if isinstance(value, Opaque):
+                held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng)
+                slots.append(value)
+            elif _is_plain(value):
+                plain[spec.name] = value
+            else:
+                held[spec.name] = _Slot(len(slots), spec.name, wrapped=False)
+                slots.append(Opaque(value, f"{node.op}({spec.name}=...)"))
+        records.append(_NodeRecord(node.op, [graph.id_of(child) for child in node.inputs], plain, held))
+    return msgspec.msgpack.encode(_GraphRecord(_FORMAT, records)), slots
+
+
+def unpack(structure: bytes, values: Sequence[Any] | None = None) -> Graph:
+    """The graph of :func:`pack`; ``values`` by slot, or None for structure alone (slots then hold None).
+
+    Raises:
+        ProtocolError: if ``structure`` is not a graph of this version.
+    """
+    try:
+        record = _DECODER.decode(structure)
+        if record.format != _FORMAT:
+            raise ProtocolError(f"graph of format {record.format}, this version reads {_FORMAT}")
+        nodes: list[Node] = []
+        for entry in record.nodes:
+            nodes.append(_node(entry, nodes, values))
+        return Graph(nodes[-1])
+    except (msgspec.MsgspecError, KeyError, IndexError, TypeError) as error:
+        raise ProtocolError(f"these bytes are not a dataset's graph: {error}") from error
+
+
+def _node(entry: _NodeRecord, earlier: Sequence[Node], values: Sequence[Any] | None) -> Node:
+    node_type = _TYPES[entry.op]
+    known = {spec.name for spec in fields(node_type)}
+    params = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in entry.plain.items()
+        if name in known  # a newer writer may know more
+    }
+    for name, slot in entry.slots.items():
+        value = None if values is None else values[slot.slot]
+        params[name] = Opaque(value, slot.name, slot.where, slot.takes_rng) if slot.wrapped else value
+    return node_type(inputs=tuple(earlier[number] for number in entry.inputs), **params)
+
+
+def digest(structure: bytes) -> str:
+    """Identity of the pipeline's shape: operators and parameters, not the functions' code nor where it stands."""
+    record = _DECODER.decode(structure)
+    bare = [
+        (entry.op, entry.inputs, sorted(entry.plain.items()), sorted((k, s.name) for k, s in entry.slots.items()))
+        for entry in record.nodes
+    ]
+    return hashlib.blake2b(msgspec.json.encode(bare), digest_size=16).hexdigest()

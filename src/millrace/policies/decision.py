@@ -1,0 +1,25 @@
+"""A decision and the sentence that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Decision(msgspec.Struct, Generic[T], frozen=True):
+    """What a policy decided.
+
+    Attributes:
+        value: the decision.
+        reason: one sentence in plain words: what was measured, against what. It reaches the journal, ``status`` and
+            ``explain`` unchanged.
+        inputs: the numbers it was made from.
+    """
+
+    value: T
+    reason: str
+    inputs: Mapping[str, Any] = {}
