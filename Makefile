@@ -1,0 +1,56 @@
+# Needs Python >= 3.11, pip and make; everything else is set up in .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test lint unit integration demo format constraints clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+test: lint ## all checks and all tests
+	@$(BIN)/pytest
+
+lint: .venv/dev.stamp ## style, types and layering
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+unit: .venv/dev.stamp ## tests that neither sleep nor open sockets nor start processes
+	@$(BIN)/pytest tests/unit
+
+integration: .venv/dev.stamp ## tests with real processes, sockets and servers
+	@$(BIN)/pytest tests/integration
+
+demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns
+	@$(BIN)/millrace demo
+
+format: .venv/dev.stamp ## formats the code and fixes what can be fixed
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+setup: .venv/dev.stamp ## the environment for development, nothing else
+
+# .venv/dev.stamp and .venv/demo.stamp: the environment holds this extra, as pyproject.toml and constraints.txt ask.
+.venv/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up .venv for '$*' (once; a minute or two)"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millrace needs Python 3.11 or newer, this is " \
+	  + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv .venv
+
+constraints: ## constraints.txt anew, from the newest versions that pyproject.toml allows
+	@rm -rf build/fresh && $(PYTHON) -m venv build/fresh
+	@build/fresh/bin/pip install --quiet --disable-pip-version-check '.[dev]'
+	@build/fresh/bin/pip freeze --exclude millrace | sed 's/+[a-z0-9.]*$$//' > constraints.txt
+	@rm -rf build/fresh
+
+clean: ## removes the environment and everything built
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
