@@ -1,8 +1,9 @@
 """Unit tests are unable to sleep, to use sockets and to start processes.
 
-Whoever tries gets a failure that says so, even if the code under test catches every ``Exception``. Sockets and processes
-are watched where the interpreter itself announces them (audit events), so no name imported early slips through. Clocks
-stay readable, because Hypothesis and pytest read them; code that decides by time takes it as an argument.
+Whoever tries gets a failure that says so, even if the code under test catches every ``Exception``. Sockets and
+processes are watched where the interpreter itself announces them (audit events), so no name imported early slips
+through. Clocks stay readable, because Hypothesis and pytest read them; code that decides by time takes it as an
+argument.
 """
 
 import platform

@@ -1,0 +1,46 @@
+"""What ``import millrace`` costs: seen from a fresh interpreter."""
+
+import json
+import subprocess
+import sys
+
+LATE = [
+    "PIL",
+    "cloudpickle",
+    "jax",
+    "obstore",
+    "pandas",
+    "ray",
+    "rich",
+    "sklearn",
+    "tensorflow",
+    "torch",
+    "torchdata",
+]
+
+
+def fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_optional_and_heavy_libraries_come_late():
+    loaded = json.loads(fresh("import json, sys, millrace; print(json.dumps(sorted(sys.modules)))"))
+    assert "millrace" in loaded
+    assert sorted(set(LATE) & set(loaded)) == []
+
+
+def test_describing_a_pipeline_loads_none_of_them_either():
+    code = (
+        "import json, sys, millrace as mr\n"
+        "mr.Dataset.range(10).map(str).shuffle(10).batch(2)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    assert sorted(set(LATE) & set(json.loads(fresh(code)))) == []
+
+
+def test_version_is_the_packages():
+    assert fresh("import importlib.metadata as m, millrace; print(m.version('millrace') == millrace.__version__)") == (
+        "True\n"
+    )
