@@ -1,0 +1,105 @@
+"""Who may send how much to a consumer, so that it never holds more than its buffer. Pure: callers hold a lock.
+
+A consumer's bytes are granted to workers ahead of time, which send without asking. A worker whose next message is
+larger than its credit gives the credit back and names the size (``Short``); it is served as soon as so much is free.
+"""
+
+from __future__ import annotations
+
+SHARES = 8
+"""A worker is granted this part of the buffer ahead of time (1/8)."""
+
+
+class CreditPool:
+    """Shares ``total`` bytes out to workers.
+
+    At all times, what is granted and what has arrived and was not used is at most ``total``, or one message more when
+    :meth:`force` was needed. Methods that return a dict say what to grant now: bytes by worker.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.held = 0
+        """Bytes that have arrived and were not used."""
+        self._granted: dict[str, int] = {}
+        self._short: dict[str, int] = {}  # by worker, the size of the message it could not send; oldest first
+        self._forced: str | None = None
+
+    @property
+    def free(self) -> int:
+        """Bytes that are neither granted nor held; negative after :meth:`force`."""
+        return self.total - self.held - sum(self._granted.values())
+
+    def join(self, worker: str) -> dict[str, int]:
+        """A connection to ``worker`` was made."""
+        self.leave(worker)
+        self._granted[worker] = 0
+        return self._top_up(worker)
+
+    def leave(self, worker: str) -> dict[str, int]:
+        """The connection is gone."""
+        self._granted.pop(worker, None)
+        self._short.pop(worker, None)
+        if self._forced == worker:
+            self._forced = None
+        return self._serve()
+
+    def arrived(self, worker: str, size: int) -> None:
+        """A payload of ``size`` bytes came from ``worker``."""
+        self.held += size
+        if worker in self._granted:
+            self._granted[worker] -= size
+        if self._forced == worker:
+            self._forced = None
+
+    def used(self, worker: str, size: int) -> dict[str, int]:
+        """A payload was handed to the user, or dropped."""
+        self.held -= size
+        grants = self._serve()
+        if worker in self._granted:
+            for name, amount in self._top_up(worker).items():
+                grants[name] = grants.get(name, 0) + amount
+        return grants
+
+    def short(self, worker: str, size: int, returned: int) -> dict[str, int]:
+        """``worker`` gave ``returned`` bytes back as its next message has ``size``."""
+        if worker not in self._granted:
+            return {}
+        self._granted[worker] -= returned
+        self._short[worker] = size
+        return self._serve()
+
+    def force(self, worker: str | None) -> dict[str, int]:
+        """The user waits for ``worker`` (None: for any): lets one message in even if that exceeds the total."""
+        if self._forced is not None or not self._short:
+            return {}
+        name = min(self._short, key=self._short.__getitem__) if worker is None else worker
+        if name not in self._short:
+            return {}
+        self._forced = name
+        return {name: self._grant(name)}
+
+    def _serve(self) -> dict[str, int]:
+        """Those that wait, oldest first; nobody overtakes, so that large messages get through."""
+        grants = {}
+        while self._short:
+            name, size = next(iter(self._short.items()))
+            if size - self._granted[name] > self.free:
+                break
+            grants[name] = self._grant(name)
+        return grants
+
+    def _grant(self, name: str) -> int:
+        amount = max(self._short.pop(name) - self._granted[name], 0)
+        self._granted[name] += amount
+        return amount
+
+    def _top_up(self, name: str) -> dict[str, int]:
+        """Grants ahead of need, in pieces worth a message, unless somebody waits."""
+        share = max(self.total // SHARES, 1)
+        granted = self._granted[name]
+        amount = min(share - granted, self.free)
+        if self._short or granted > share - max(share // 4, 1) or amount <= 0:
+            return {}
+        self._granted[name] += amount
+        return {name: amount}

@@ -1,0 +1,161 @@
+"""What a consumer holds of an epoch: each output once, in the order it is to be read. Pure: callers hold a lock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.control.messages import TaskProgress
+from millrace.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message that waits to be read.
+
+    Attributes:
+        payload: one codec message.
+        count: elements in it.
+        skip: of which the first ``skip`` were held already, from another lease of the task.
+        size: bytes of the payload.
+        worker: address it came from, to which the credit goes back.
+    """
+
+    payload: Any
+    count: int
+    skip: int
+    size: int
+    worker: str
+
+
+@dataclass(slots=True)
+class TaskInbox:
+    """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``."""
+
+    lease: int
+    address: str
+    held: int = 0
+    complete: bool = False
+    skipped: int = 0
+    messages: deque[Arrival] = field(default_factory=deque)
+
+
+class EpochInbox:
+    """All tasks of one epoch that one consumer was told to read.
+
+    Args:
+        number: the epoch.
+        in_order: read task after task, each time the lowest of those assigned; else whatever comes first.
+    """
+
+    def __init__(self, number: int, *, in_order: bool) -> None:
+        self.number = number
+        self.ready = 0
+        """Elements that lie ready."""
+        self.skipped = 0
+        """Elements that ``on_error`` left out, of the tasks that are complete."""
+        self._in_order = in_order
+        self._tasks: dict[int, TaskInbox] = {}
+        self._arrived: deque[TaskInbox] = deque()  # one entry for each message; unused if in_order
+        self._share: set[int] | None = None
+        self._moved: set[int] = set()
+        self._unread: list[int] = []  # if in_order: a heap of the tasks not begun to be read
+        self._reading: TaskInbox | None = None
+
+    def assign(self, task: int, lease: int, address: str) -> int:
+        """The task is (now) read from there; returns the number of the first output that is not held yet."""
+        inbox = self._tasks.get(task)
+        if inbox is None:
+            inbox = self._tasks[task] = TaskInbox(lease, address)
+            if self._in_order:
+                heapq.heappush(self._unread, task)
+        inbox.lease = lease
+        inbox.address = address
+        return inbox.held
+
+    def accept(
+        self, task: int, index: int, count: int, payload: Any, size: int, worker: str, *, last: bool, skipped: int = 0
+    ) -> bool:
+        """Takes in a delivery; False if nothing in it was new.
+
+        Raises:
+            ProtocolError: if outputs are missing between what is held and what came.
+        """
+        inbox = self._tasks.get(task)
+        if inbox is None:
+            return False
+        if index > inbox.held:
+            raise ProtocolError(
+                f"task {task} of epoch {self.number}: output {inbox.held} is missing, {worker} went on with {index}"
+            )
+        fresh = index + count - inbox.held
+        if fresh > 0:
+            inbox.messages.append(Arrival(payload, count, count - fresh, size, worker))
+            inbox.held += fresh
+            self.ready += fresh
+            if not self._in_order:
+                self._arrived.append(inbox)
+        ended = last and not inbox.complete
+        if ended:
+            inbox.complete = True
+            inbox.skipped = skipped
+            self.skipped += skipped
+        if fresh > 0 or ended:
+            self._moved.add(task)
+        return fresh > 0
+
+    def take(self) -> Arrival | None:
+        """The next message to read, None if it has not arrived."""
+        inbox = self._current() if self._in_order else (self._arrived.popleft() if self._arrived else None)
+        if inbox is None or not inbox.messages:
+            return None
+        arrival = inbox.messages.popleft()
+        self.ready -= arrival.count - arrival.skip
+        return arrival
+
+    def needed(self) -> str | None:
+        """Address of the worker without which reading cannot go on; None if any will do."""
+        inbox = self._current() if self._in_order else None
+        return inbox.address if inbox is not None and not inbox.messages else None
+
+    def ends(self, tasks: Sequence[int]) -> None:
+        """The consumer's share of the epoch is these tasks and no others."""
+        self._share = set(tasks)
+
+    @property
+    def finished(self) -> bool:
+        """Everything was taken that there will be."""
+        if self._share is None or self.ready:
+            return False
+        return all((inbox := self._tasks.get(task)) is not None and inbox.complete for task in self._share)
+
+    def unfinished(self, address: str) -> list[tuple[int, int, int]]:
+        """(task, lease, first output not held) of what is still to come from the worker at ``address``."""
+        return [
+            (number, inbox.lease, inbox.held)
+            for number, inbox in self._tasks.items()
+            if inbox.address == address and not inbox.complete
+        ]
+
+    def progress(self, *, everything: bool = False) -> list[TaskProgress]:
+        """What moved since the last call; with ``everything``, each task of the epoch."""
+        numbers = self._tasks if everything else sorted(self._moved)
+        report = [TaskProgress(number, self._tasks[number].held, self._tasks[number].complete) for number in numbers]
+        self._moved = set()
+        return report
+
+    def holds(self, task: int) -> tuple[int, bool]:
+        """(outputs held, whether that is all) of a task."""
+        inbox = self._tasks.get(task)
+        return (0, False) if inbox is None else (inbox.held, inbox.complete)
+
+    def _current(self) -> TaskInbox | None:
+        """If in_order: the task being read."""
+        while self._reading is None or (self._reading.complete and not self._reading.messages):
+            if not self._unread:
+                return None
+            self._reading = self._tasks[heapq.heappop(self._unread)]
+        return self._reading

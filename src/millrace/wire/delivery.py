@@ -1,0 +1,125 @@
+"""What consumers and workers say to one another on a bulk connection.
+
+Everything is pushed: a consumer says once which tasks it wants, grants bytes, and the worker sends as soon as it has.
+
+    consumer                                  worker
+      | Open ------------------------------->   |
+      | Credit(64 MiB) --------------------->   |
+      | Read(task 3), Read(task 8) --------->   |
+      | <--- Delivery(task 3, 0..41) + payload  |
+      | Received(task 3, 42) --------------->   |  frees the worker's buffer
+      | Credit(1 MiB) ---------------------->   |  elements went to the user
+      | <----------------- Short(size, credit)  |  the next message is larger than what was granted
+      | <--- Delivery(task 3, 42, last=True)    |
+
+A tail task's worker asks the workers that ran its inputs in the same way: FetchLeftovers, answered by Leftovers.
+Payloads are messages of :mod:`millrace.elements.codec`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.messages import TaskRef
+
+
+class BulkMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all headers."""
+
+
+# -- consumer to worker ------------------------------------------------------------------------------------------------
+
+
+class Open(BulkMessage, frozen=True):
+    """First message: whose outputs this connection carries. A later connection of the same consumer replaces it."""
+
+    job: str
+    consumer: int
+    client: str = ""
+
+
+class Read(BulkMessage, frozen=True):
+    """Send the outputs of this lease from number ``start`` on, now or as soon as there are any."""
+
+    epoch: int
+    task: int
+    lease: int
+    start: int = 0
+
+
+class Credit(BulkMessage, frozen=True):
+    """The consumer has room for so many more bytes of payload."""
+
+    bytes: int
+
+
+class Received(BulkMessage, frozen=True):
+    """The consumer holds all outputs of the task below ``upto``; the worker may drop them."""
+
+    epoch: int
+    task: int
+    upto: int
+    complete: bool = False
+    """That includes the mark of the task's end."""
+
+
+# -- worker to consumer ------------------------------------------------------------------------------------------------
+
+
+class Delivery(BulkMessage, frozen=True):
+    """``count`` outputs of a task, numbered from ``index``; the payload is one codec message.
+
+    Without outputs there is no payload.
+    """
+
+    epoch: int
+    task: int
+    lease: int
+    index: int
+    count: int
+    last: bool = False
+    """Nothing follows: ``index + count`` is the number of the task's outputs."""
+    skipped: int = 0
+    """With ``last``: elements of the task that ``on_error`` left out."""
+
+
+class Short(BulkMessage, frozen=True):
+    """The next message of ``size`` bytes is larger than the credit left. ``returned``: that credit, given back."""
+
+    size: int
+    count: int
+    returned: int
+
+
+# -- worker to worker --------------------------------------------------------------------------------------------------
+
+
+class FetchLeftovers(BulkMessage, frozen=True):
+    """What did this task leave to its parent?"""
+
+    ref: TaskRef
+
+
+class LeftoverPart(msgspec.Struct, frozen=True, array_like=True):
+    """One collecting node's share of a Leftovers payload, which is the parts' codec messages end to end."""
+
+    node: int
+    count: int
+    bytes: int
+
+
+class Leftovers(BulkMessage, frozen=True):
+    """Answer; ``found`` is false if the worker does not have them (any more)."""
+
+    ref: TaskRef
+    found: bool
+    parts: list[LeftoverPart] = []
+
+
+ToServer = Open | Read | Credit | Received | FetchLeftovers
+ToReader = Delivery | Short | Leftovers
+
+TO_SERVER: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
+"""Reads headers that a worker is sent."""
+TO_READER: msgspec.msgpack.Decoder[ToReader] = msgspec.msgpack.Decoder(ToReader)
+"""Reads headers that a consumer, or a tail's worker, is sent."""

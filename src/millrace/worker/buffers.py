@@ -1,0 +1,197 @@
+"""Outputs that wait in a worker until their consumer has them. Pure: callers hold a lock and do the waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+TaskKey = tuple[int, int]
+"""(epoch, task)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Some consecutive outputs, encoded.
+
+    Attributes:
+        index: number of the first within the task.
+        count: how many.
+        buffers: bytes-like objects that together are one codec message; they may be views of the user's arrays.
+        size: their length in bytes.
+    """
+
+    index: int
+    count: int
+    buffers: list[Any]
+    size: int
+
+
+@dataclass(slots=True)
+class TaskBuffer:
+    """What one lease has put out and its consumer has not acknowledged.
+
+    Attributes:
+        end: one past the number of the last output put in.
+        finished: the task ran to its end; then ``end`` is the number of its outputs.
+        wanted: the consumer asked for it on the connection it has now.
+        sent: messages (from the left) already sent on that connection.
+        end_sent: the mark of the end was sent on that connection.
+    """
+
+    lease: int
+    end: int
+    messages: deque[Message] = field(default_factory=deque)
+    finished: bool = False
+    skipped: int = 0
+    wanted: bool = False
+    sent: int = 0
+    end_sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What to send next. ``message`` is None for a bare mark of the end."""
+
+    key: TaskKey
+    lease: int
+    message: Message | None
+    index: int
+    last: bool
+    skipped: int
+
+
+class LaneBuffer:
+    """All outputs that one worker keeps for one consumer, at most ``limit`` bytes or one message.
+
+    Args:
+        limit: in bytes.
+        in_order: send tasks by (epoch, number) rather than in the order in which they were begun.
+    """
+
+    def __init__(self, limit: int, *, in_order: bool = False) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self._in_order = in_order
+        self._tasks: dict[TaskKey, TaskBuffer] = {}
+        self._asked: dict[TaskKey, int] = {}  # leases asked for before they came
+        self._epoch_bytes: dict[int, int] = {}
+
+    def __iter__(self) -> Iterator[tuple[TaskKey, TaskBuffer]]:
+        return iter(self._tasks.items())
+
+    def has(self, key: TaskKey, lease: int) -> bool:
+        """Whether outputs of this lease are (still) kept."""
+        task = self._tasks.get(key)
+        return task is not None and task.lease == lease
+
+    def begin(self, key: TaskKey, lease: int, received: int) -> None:
+        """A run of the task starts; the first ``received`` outputs will not be put in."""
+        self.forget(key)
+        self._tasks[key] = TaskBuffer(lease, max(received, 0), wanted=self._asked.get(key) == lease)
+        self._asked = {other: asked for other, asked in self._asked.items() if other != key and other[0] >= key[0]}
+
+    def room(self, epoch: int, size: int) -> bool:
+        """Whether ``size`` more bytes may be put in.
+
+        What was computed ahead for later epochs does not count: nobody reads it before this epoch is over.
+        """
+        held = sum(count for number, count in self._epoch_bytes.items() if number <= epoch)
+        return held == 0 or held + size <= self.limit
+
+    def put(self, key: TaskKey, lease: int, message: Message) -> bool:
+        """Adds a message; False if the lease was forgotten meanwhile."""
+        if not self.has(key, lease):
+            return False
+        task = self._tasks[key]
+        task.messages.append(message)
+        task.end = message.index + message.count
+        self._count(key[0], message.size)
+        return True
+
+    def finish(self, key: TaskKey, lease: int, skipped: int) -> int | None:
+        """The run has ended; returns the number of the task's outputs, None if the lease was forgotten meanwhile."""
+        if not self.has(key, lease):
+            return None
+        task = self._tasks[key]
+        task.finished = True
+        task.skipped = skipped
+        return task.end
+
+    def read(self, key: TaskKey, lease: int, start: int) -> None:
+        """The consumer wants the outputs of this lease from ``start`` on; it has those before."""
+        if not self.has(key, lease):
+            # The dispatcher tells both sides at once; the consumer may be the faster.
+            self._asked[key] = lease
+            return
+        task = self._tasks[key]
+        task.sent = 0
+        task.end_sent = False
+        task.wanted = True
+        self._drop(key, task, start)
+
+    def next(self) -> Parcel | None:
+        """The next thing to send; the caller says :meth:`sent` before anything else changes."""
+        for key in sorted(self._tasks) if self._in_order else self._tasks:
+            task = self._tasks[key]
+            if not task.wanted:
+                continue
+            if task.sent < len(task.messages):
+                message = task.messages[task.sent]
+                last = task.finished and task.sent == len(task.messages) - 1
+                return Parcel(key, task.lease, message, message.index, last, task.skipped if last else 0)
+            if task.finished and not task.end_sent:
+                return Parcel(key, task.lease, None, task.end, last=True, skipped=task.skipped)
+        return None
+
+    def sent(self, parcel: Parcel) -> None:
+        """``parcel``, from :meth:`next`, is on its way."""
+        task = self._tasks[parcel.key]
+        task.sent += parcel.message is not None
+        task.end_sent = parcel.last
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the consumer would take more at once: it has asked, and all there was is on its way."""
+        wanted = [task for task in self._tasks.values() if task.wanted]
+        return bool(wanted) and all(task.sent == len(task.messages) for task in wanted)
+
+    def received(self, key: TaskKey, upto: int, *, complete: bool) -> bool:
+        """The consumer holds the outputs below ``upto``; True if nothing more of the task is needed."""
+        task = self._tasks.get(key)
+        if task is None:
+            return False
+        self._drop(key, task, upto)
+        if complete and task.finished:
+            self.forget(key)
+            return True
+        return False
+
+    def forget(self, key: TaskKey) -> None:
+        """Drops a task with all that is kept of it."""
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            self._count(key[0], -sum(message.size for message in task.messages))
+
+    def detach(self) -> None:
+        """The connection is gone: whoever comes next has to ask again."""
+        self._asked.clear()
+        for task in self._tasks.values():
+            task.wanted = False
+            task.sent = 0
+            task.end_sent = False
+
+    def _drop(self, key: TaskKey, task: TaskBuffer, upto: int) -> None:
+        while task.messages and task.messages[0].index + task.messages[0].count <= upto:
+            message = task.messages.popleft()
+            task.sent = max(task.sent - 1, 0)
+            self._count(key[0], -message.size)
+
+    def _count(self, epoch: int, size: int) -> None:
+        self.bytes += size
+        held = self._epoch_bytes.get(epoch, 0) + size
+        if held:
+            self._epoch_bytes[epoch] = held
+        else:
+            self._epoch_bytes.pop(epoch, None)

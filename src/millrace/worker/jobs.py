@@ -1,0 +1,114 @@
+"""What a worker knows of a job: its pipeline, built when it is first needed, and what it keeps for tail tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millrace.control.messages import NodeMeasure, OpenJob
+from millrace.errors import ProtocolError
+from millrace.planning.tables import SplitTable
+
+if TYPE_CHECKING:
+    from millrace.engine.program import Program
+    from millrace.graph.nodes import Graph
+
+Fetch = Callable[[str], bytes]
+"""The bytes of a digest, from the dispatcher, checked."""
+
+_TABLES = msgspec.msgpack.Decoder(dict[int, SplitTable])
+
+
+class Job:
+    """One job's pipeline in this process. Thread-safe.
+
+    Args:
+        opened: the dispatcher's word.
+        fetch: see :data:`Fetch`.
+        threads: that user functions run on; None: by the machine.
+    """
+
+    def __init__(self, opened: OpenJob, fetch: Fetch, threads: int | None) -> None:
+        self.name = opened.job
+        self.spec = opened.spec
+        self._opened = opened
+        self._fetch = fetch
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._unpacked: tuple[Graph, list[Any]] | None = None
+        self._program: Program | None = None
+
+    def update(self, opened: OpenJob) -> None:
+        """The dispatcher knows more (the tables) than when the job was opened."""
+        with self._lock:
+            self._opened = opened
+
+    def values(self) -> list[Any]:
+        """The bundle's values: those of the graph's slots, and for custom sharding the function as the last.
+
+        Raises:
+            ShippingError: if the bundle can't be opened here.
+        """
+        with self._lock:
+            return self._unpack()[1]
+
+    def list_sources(self) -> dict[int, SplitTable]:
+        """The split tables of all sources, by node id.
+
+        Raises:
+            SourceError: if one can't be listed.
+            ShippingError: if the bundle can't be opened here.
+        """
+        from millrace.sources import list_source
+
+        with self._lock:
+            graph, _ = self._unpack()
+        return {number: list_source(node) for number, node in graph.sources()}
+
+    def program(self) -> Program:
+        """The pipeline, ready to run tasks.
+
+        Raises:
+            MillraceError: if it can't be built.
+        """
+        from millrace.engine.program import Program
+
+        with self._lock:
+            if self._program is None:
+                graph, _ = self._unpack()
+                opened = self._opened
+                if not opened.tables:
+                    raise ProtocolError(f"job {self.name!r}: a task was leased before the sources were listed")
+                tables: Mapping[int, SplitTable] = _TABLES.decode(self._fetch(opened.tables))
+                self._program = Program(graph, tables, seed=opened.seed, tasks=opened.spec.tasks, threads=self._threads)
+            return self._program
+
+    def measures(self) -> list[NodeMeasure]:
+        """What each operator did so far."""
+        if not self._lock.acquire(blocking=False):
+            return []  # being built: nothing was done yet, and a heartbeat does not wait for user code
+        try:
+            program = self._program
+        finally:
+            self._lock.release()
+        return [] if program is None else [NodeMeasure(*measure) for measure in program.measures()]
+
+    def close(self) -> None:
+        """Lets go of the pipeline; no run may be active."""
+        with self._lock:
+            program, self._program = self._program, None
+            self._unpacked = None
+        if program is not None:
+            program.close()
+
+    def _unpack(self) -> tuple[Graph, list[Any]]:
+        if self._unpacked is None:
+            from millrace.functions import shipping
+            from millrace.graph import serialize
+
+            values = shipping.unpack(self._fetch(self.spec.bundle))
+            self._unpacked = serialize.unpack(self.spec.structure, values), values
+        return self._unpacked

@@ -1,0 +1,318 @@
+"""A lane: what one worker does for one consumer. A thread of its own runs the consumer's leases one after the other.
+
+A consumer that does not read fills its lane's buffer and thereby stops its lane's thread, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskRef
+from millrace.errors import ElementTooLargeError
+from millrace.wire import delivery
+from millrace.worker.buffers import LaneBuffer, Message, Parcel, TaskKey
+
+
+class Stop(enum.Enum):
+    """Why a run is stopped."""
+
+    RETURN = "return"
+    """The lease is to be given back."""
+    FORGET = "forget"
+    """Nobody wants to hear of it any more."""
+
+
+class StoppedError(Exception):
+    """A run is to stop; raised inside the lane's thread, caught by it."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(stop.value)
+        self.stop = stop
+
+
+class Outlet(Protocol):
+    """The connection to a consumer, as far as a lane cares."""
+
+    def close(self) -> None:
+        """Ends the connection; whoever sends or receives on it notices."""
+        ...
+
+
+class Lane:
+    """Leases, buffer and connection of one consumer. All methods may be called from any thread.
+
+    Args:
+        job: name of the job.
+        consumer: index of the consumer.
+        limit: bytes of outputs to keep.
+        total: bytes of outputs that the worker may keep for all lanes, for messages.
+        in_order: the consumer reads tasks in plan order.
+        run: runs one lease, putting its outputs into the lane; called in the lane's thread.
+    """
+
+    def __init__(
+        self, job: str, consumer: int, limit: int, total: int, *, in_order: bool, run: Callable[[Lane, LeaseTask], None]
+    ) -> None:
+        self.job = job
+        self.consumer = consumer
+        self._total = total
+        self._in_order = in_order
+        self._run = run
+        self._changed = threading.Condition()
+        self._buffer = LaneBuffer(limit, in_order=in_order)
+        self._pending: list[LeaseTask] = []
+        self._running: LeaseTask | None = None
+        self._stop: Stop | None = None
+        self._closed = False
+        self._outlet: Outlet | None = None
+        self._credit = 0
+        self._short = False
+        self._blocked_since = 0.0
+        self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{consumer}", daemon=True)
+        self._thread.start()
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def submit(self, lease: LeaseTask) -> None:
+        """Takes a lease on. Those of earlier epochs come first: a consumer reads nothing else until it has them."""
+        with self._changed:
+            self._pending.append(lease)
+            if self._in_order:
+                self._pending.sort(key=lambda each: (each.ref.epoch, each.ref.task))
+            else:
+                self._pending.sort(key=lambda each: each.ref.epoch)
+            self._changed.notify_all()
+
+    def revoke(self, key: TaskKey, lease: int) -> bool:
+        """Gives a lease up; False if it runs: then the end of the run will say so."""
+        with self._changed:
+            running = self._running
+            if running is not None and running.lease == lease:
+                self._stop = Stop.RETURN
+                self._changed.notify_all()
+                return False
+            self._pending = [each for each in self._pending if each.lease != lease]
+            if self._buffer.has(key, lease):
+                self._buffer.forget(key)
+            self._changed.notify_all()
+            return True
+
+    def forget(self, key: TaskKey) -> None:
+        """Drops what is kept of a task, and stops it if it runs."""
+        with self._changed:
+            self._buffer.forget(key)
+            self._pending = [each for each in self._pending if (each.ref.epoch, each.ref.task) != key]
+            running = self._running
+            if running is not None and (running.ref.epoch, running.ref.task) == key:
+                self._stop = Stop.FORGET
+            self._changed.notify_all()
+
+    def unstarted(self) -> list[LeaseTask]:
+        """Leases that had not begun; they are no longer this lane's."""
+        with self._changed:
+            pending, self._pending = self._pending, []
+            return pending
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is kept."""
+        with self._changed:
+            return self._running is None and not self._pending and not any(True for _ in self._buffer)
+
+    def held(self, leftovers: Callable[[TaskRef], bool]) -> list[HeldTask]:
+        """All leases of this lane."""
+        with self._changed:
+            held = [HeldTask(each.ref, each.lease, self.consumer) for each in self._pending]
+            if self._running is not None:
+                held.append(HeldTask(self._running.ref, self._running.lease, self.consumer))
+            for (epoch, task), buffer in self._buffer:
+                if buffer.finished:
+                    ref = TaskRef(self.job, epoch, task)
+                    held.append(HeldTask(ref, buffer.lease, self.consumer, True, buffer.end, leftovers(ref)))
+            return held
+
+    def report(self) -> LaneReport:
+        """How this lane fares."""
+        with self._changed:
+            blocked = time.monotonic() - self._blocked_since if self._blocked_since else 0.0
+            return LaneReport(self.consumer, self._running is not None, blocked, self._buffer.bytes)
+
+    # -- the run, in the lane's thread ---------------------------------------------------------------------------------
+
+    def begin(self, lease: LeaseTask) -> None:
+        """A run starts to put out."""
+        with self._changed:
+            self._check()
+            self._buffer.begin((lease.ref.epoch, lease.ref.task), lease.lease, lease.received)
+
+    def check(self) -> None:
+        """To be called now and then by a run.
+
+        Raises:
+            StoppedError: if the run is to stop.
+        """
+        with self._changed:
+            self._check()
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the consumer would take a message at once, however small."""
+        with self._changed:
+            return self._credit > 0 and self._buffer.waiting
+
+    def put(self, lease: LeaseTask, message: Message) -> float:
+        """Puts a message into the buffer as soon as there is room; returns the seconds waited.
+
+        Raises:
+            StoppedError: if the run is to stop.
+            ElementTooLargeError: if a single element is larger than all that the worker may keep.
+        """
+        if message.size > self._total and message.count == 1:
+            raise ElementTooLargeError(
+                f"output {message.index} of task {lease.ref.task} has {message.size:,} bytes, more than the "
+                f"{self._total:,} that this worker may keep: yield smaller elements (smaller batches), or give the "
+                f"worker more, e.g. millrace worker --buffer-bytes {2 * message.size}"
+            )
+        started = time.monotonic()
+        with self._changed:
+            try:
+                while not self._buffer.room(lease.ref.epoch, message.size):
+                    self._check()
+                    if self._pending and self._pending[0].ref.epoch < lease.ref.epoch:
+                        # Computed ahead, and nobody reads it before this lane has done what came in meanwhile.
+                        raise StoppedError(Stop.RETURN)
+                    self._blocked_since = self._blocked_since or started
+                    self._changed.wait()
+                self._check()
+            finally:
+                self._blocked_since = 0.0
+            self._buffer.put((lease.ref.epoch, lease.ref.task), lease.lease, message)
+            self._changed.notify_all()
+        return time.monotonic() - started
+
+    def finish(self, lease: LeaseTask, skipped: int) -> int:
+        """The run ended; returns the number of the task's outputs."""
+        with self._changed:
+            self._check()
+            outputs = self._buffer.finish((lease.ref.epoch, lease.ref.task), lease.lease, skipped)
+            assert outputs is not None, "whoever forgets a running task revokes it"
+            self._running = None
+            self._changed.notify_all()
+            return outputs
+
+    def abandon(self, lease: LeaseTask) -> None:
+        """The run failed or was stopped: drops what it put out."""
+        with self._changed:
+            key = (lease.ref.epoch, lease.ref.task)
+            if self._buffer.has(key, lease.lease):
+                self._buffer.forget(key)
+            self._running = None
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoppedError(Stop.FORGET)
+        if self._stop is not None:
+            raise StoppedError(self._stop)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._pending and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                lease = self._running = self._pending.pop(0)
+                self._stop = None
+            self._run(self, lease)
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()
+
+    # -- the consumer's connection -------------------------------------------------------------------------------------
+
+    def attach(self, outlet: Outlet) -> None:
+        """A new connection of the consumer; an older one is closed."""
+        with self._changed:
+            older, self._outlet = self._outlet, outlet
+            self._credit = 0
+            self._short = False
+            self._buffer.detach()
+            self._changed.notify_all()
+        if older is not None:
+            older.close()
+
+    def detach(self, outlet: Outlet) -> None:
+        """A connection has ended."""
+        with self._changed:
+            if self._outlet is outlet:
+                self._outlet = None
+                self._credit = 0
+                self._buffer.detach()
+            self._changed.notify_all()
+
+    def told(self, outlet: Outlet, message: delivery.ToServer) -> None:
+        """What the consumer said on its connection; nothing if that has been replaced."""
+        with self._changed:
+            if self._outlet is not outlet:
+                return
+            match message:
+                case delivery.Credit(bytes=count):
+                    self._credit += max(count, 0)
+                    self._short = False
+                case delivery.Read(epoch=epoch, task=task, lease=lease, start=start):
+                    self._buffer.read((epoch, task), lease, start)
+                case delivery.Received(epoch=epoch, task=task, upto=upto, complete=complete):
+                    self._buffer.received((epoch, task), upto, complete=complete)
+                case _:
+                    return
+            self._changed.notify_all()
+
+    def next_to_send(self, outlet: Outlet) -> Parcel | delivery.Short | None:
+        """Waits for something to send on ``outlet``; None once it is no longer the consumer's connection."""
+        with self._changed:
+            while self._outlet is outlet and not self._closed:
+                parcel = self._buffer.next()
+                if parcel is not None and (parcel.message is None or parcel.message.size <= self._credit):
+                    self._buffer.sent(parcel)
+                    if parcel.message is not None:
+                        self._credit -= parcel.message.size
+                    return parcel
+                if parcel is not None and parcel.message is not None and not self._short:
+                    returned, self._credit, self._short = self._credit, 0, True
+                    return delivery.Short(parcel.message.size, parcel.message.count, returned)
+                self._changed.wait()
+            return None
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def resize(self, limit: int) -> None:
+        """Another share of the worker's bytes."""
+        with self._changed:
+            self._buffer.limit = limit
+            self._changed.notify_all()
+
+    def wait_idle(self, deadline: float) -> bool:
+        """Waits until nothing is kept any more or ``deadline`` (monotonic seconds) has come; whether it is idle."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._running is None and not self._pending and not any(True for _ in self._buffer),
+                max(deadline - time.monotonic(), 0.0),
+            )
+
+    def close(self) -> None:
+        """Stops the run at its next chunk, ends the thread and the connection. Does not wait."""
+        with self._changed:
+            self._closed = True
+            outlet, self._outlet = self._outlet, None
+            self._changed.notify_all()
+        if outlet is not None:
+            outlet.close()
+
+    def join(self, timeout: float) -> None:
+        """Waits for the thread, up to ``timeout`` seconds."""
+        self._thread.join(timeout)

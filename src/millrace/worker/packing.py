@@ -1,0 +1,56 @@
+"""Groups a task's outputs into messages of about a mebibyte. Pure but for the codec, which is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from millrace.worker.buffers import Message
+
+TARGET = 1 << 20
+"""Bytes of a message, unless a single element is larger."""
+
+Encode = Callable[[list[Any]], list[Any]]
+"""Elements to bytes-like objects that together are one codec message."""
+
+
+class Packer:
+    """Collects elements and gives back messages; an element is never split.
+
+    How many elements make a message is learnt from the message before, as asking each element for its size would
+    cost more than an estimate that is off now and then.
+
+    Args:
+        encode: see :data:`Encode`.
+        start: number of the first element.
+        target: bytes of a message.
+    """
+
+    def __init__(self, encode: Encode, start: int = 0, target: int = TARGET) -> None:
+        self._encode = encode
+        self._index = start
+        self._target = target
+        self._elements: list[Any] = []
+        self._batch = 1
+
+    def add(self, elements: list[Any]) -> None:
+        """More outputs of the task, in order."""
+        self._elements = self._elements + elements if self._elements else elements
+
+    def messages(self, *, flush: bool) -> Iterator[Message]:
+        """The messages that are full; with ``flush`` also what is left."""
+        while len(self._elements) >= self._batch or (flush and self._elements):
+            group, self._elements = self._elements[: self._batch], self._elements[self._batch :]
+            yield from self._pack(group)
+
+    def _pack(self, group: list[Any]) -> Iterator[Message]:
+        buffers = self._encode(group)
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._batch = max(1, min(self._target * len(group) // max(size, 1), 4 * self._batch + 16))
+        if size > 2 * self._target and len(group) > 1:  # larger elements than those before
+            middle = len(group) // 2
+            yield from self._pack(group[:middle])
+            yield from self._pack(group[middle:])
+            return
+        yield Message(self._index, len(group), buffers, size)
+        self._index += len(group)

@@ -1,0 +1,154 @@
+"""Runs one lease: from the engine's chunks to messages in the lane's buffer, and the word to the dispatcher."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+
+from millrace.control.messages import (
+    FromWorker,
+    LeaseTask,
+    LeftoversLost,
+    TaskFailed,
+    TaskFinished,
+    TaskReturned,
+)
+from millrace.wire.failures import failure_of
+from millrace.worker.jobs import Job
+from millrace.worker.lanes import Lane, Stop, StoppedError
+from millrace.worker.leftovers import Ask, LeftoversMissingError, LeftoverStore, gather
+from millrace.worker.packing import Packer
+
+AHEAD_S = 2.0
+"""Seconds of work that a worker wants to hold leases for."""
+
+
+class Pace:
+    """How long tasks take, and how long the worker has been computing. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._times: deque[float] = deque(maxlen=20)
+        self._active = 0
+        self._since = 0.0
+        self._busy_s = 0.0
+
+    def enter(self) -> None:
+        """A lane begins to compute."""
+        with self._lock:
+            if self._active == 0:
+                self._since = time.monotonic()
+            self._active += 1
+
+    def leave(self) -> None:
+        """A lane stops computing: its task is over, or its buffer is full."""
+        with self._lock:
+            self._active -= 1
+            if self._active == 0:
+                self._busy_s += time.monotonic() - self._since
+
+    def took(self, seconds: float) -> None:
+        """A task was computed in so many seconds, without waiting for its consumer."""
+        with self._lock:
+            self._times.append(seconds)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which at least one lane computed."""
+        with self._lock:
+            return self._busy_s + (time.monotonic() - self._since if self._active else 0.0)
+
+    @property
+    def want(self) -> int:
+        """Leases to hold: about two seconds of work, from 2 to 16."""
+        with self._lock:
+            if not self._times:
+                return 2
+            mean = sum(self._times) / len(self._times)
+            return max(2, min(16, math.ceil(AHEAD_S / max(mean, 1e-6))))
+
+
+class Runner:
+    """Runs leases of one job; called by each of its lanes in the lane's thread.
+
+    Args:
+        job: the job.
+        store: where leftovers are kept.
+        ask: how leftovers are fetched from other workers (and this one).
+        tell: sends a message to the dispatcher.
+        pace: measures.
+    """
+
+    def __init__(
+        self, job: Job, store: LeftoverStore, ask: Ask, tell: Callable[[FromWorker], None], pace: Pace
+    ) -> None:
+        self._job = job
+        self._store = store
+        self._ask = ask
+        self._tell = tell
+        self._pace = pace
+
+    def __call__(self, lane: Lane, lease: LeaseTask) -> None:
+        """Runs ``lease`` to its end and tells the dispatcher how it went. Raises nothing."""
+        self._pace.enter()
+        try:
+            outcome: FromWorker | None = self._run(lane, lease)
+        except StoppedError as stopped:
+            lane.abandon(lease)
+            outcome = TaskReturned(lease.ref, lease.lease) if stopped.stop is Stop.RETURN else None
+        except LeftoversMissingError as error:
+            lane.abandon(lease)
+            outcome = LeftoversLost(lease.ref, lease.lease, error.tasks)
+        except BaseException as error:  # noqa: BLE001 (user code may raise anything; all of it goes to the consumer)
+            lane.abandon(lease)
+            doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
+            outcome = TaskFailed(lease.ref, lease.lease, failure_of(error, doing))
+        finally:
+            self._pace.leave()
+        if outcome is not None:
+            self._tell(outcome)
+
+    def _run(self, lane: Lane, lease: LeaseTask) -> TaskFinished:
+        from millrace.elements import codec
+
+        started = time.monotonic()
+        waited = 0.0
+        ref = lease.ref
+        lane.begin(lease)
+        program = self._job.program()
+        task = program.plan.task(ref.task)
+        leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
+        # What the consumer has is computed again, but neither encoded nor kept; -1: it has all of it.
+        keep = lease.received >= 0
+        outputs = 0
+        packer = Packer(codec.encode, max(lease.received, 0))
+        with closing(program.run(task, ref.epoch, leftovers)) as run:
+            for chunk in run:
+                lane.check()
+                before, outputs = outputs, outputs + len(chunk)
+                if not keep or outputs <= lease.received:
+                    continue
+                packer.add(chunk.elements[max(lease.received - before, 0) :])
+                waited += self._put(lane, lease, packer, flush=lane.hungry)
+            waited += self._put(lane, lease, packer, flush=True)
+        left = self._store.put(ref, run.leftovers) if task.parent >= 0 else False
+        if keep:
+            lane.finish(lease, run.skipped)
+        else:
+            lane.abandon(lease)
+        self._pace.took(time.monotonic() - started - waited)
+        return TaskFinished(ref, lease.lease, max(outputs, lease.received), run.skipped, left)
+
+    def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, *, flush: bool) -> float:
+        waited = 0.0
+        for message in packer.messages(flush=flush):
+            self._pace.leave()
+            try:
+                waited += lane.put(lease, message)
+            finally:
+                self._pace.enter()
+        return waited
