@@ -1,24 +1,24 @@
 """Every error a caller may want to handle differently.
 
-    MillraceError
-    ├── PipelineError          the graph or its options are wrong; raised where they were written
-    │   └── UnknownLengthError     len() of a dataset whose length cannot be known
-    ├── ShippingError          a function or object cannot travel to a worker
-    ├── SourceError            data could not be read
-    │   ├── SourceNotFoundError    a file or pattern names nothing
-    │   └── SourceCorruptError     a file is truncated or is not what it claims to be
-    ├── ElementError           a user's function failed on one element
-    ├── ElementTooLargeError   one element is larger than the memory it must pass through
-    ├── CodecError             bytes are not an element, or an element cannot become bytes
-    └── ServiceError           something between this process and the service
-        ├── ServiceUnreachableError  nobody answers at the address
-        ├── AddressInUseError        the port is taken
-        ├── VersionMismatchError     millrace or Python versions differ between the processes
-        ├── AuthenticationError      no token, or the wrong one
-        ├── JobConflictError         a job of this name exists and is another pipeline
-        ├── ConsumerConflictError    a consumer of this index is reading already
-        ├── JobFailedError           the job ended on the service for a reason given
-        └── ProtocolError            a message that no version of this protocol sends
+MillraceError
+├── PipelineError          the graph or its options are wrong; raised where they were written
+│   └── UnknownLengthError     len() of a dataset whose length cannot be known
+├── ShippingError          a function or object cannot travel to a worker
+├── SourceError            data could not be read
+│   ├── SourceNotFoundError    a file or pattern names nothing
+│   └── SourceCorruptError     a file is truncated or is not what it claims to be
+├── ElementError           a user's function failed on one element
+├── ElementTooLargeError   one element is larger than the memory it must pass through
+├── CodecError             bytes are not an element, or an element cannot become bytes
+└── ServiceError           something between this process and the service
+    ├── ServiceUnreachableError  nobody answers at the address
+    ├── AddressInUseError        the port is taken
+    ├── VersionMismatchError     millrace or Python versions differ between the processes
+    ├── AuthenticationError      no token, or the wrong one
+    ├── JobConflictError         a job of this name exists and is another pipeline
+    ├── ConsumerConflictError    a consumer of this index is reading already
+    ├── JobFailedError           the job ended on the service for a reason given
+    └── ProtocolError            a message that no version of this protocol sends
 """
 
 from __future__ import annotations

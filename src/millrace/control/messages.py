@@ -244,6 +244,11 @@ class LeaseTask(Message, frozen=True):
     """Outputs that the consumer has; the run skips them. -1: all of them, only the leftovers are wanted."""
     holders: list[tuple[int, str]] = []
     """For a tail: (task, address of the worker that keeps its leftovers)."""
+    run: int = -1
+    """The plan's task to run; -1: the one that ``ref`` names. Without sharding (OFF) an epoch delivers a plan's task any
+    number of times, each time under a number of its own."""
+    flush: bool = False
+    """Flush what is left at the end although the task has a parent: no tail will run (OFF)."""
 
 
 class RevokeTask(Message, frozen=True):

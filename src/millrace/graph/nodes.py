@@ -418,4 +418,3 @@ def rewrite(root: Node, change: Callable[[Node], Node]) -> Node:
 def _with_inputs(node: Node, inputs: tuple[Node, ...]) -> Node:
     values = {spec.name: getattr(node, spec.name) for spec in fields(node)}
     return type(node)(**{**values, "inputs": inputs})
-

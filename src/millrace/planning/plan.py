@@ -1,12 +1,34 @@
 """A plan: an epoch cut into tasks, before any worker is involved.
 
-Pure: the same graph and split tables give the same tasks anywhere. Seeds and epochs don't matter here; they decide
-which data a unit is (:mod:`millrace.planning.units`), not where tasks begin.
+Pure: the same graph, split tables and seed give the same tasks anywhere. Epochs don't matter here; they decide which data a
+unit is (:mod:`millrace.planning.units`), not where tasks begin.
+
+Where an operator collects a varying number of elements, tasks leave some over. These go to *tails*: after every
+:data:`FAN_IN` tasks one tail takes what they left and leaves the rest to a tail of the next level, and so on to the one at
+the end of the round, which flushes. Tails stand right behind the tasks they serve:
+
+    tasks   0 1 ... 15 | 16 takes 0..15 | 17 ... 32 | 33 takes 17..32 | ... | the last takes 16, 33, ...
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import msgspec
+
+from millrace.graph.nodes import Graph
+from millrace.planning.tables import SplitTable
+from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError
+
+FAN_IN = 16
+"""Tasks whose leftovers one tail takes."""
+
+_TASK_BYTES = 32 << 20
+_SMALL_TASK_BYTES = 1 << 20
+_SMALL_TASK_ELEMENTS = 64
+_SOME_TASKS = 16
+_GROUPS_PER_TASK = 8
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -15,7 +37,7 @@ class Task(msgspec.Struct, frozen=True):
     Attributes:
         index: number within the epoch; order of indices is the order of the data.
         start: first unit.
-        stop: one past the last unit.
+        stop: one past the last unit; -1 if the task is the whole graph, run as one sequence.
         inputs: for a tail, the tasks whose leftovers it takes, in this order; then it has no units of its own.
         parent: the tail that takes this task's leftovers; -1 if the task flushes them itself.
     """
@@ -25,3 +47,144 @@ class Task(msgspec.Struct, frozen=True):
     stop: int
     inputs: tuple[int, ...] = ()
     parent: int = -1
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether this task runs the whole graph in order."""
+        return self.stop < 0
+
+
+class Plan:
+    """The tasks of an epoch, computed when asked for.
+
+    Attributes:
+        length: number of tasks, tails included; None without end.
+        warnings: what the user should know about it, a sentence each.
+    """
+
+    def __init__(
+        self, units: int, size: int, *, period: int = INFINITE, tails: bool = False, warnings: tuple[str, ...] = ()
+    ) -> None:
+        self.warnings = warnings
+        self._units, self._size, self._tails = units, size, tails
+        self._period = min(period, units)
+        self._sequence = units < 0
+        if self._sequence:
+            self.length: int | None = 1
+            return
+        self._mains = -(-self._period // size) if units else 0
+        self._levels = _levels(self._mains) if tails else 0
+        self._round = _tree(self._mains, self._levels) if tails and self._mains > 1 else self._mains
+        rounds = -(-units // self._period) if units else 0
+        self.length = None if units >= INFINITE else rounds * self._round
+
+    def task(self, index: int) -> Task:
+        """Task number ``index``.
+
+        Raises:
+            IndexError: if there is none.
+        """
+        if index < 0 or (self.length is not None and index >= self.length):
+            raise IndexError(f"task {index} of a plan of {self.length}")
+        if self._sequence:
+            return Task(0, 0, -1)
+        turn, within = divmod(index, self._round) if self._period < self._units else (0, index)
+        if self._round == self._mains:
+            return self._main(index, turn, within, -1)
+        return self._descend(within, turn)
+
+    def _main(self, index: int, turn: int, number: int, parent: int) -> Task:
+        start = number * self._size
+        stop = min(start + self._size, self._period)
+        first = turn * self._period
+        return Task(index, first + start, min(first + stop, self._units), (), parent)
+
+    def _descend(self, within: int, turn: int) -> Task:
+        first_index, first_main, mains, level, parent = turn * self._round, 0, self._mains, self._levels, -1
+        index = first_index + within
+        while True:
+            if level == 0:
+                return self._main(index, turn, first_main, parent)
+            tail = first_index + _tree(mains, level) - 1
+            full_mains = FAN_IN ** (level - 1)
+            full = _tree(full_mains, level - 1)
+            children = -(-mains // full_mains)
+            if index == tail:
+                last = mains - (children - 1) * full_mains
+                ends = [first_index + (child + 1) * full - 1 for child in range(children - 1)]
+                inputs = (*ends, first_index + (children - 1) * full + _tree(last, level - 1) - 1)
+                return Task(index, 0, 0, inputs, parent)
+            child = (index - first_index) // full
+            parent = tail
+            first_index += child * full
+            first_main += child * full_mains
+            mains = min(full_mains, mains - child * full_mains)
+            level -= 1
+
+
+def _levels(mains: int) -> int:
+    """Levels of tails above ``mains`` tasks."""
+    level = 0
+    while FAN_IN**level < mains:
+        level += 1
+    return level
+
+
+def _tree(mains: int, level: int) -> int:
+    """Tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
+    if level == 0:
+        return mains
+    whole, rest = divmod(mains, FAN_IN ** (level - 1))
+    full = _tree(FAN_IN ** (level - 1), level - 1) if whole else 0
+    return whole * full + (_tree(rest, level - 1) if rest else 0) + 1
+
+
+def make_plan(graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None = None, seed: int = 0) -> Plan:
+    """Cuts one epoch of ``graph`` into tasks.
+
+    Args:
+        graph: its structure; user functions are not looked at.
+        tables: split table of every source, by node id.
+        tasks: number of tasks wanted (tails not counted); None: by the data's size.
+        seed: the job's seed.
+    """
+    return plan_of(UnitMap(graph, tables, seed), tasks)
+
+
+def plan_of(units_of: UnitMap, tasks: int | None = None) -> Plan:
+    """As :func:`make_plan`, of an analysis that is there already."""
+    graph = units_of.graph
+    try:
+        root = units_of.of(graph.id_of(graph.root))
+    except UnplannableError as error:
+        warning = (
+            f"the pipeline runs as one task on one worker, in order: {error}. "
+            "Put it before operators that change the number of elements, or do without it, and the work can be shared."
+        )
+        return Plan(-1, 1, warnings=(warning,))
+    return Plan(root.count, _size(root, tasks), period=root.period, tails=root.collecting)
+
+
+def _size(root: Units, tasks: int | None) -> int:
+    """Units per task: of about 32 MiB of stored data or a sensible number of elements; more and smaller tasks if there
+    is little data, so that a few workers find work; never so few elements that a tail would get most of them.
+    """
+    if root.count >= INFINITE:
+        per_task = (
+            root.target / root.reads if not root.bytes else min(root.target / root.reads, _TASK_BYTES / root.bytes)
+        )
+        return max(1, int(per_task), _whole_groups(root))
+    if tasks is not None:
+        wanted = max(1, tasks)
+    else:
+        elements, size = root.count * root.reads, root.count * root.bytes
+        wanted = max(1, math.ceil(elements / root.target), math.ceil(size / _TASK_BYTES))
+        affordable = max(elements / _SMALL_TASK_ELEMENTS, size / _SMALL_TASK_BYTES)
+        wanted = max(wanted, min(_SOME_TASKS, int(affordable)))
+        wanted = min(wanted, max(1, root.count // _whole_groups(root)))
+    period = min(root.period, root.count)
+    return max(1, math.ceil(period / max(1, round(wanted * period / max(root.count, 1)))))
+
+
+def _whole_groups(root: Units) -> int:
+    return math.ceil(_GROUPS_PER_TASK * root.group / root.reads) if root.collecting else 1

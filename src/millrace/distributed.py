@@ -1,0 +1,232 @@
+"""A dataset on a service: what ``distribute`` gives."""
+
+from __future__ import annotations
+
+import enum
+import platform
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from millrace.errors import PipelineError
+from millrace.functions.signature import describe
+
+if TYPE_CHECKING:
+    from millrace.client.session import ConsumerSession, EpochReader
+    from millrace.clusters.local import LocalService
+    from millrace.dataset import Dataset
+
+ShardingFunction = Callable[[Sequence[int], Sequence[str]], Sequence[int]]
+
+
+class ShardingPolicy(enum.Enum):
+    """Which worker runs which task (tf.data service 3.3)."""
+
+    OFF = "off"
+    """Every worker runs over all the data in an order of its own; an epoch is as long as the data, but not the data."""
+    DYNAMIC = "dynamic"
+    """First come, first served: disjoint, and workers may come and go."""
+    STATIC = "static"
+    """Fixed at the start of an epoch, task i to worker i mod W; moved only if that worker dies."""
+
+
+class Visitation(enum.Enum):
+    """How often each element of an epoch reaches the job (tf.data service 3.3, 3.4)."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_MOST_ONCE = "at_most_once"
+    """What a lost worker had is not computed again."""
+    ZERO_ONCE_OR_MORE = "zero_once_or_more"
+    """Any number of times; what ``ShardingPolicy.OFF`` gives."""
+
+
+class Sharing(enum.Enum):
+    """How jobs share one pipeline's work."""
+
+    WINDOW = "window"
+    LOCKSTEP = "lockstep"
+
+
+class DistributedDataset:
+    """A dataset whose elements are computed by a service. Each ``iter()`` is one epoch.
+
+    Holds its place in the service (and the service itself, if it is an embedded one) from the first ``iter()`` until
+    :meth:`close`, the end of a ``with`` block, or the end of its life.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        service: str | None,
+        *,
+        job_name: str | None,
+        sharding: ShardingPolicy | ShardingFunction,
+        visitation: Visitation,
+        deterministic: bool,
+        num_consumers: int | None,
+        consumer_index: int | None,
+        sharing: Sharing | None,
+        workers: Any,
+        target_workers: Any,
+        accelerators: int,
+        tasks: int | None,
+        compression: str | None,
+        seed: int | None,
+        token: str | None,
+    ) -> None:
+        self._dataset, self._service = dataset, service
+        self._token = token
+        self._consumer_index = consumer_index
+        self._sharding = sharding
+        _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
+        _check_later(sharing, target_workers, accelerators, compression)
+        self._parameters: dict[str, Any] = {
+            "name": job_name or "",
+            "visitation": visitation.value,
+            "deterministic": deterministic,
+            "num_consumers": num_consumers,
+            "seed": dataset.seed if seed is None else seed,
+            "tasks": tasks,
+        }
+        self._workers = workers
+        self._structure, self._bundle = _ship(dataset, sharding)
+        self._embedded: LocalService | None = None
+        self._session: ConsumerSession | None = None
+
+    def __iter__(self) -> EpochReader:
+        """The next epoch: an iterator with ``close()``, and a context manager."""
+        return self._joined().epoch()
+
+    def epochs(self, count: int) -> Iterator[Any]:
+        """Elements of ``count`` epochs, one after the other; nothing is prepared beyond the last."""
+        if self._session is None:
+            self._parameters["epochs"] = count
+        for _ in range(count):
+            yield from self
+
+    def __len__(self) -> int:
+        """As of the dataset, if one consumer reads it all."""
+        return len(self._dataset)
+
+    def __bool__(self) -> bool:
+        """A dataset is something, also when it is empty or its length unknown."""
+        return True
+
+    def close(self) -> None:
+        """Leaves the job; stops the service if it is an embedded one. Idempotent."""
+        session, self._session = self._session, None
+        service, self._embedded = self._embedded, None
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            if service is not None:
+                service.close()
+
+    def __enter__(self) -> DistributedDataset:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def for_consumer(self, index: int, count: int) -> DistributedDataset:
+        """The same job as read by consumer ``index`` of ``count``; for loaders that split one consumer into processes."""
+        other = object.__new__(DistributedDataset)
+        other.__dict__.update(self.__dict__)
+        other._embedded = other._session = None
+        other._consumer_index = index
+        other._parameters = {**self._parameters, "num_consumers": count}
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process joins by itself; an embedded service stays with the original."""
+        return {**self.__dict__, "_embedded": None, "_session": None}
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is distributed."""
+        return self._dataset
+
+    def service_address(self) -> str:
+        """Address of the service; starts the embedded one if there is none."""
+        if self._service is not None:
+            return self._service
+        if self._embedded is None:
+            from millrace.clusters.local import LocalService
+
+            count = self._workers if isinstance(self._workers, int) else None
+            self._embedded = LocalService(max_workers=count)
+            weakref.finalize(self, self._embedded.close)
+        return self._embedded.address
+
+    def _joined(self) -> ConsumerSession:
+        if self._session is None:
+            from millrace.client.session import ConsumerSession
+            from millrace.control.messages import JobSpec
+
+            address = self.service_address()
+            sharding = self._sharding.value if isinstance(self._sharding, ShardingPolicy) else "custom"
+            spec = JobSpec(
+                structure=self._structure,
+                bundle="",
+                sharding=sharding,
+                python=".".join(platform.python_version_tuple()[:2]),
+                **self._parameters,
+            )
+            self._session = ConsumerSession(
+                address, spec, self._bundle, consumer=self._consumer_index, token=self._token
+            )
+            weakref.finalize(self, self._session.close)
+        return self._session
+
+
+def _ship(dataset: Dataset, sharding: ShardingPolicy | ShardingFunction) -> tuple[bytes, bytes]:
+    from millrace.functions.shipping import pack
+    from millrace.graph import serialize
+
+    structure, slots = serialize.pack(dataset.graph)
+    values, names = [slot.value for slot in slots], [slot.name for slot in slots]
+    if not isinstance(sharding, ShardingPolicy):
+        values.append(sharding)
+        names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")
+    return structure, pack(values, names)
+
+
+def _check(
+    sharding: Any,
+    visitation: Visitation,
+    deterministic: bool,
+    num_consumers: int | None,
+    consumer_index: int | None,
+    workers: Any,
+) -> None:
+    if not isinstance(sharding, ShardingPolicy):
+        describe(sharding, "distribute", ("tasks", "workers"))
+    if sharding is ShardingPolicy.OFF and visitation is not Visitation.ZERO_ONCE_OR_MORE:
+        raise PipelineError(
+            "ShardingPolicy.OFF gives every worker all the data, so elements come any number of times: "
+            "say visitation=Visitation.ZERO_ONCE_OR_MORE, or use ShardingPolicy.DYNAMIC"
+        )
+    if sharding is ShardingPolicy.OFF and deterministic:
+        raise PipelineError("ShardingPolicy.OFF depends on which workers there are; deterministic=True needs another")
+    if num_consumers is not None and num_consumers < 1:
+        raise PipelineError(f"num_consumers must be at least 1, not {num_consumers}")
+    if consumer_index is not None and not 0 <= consumer_index < (num_consumers or consumer_index + 1):
+        raise PipelineError(f"consumer_index must be from 0 to {(num_consumers or 1) - 1}, not {consumer_index}")
+    if workers != "auto" and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise PipelineError(f'workers is "auto" or a number of at least 1, not {workers!r}')
+
+
+def _check_later(sharing: Any, target_workers: Any, accelerators: int, compression: str | None) -> None:
+    """Parameters that the service doesn't act on yet are refused rather than ignored."""
+    if sharing is not None:
+        raise PipelineError("sharing between jobs is not there yet; leave sharing out")
+    if target_workers != "auto":
+        raise PipelineError('target_workers can only be "auto" yet')
+    if compression is not None:
+        raise PipelineError("compression is not there yet; leave it out")
+    if accelerators < 1:
+        raise PipelineError(f"accelerators must be at least 1, not {accelerators}")

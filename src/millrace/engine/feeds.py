@@ -1,0 +1,162 @@
+"""Feeds: which units to read, as a stream of int64 arrays; and the arithmetic that takes them from node to node."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.elements.chunk import Chunk, Origin
+
+Array = npt.NDArray[np.int64]
+Feed = Iterator[Array]
+
+BLOCK = 65536
+"""Units per array of a feed."""
+
+
+def blocks(start: int, stop: int) -> Feed:
+    """Units ``start`` to ``stop``."""
+    while start < stop:
+        end = min(start + BLOCK, stop)
+        yield np.arange(start, end, dtype=np.int64)
+        start = end
+
+
+def ascends(array: Array) -> bool:
+    """Whether no unit is smaller than the one before it."""
+    return len(array) < 2 or bool((array[1:] >= array[:-1]).all())
+
+
+def runs(labels: Array) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each stretch of equal labels."""
+    if not len(labels):
+        return
+    edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
+    starts = [0, *edges.tolist(), len(labels)]
+    yield from zip(starts[:-1], starts[1:], strict=True)
+
+
+def compact(array: Array) -> range | Array:
+    """The same positions, as a range where they are contiguous."""
+    if len(array) and array[-1] - array[0] == len(array) - 1 and ascends(array):
+        return range(int(array[0]), int(array[-1]) + 1)
+    return array
+
+
+class Cursor:
+    """Takes positions from a feed as elements come along."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._array: Array = np.empty(0, np.int64)
+
+    def take(self, count: int) -> Array:
+        """The next ``count`` positions, fewer at the end."""
+        while len(self._array) < count:
+            following = next(self._feed, None)
+            if following is None:
+                break
+            self._array = np.concatenate([self._array, following])
+        taken, self._array = self._array[:count], self._array[count:]
+        return taken
+
+
+def positioned(chunks: Iterable[Chunk], feed: Feed, origin: Origin) -> Iterator[Chunk]:
+    """The same elements with an origin of their own: element by element the units of ``feed``."""
+    cursor = Cursor(feed)
+    for chunk in chunks:
+        yield Chunk(chunk.elements, origin, compact(cursor.take(len(chunk))))
+
+
+class Routes:
+    """Deals a feed out to several readers, each of which may run ahead of the others.
+
+    Args:
+        feed: the units.
+        route: for an array of n units, (reader, unit for that reader), each int64 of length n.
+    """
+
+    def __init__(self, feed: Feed, route: Callable[[Array], tuple[Array, Array]]) -> None:
+        self._feed, self._route = feed, route
+        self._queues: dict[int, deque[Array]] = {}
+        self._choices: deque[Array] = deque()
+        self._lock = threading.Lock()  # a reader may be pulled by a thread of its own
+
+    def _advance(self) -> bool:
+        array = next(self._feed, None)
+        if array is None:
+            return False
+        which, within = self._route(array)
+        self._choices.append(which)
+        for reader in np.unique(which).tolist():
+            self._queues.setdefault(reader, deque()).append(within[which == reader])
+        return True
+
+    def reader(self, number: int) -> Feed:
+        """Units of reader ``number``."""
+        while True:
+            with self._lock:
+                queue = self._queues.setdefault(number, deque())
+                while not queue:
+                    if not self._advance():
+                        return
+                array = queue.popleft()
+            yield array
+
+    def choices(self) -> Feed:
+        """For each array of the feed, the reader of each unit."""
+        while True:
+            with self._lock:
+                if not self._choices and not self._advance():
+                    return
+                array = self._choices.popleft()
+            yield array
+
+
+def tee(feed: Feed, count: int) -> list[Feed]:
+    """``count`` feeds of the same units; safe to be pulled by different threads."""
+    queues: list[deque[Array]] = [deque() for _ in range(count)]
+    lock = threading.Lock()
+
+    def branch(queue: deque[Array]) -> Feed:
+        while True:
+            with lock:
+                if not queue:
+                    array = next(feed, None)
+                    if array is None:
+                        return
+                    for other in queues:
+                        other.append(array)
+                array = queue.popleft()
+            yield array
+
+    return [branch(queue) for queue in queues]
+
+
+class Elements:
+    """Takes elements one chunk's slice after another from a stream of chunks."""
+
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
+        self._chunks = chunks
+        self._chunk: Chunk | None = None
+
+    def take(self, count: int) -> Iterator[Chunk]:
+        """Chunks of together ``count`` elements, fewer at the end."""
+        while count > 0:
+            if self._chunk is None:
+                self._chunk = next(self._chunks, None)
+                if self._chunk is None:
+                    return
+            chunk = self._chunk
+            if len(chunk) <= count:
+                self._chunk = None
+            else:
+                self._chunk = chunk.slice(count, len(chunk))
+                chunk = chunk.slice(0, count)
+            count -= len(chunk)
+            if len(chunk):
+                yield chunk

@@ -1,0 +1,112 @@
+"""A whole epoch in this process, with the plan that a service would use."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from millrace.elements.chunk import Chunk
+from millrace.engine.program import Program
+from millrace.planning.plan import FAN_IN, Task
+
+Leftovers = Mapping[int, list[Any]]
+
+
+def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
+    """What several tasks left over, joined in their order, by node id."""
+    joined: dict[int, list[Any]] = {}
+    for part in parts:
+        for node, elements in part.items():
+            joined.setdefault(node, []).extend(elements)
+    return joined
+
+
+def epoch(program: Program, number: int) -> Iterator[Chunk]:
+    """Chunks of all tasks of epoch ``number``, in plan order."""
+    left: dict[int, Leftovers] = {}
+    index = 0
+    while program.plan.length is None or index < program.plan.length:
+        task = program.plan.task(index)
+        yield from _run(program, task, number, join(left.pop(child, {}) for child in task.inputs), left)
+        index += 1
+
+
+def share(program: Program, number: int, part: int, parts: int) -> Iterator[Chunk]:
+    """Chunks of every ``parts``-th task of an epoch, from ``part`` on; what they leave over stays among them.
+
+    For processes that read one epoch together without talking to one another: the parts are disjoint and together
+    they are the epoch.
+    """
+    left: dict[int, Leftovers] = {}
+    index, mains = 0, 0
+    while program.plan.length is None or index < program.plan.length:
+        task = program.plan.task(index)
+        index += 1
+        if task.inputs:
+            continue
+        mains += 1
+        if (mains - 1) % parts != part:
+            continue
+        yield from _run(program, task, number, {}, left)
+        if len(left) == FAN_IN:
+            yield from _tail(program, number, left, index, last=False)
+    if left:
+        yield from _tail(program, number, left, index, last=True)
+
+
+def _tail(program: Program, number: int, left: dict[int, Leftovers], index: int, *, last: bool) -> Iterator[Chunk]:
+    leftovers = join(left.values())
+    left.clear()
+    task = Task(index - 1, 0, 0, (), -1 if last else index)
+    yield from _run(program, task, number, leftovers, left)
+
+
+def _run(
+    program: Program, task: Task, number: int, leftovers: Leftovers, left: dict[int, Leftovers]
+) -> Iterator[Chunk]:
+    with program.run(task, number, leftovers) as run:
+        yield from run
+        if task.parent >= 0:
+            left[task.index] = run.leftovers
+
+
+class LocalIterator(Iterator[Any]):
+    """Elements of one epoch, or of a part of it, in this process.
+
+    Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program.
+    """
+
+    def __init__(self, program: Program, number: int, part: int = 0, parts: int = 1) -> None:
+        self._program = program
+        self._elements = _elements(program, number, part, parts)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def close(self) -> None:
+        """Stops threads and lets go of everything. Idempotent."""
+        self._elements.close()
+
+    def measures(self) -> list[tuple[int, str, int, int, float]]:
+        """What each operator did so far: (node id, label, elements, bytes, active seconds)."""
+        return self._program.measures()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _elements(program: Program, number: int, part: int, parts: int) -> Generator[Any, None, None]:
+    try:
+        for chunk in epoch(program, number) if parts == 1 else share(program, number, part, parts):
+            yield from chunk.elements
+    finally:
+        program.close()

@@ -1,0 +1,133 @@
+"""What each operator does: elements, bytes, active time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from millrace.elements.chunk import Chunk
+from millrace.elements.tree import nbytes_of
+
+clock = time.perf_counter
+
+
+@dataclass(slots=True)
+class Measure:
+    """One operator in one running task; written by the thread that pulls, read by any.
+
+    Attributes:
+        elements: elements yielded.
+        bytes: bytes of these elements.
+        pulled_s: seconds in which the operator's output was being pulled, its inputs' included.
+        idle_s: of these, seconds spent waiting for other threads.
+        threads_s: seconds of work that other threads did for it.
+    """
+
+    elements: int = 0
+    bytes: int = 0
+    pulled_s: float = 0.0
+    idle_s: float = 0.0
+    threads_s: float = 0.0
+
+    def add(self, other: Measure) -> None:
+        """Adds another task's measure."""
+        self.elements += other.elements
+        self.bytes += other.bytes
+        self.pulled_s += other.pulled_s
+        self.idle_s += other.idle_s
+        self.threads_s += other.threads_s
+
+
+def measured(chunks: Iterator[Chunk], measure: Measure) -> Iterator[Chunk]:
+    """The same chunks, counted and timed."""
+    try:
+        while True:
+            began = clock()
+            chunk = next(chunks, None)
+            measure.pulled_s += clock() - began
+            if chunk is None:
+                return
+            measure.elements += len(chunk.elements)
+            measure.bytes += nbytes_of(chunk.elements)
+            yield chunk
+    finally:
+        close(chunks)
+
+
+def close(chunks: Iterator[object]) -> None:
+    """Ends a generator early; other iterators have nothing to end."""
+    end = getattr(chunks, "close", None)
+    if end is not None:
+        end()
+
+
+class Totals:
+    """Measures of all tasks of a program: those that run and the sum of those that ended."""
+
+    def __init__(self, inputs: list[tuple[int, ...]]) -> None:
+        self._inputs = inputs
+        self._ended = [Measure() for _ in inputs]
+        self._running: list[list[Measure]] = []
+        self._lock = threading.Lock()
+
+    def begin(self) -> list[Measure]:
+        """Measures for one task, by node id."""
+        measures = [Measure() for _ in self._inputs]
+        with self._lock:
+            self._running.append(measures)
+        return measures
+
+    def end(self, measures: list[Measure]) -> None:
+        """The task has ended."""
+        with self._lock:
+            self._running = [running for running in self._running if running is not measures]
+            for total, measure in zip(self._ended, measures, strict=True):
+                total.add(measure)
+
+    def by_node(self) -> list[tuple[int, int, float]]:
+        """(elements, bytes, active seconds) of each node: active is work of its own, wherever it was done."""
+        with self._lock:
+            sums = [Measure() for _ in self._inputs]
+            for measures in (self._ended, *self._running):
+                for total, measure in zip(sums, measures, strict=True):
+                    total.add(measure)
+        rows = []
+        for measure, inputs in zip(sums, self._inputs, strict=True):
+            below = sum(sums[child].pulled_s for child in inputs)
+            own = max(0.0, measure.pulled_s - measure.idle_s - below)
+            rows.append((measure.elements, measure.bytes, own + measure.threads_s))
+        return rows
+
+
+@dataclass(slots=True)
+class Sizer:
+    """How many elements a chunk should hold: some milliseconds of work, and not too many bytes.
+
+    Shared by the tasks of a program, so that a small task starts with what others have learnt. Nothing that comes out
+    depends on it.
+    """
+
+    size: int = 16
+    _cost_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def learn(self, elements: int, seconds: float, bytes_each: float) -> None:
+        """``elements`` source elements took ``seconds`` from the source to the end; the largest operator output took
+        ``bytes_each`` per source element.
+        """
+        if elements <= 0:
+            return
+        with self._lock:
+            cost = seconds / elements
+            self._cost_s = cost if not self._cost_s else 0.7 * self._cost_s + 0.3 * cost
+            by_time = _CHUNK_S / max(self._cost_s, 1e-9)
+            by_bytes = _CHUNK_BYTES / max(bytes_each, 1.0)
+            wanted = min(by_time, by_bytes, _CHUNK_ELEMENTS)
+            self.size = max(1, int(min(wanted, 4 * self.size)))
+
+
+_CHUNK_S = 0.005
+_CHUNK_BYTES = 4 << 20
+_CHUNK_ELEMENTS = 8192

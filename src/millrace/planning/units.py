@@ -1,0 +1,350 @@
+"""Units: how every node of a graph can be cut, and where its cuts come from.
+
+A node's units are a virtual sequence ``0 .. count - 1`` that can be cut anywhere. Cutting the root's units makes tasks; pushing
+a range of units down, node by node (:mod:`millrace.engine.lowering`), finds what to read. Three kinds of yield say how units
+relate to elements; only where each unit is one element can positions be counted, zipped or skipped without reading.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import PipelineError
+from millrace.graph import nodes as g
+from millrace.planning.keys import derive
+from millrace.planning.mixture import Mixture, choices
+from millrace.planning.tables import SplitTable
+
+INFINITE = 1 << 62
+"""Count of a node that never ends."""
+
+Positions = npt.NDArray[np.int64]
+
+
+class Yield(enum.IntEnum):
+    """How many elements a unit gives."""
+
+    ONE = 0
+    AT_MOST_ONE = 1
+    MANY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """How one node can be cut.
+
+    Attributes:
+        count: number of units, :data:`INFINITE` if endless.
+        yields: elements per unit.
+        cheap: any order of units costs the same, so that a shuffle may permute them all.
+        collecting: an operator at or below collects a varying number of elements and may leave some at a task's end.
+        period: units after which collecting operators flush; ``count`` unless a ``repeat`` stands above them.
+        reads: source elements (whole splits count as ``bytes``) behind one unit, roughly.
+        bytes: stored bytes behind one unit, roughly; 0 if unknown.
+        group: the largest number of elements that a collecting operator gathers.
+        target: source elements that make a task of sensible size.
+    """
+
+    count: int
+    yields: Yield
+    cheap: bool
+    collecting: bool = False
+    period: int = INFINITE
+    reads: float = 1.0
+    bytes: float = 0.0
+    group: int = 1
+    target: int = 8192
+
+
+class UnplannableError(PipelineError):
+    """A node needs positions that its input doesn't have: the graph runs as one sequence."""
+
+    def __init__(self, node: g.Node, reason: str) -> None:
+        super().__init__(f"{node} {reason}")
+        self.node = node
+
+
+class UnitMap:
+    """Units of every node of a graph, given its split tables; pure arithmetic on top of them."""
+
+    def __init__(self, graph: g.Graph, tables: Mapping[int, SplitTable], seed: int = 0) -> None:
+        self.graph = graph
+        self.tables = tables
+        self.seed = seed
+        on_error = graph.options().on_error
+        self.skips = on_error == "skip"
+        self._units: dict[int, Units | UnplannableError] = {}
+        self.mixtures: dict[int, Mixture] = {}
+        for number, node in enumerate(graph.nodes):
+            self._units[number] = self._analyse(number, node)
+
+    def of(self, number: int) -> Units:
+        """Units of node ``number``.
+
+        Raises:
+            UnplannableError: if it, or a node below it, cannot be planned.
+        """
+        found = self._units[number]
+        if isinstance(found, UnplannableError):
+            raise found
+        return found
+
+    def plannable(self, number: int) -> bool:
+        """Whether :meth:`of` answers."""
+        return isinstance(self._units[number], Units)
+
+    def child_units(self, node: g.Node) -> list[Units]:
+        """Units of a node's inputs."""
+        return [self.of(self.graph.id_of(child)) for child in node.inputs]
+
+    def _analyse(self, number: int, node: g.Node) -> Units | UnplannableError:
+        try:
+            if isinstance(node, g.Source):
+                return self._source(node, self.tables[number])
+            return _RULES[type(node)](self, number, node, self.child_units(node))
+        except UnplannableError as error:
+            return error
+
+    def _source(self, node: g.Source, table: SplitTable) -> Units:
+        target = _TASK_ELEMENTS.get(type(node), 8192)
+        if table.count >= 0:
+            size = (8.0 if isinstance(node, g.Range) else table.bytes / max(table.count, 1)) if table.count else 0.0
+            calls_user = isinstance(node, g.FromMapStyle) and self.skips
+            return Units(
+                table.count, Yield.AT_MOST_ONE if calls_user else Yield.ONE, table.cheap, bytes=size, target=target
+            )
+        size = table.bytes / max(len(table.splits), 1)
+        return Units(len(table.splits), Yield.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target)
+
+    def boundaries(self, number: int) -> Positions:
+        """Unit numbers, from 0 to the count, at which a finite node is best cut: where its files are."""
+        node, units = self.graph.nodes[number], self.of(number)
+        ends = np.array([0, units.count], np.int64)
+        if isinstance(node, g.Source):
+            table = self.tables[number]
+            if table.cheap:
+                return np.unique(np.linspace(0, units.count, 65).astype(np.int64))
+            if units.yields is Yield.MANY:
+                return np.arange(units.count + 1, dtype=np.int64)
+            return np.concatenate([[0], np.cumsum([split.count for split in table.splits])]).astype(np.int64)
+        below = [self.graph.id_of(child) for child in node.inputs]
+        if any(self.of(child).count >= INFINITE for child in below):
+            return np.unique(np.linspace(0, units.count, 65).astype(np.int64))
+        inner = self.boundaries(below[0])
+        if isinstance(node, g.Concatenate):
+            parts, offset = [], 0
+            for child in below:
+                parts.append(self.boundaries(child) + offset)
+                offset += self.of(child).count
+            inner = np.concatenate(parts)
+        elif isinstance(node, g.Repeat):
+            period = self.of(below[0]).count
+            inner = np.concatenate([inner + turn * period for turn in range(node.count or 1)]) if period else ends
+        elif isinstance(node, g.Skip):
+            inner = inner - (node.count if node.count >= 0 else units.count)
+        elif isinstance(node, g.Shard):
+            inner = (inner - node.index + node.num_shards - 1) // node.num_shards
+        elif isinstance(node, (g.Batch, g.PaddedBatch)) and not units.collecting:
+            inner = inner // node.batch_size
+        elif isinstance(node, (g.Shuffle, g.SampleFromDatasets)):
+            inner = np.linspace(0, units.count, len(inner)).astype(np.int64)
+        inside = inner[(inner > 0) & (inner < units.count)]
+        return np.unique(np.concatenate([ends, inside])).astype(np.int64)
+
+    def permutes(self, number: int) -> bool:
+        """Whether this shuffle is a permutation of all units of its input, rather than of blocks with a window."""
+        (below,) = self.child_units(self.graph.nodes[number])
+        return below.cheap and below.yields <= Yield.AT_MOST_ONE and below.count < INFINITE
+
+    def length(self) -> int | None:
+        """Number of elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
+        root = self.graph.id_of(self.graph.root)
+        if not self.plannable(root):
+            return None
+        units = self.of(root)
+        return units.count if units.yields is Yield.ONE else None
+
+
+_TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
+"""Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
+
+_Rule = Callable[[UnitMap, int, Any, list[Units]], Units]
+
+
+def _same(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Units:
+    return below[0]
+
+
+def _map(units: UnitMap, _number: int, _node: g.Map, below: list[Units]) -> Units:
+    lossy = Yield.AT_MOST_ONE if units.skips else Yield.ONE
+    return replace(below[0], yields=max(below[0].yields, lossy))
+
+
+def _filter(_map: UnitMap, _number: int, _node: g.Filter, below: list[Units]) -> Units:
+    return replace(below[0], yields=max(below[0].yields, Yield.AT_MOST_ONE))
+
+
+def _many(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Units:
+    return replace(below[0], yields=Yield.MANY, cheap=False)
+
+
+def _shuffle(_map: UnitMap, _number: int, _node: g.Shuffle, below: list[Units]) -> Units:
+    cheap = below[0].cheap and below[0].yields <= Yield.AT_MOST_ONE and below[0].count < INFINITE
+    return replace(below[0], cheap=cheap)
+
+
+def _batch(_map: UnitMap, _number: int, node: g.Batch | g.PaddedBatch, below: list[Units]) -> Units:
+    units, size = below[0], node.batch_size
+    if units.yields is not Yield.ONE:
+        return _collect(node, units, size)
+    if units.count >= INFINITE:
+        count = INFINITE
+    else:
+        count = units.count // size if node.drop_remainder else -(-units.count // size)
+    return replace(units, count=count, reads=units.reads * size, bytes=units.bytes * size)
+
+
+def _bucket(_map: UnitMap, _number: int, node: g.BucketBySequenceLength, below: list[Units]) -> Units:
+    return _collect(node, below[0], max(node.bucket_batch_sizes) * len(node.bucket_batch_sizes))
+
+
+def _window(_map: UnitMap, _number: int, node: g.GroupByWindow, below: list[Units]) -> Units:
+    return _collect(node, below[0], node.window_size or 64)
+
+
+def _rebatch(_map: UnitMap, _number: int, node: g.Rebatch, below: list[Units]) -> Units:
+    return _collect(node, below[0], 1)
+
+
+def _collect(node: g.Node, units: Units, group: int) -> Units:
+    if units.period < INFINITE:
+        raise UnplannableError(
+            node, "collects elements across a repeat of what another operator has collected; put repeat last"
+        )
+    group = max(units.group, group)
+    return replace(units, yields=Yield.MANY, cheap=False, collecting=True, group=group)
+
+
+def _need_positions(node: g.Node, below: list[Units]) -> None:
+    if any(units.yields is not Yield.ONE for units in below):
+        raise UnplannableError(
+            node, "needs to know how many elements its input has, which only reading it all in order can tell"
+        )
+
+
+def _take(_map: UnitMap, _number: int, node: g.Take, below: list[Units]) -> Units:
+    if node.count < 0:
+        return below[0]
+    _need_positions(node, below)
+    return replace(below[0], count=min(node.count, below[0].count))
+
+
+def _skip(_map: UnitMap, _number: int, node: g.Skip, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    count = below[0].count
+    if node.count < 0:
+        return replace(below[0], count=0)
+    return replace(below[0], count=count if count >= INFINITE else max(0, count - node.count))
+
+
+def _shard(_map: UnitMap, _number: int, node: g.Shard, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    count = below[0].count
+    if count < INFINITE:
+        count = max(0, -(-(count - node.index) // node.num_shards))
+    return replace(below[0], count=count)
+
+
+def _enumerate(_map: UnitMap, _number: int, node: g.Enumerate, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    return below[0]
+
+
+def _zip(_map: UnitMap, _number: int, node: g.Zip, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    return Units(
+        min(units.count for units in below),
+        Yield.ONE,
+        cheap=all(units.cheap for units in below),
+        reads=sum(units.reads for units in below),
+        bytes=sum(units.bytes for units in below),
+        target=min(units.target for units in below),
+    )
+
+
+def _concatenate(_map: UnitMap, _number: int, node: g.Concatenate, below: list[Units]) -> Units:
+    if any(units.period < INFINITE for units in below):
+        raise UnplannableError(node, "follows a repeat of collected elements; put repeat last")
+    count = min(INFINITE, sum(units.count for units in below))
+    yields = max(units.yields for units in below)
+    finite = [units for units in below if units.count < INFINITE]
+    total = max(sum(units.count for units in finite), 1)
+    return Units(
+        count,
+        yields,
+        cheap=yields is Yield.ONE and all(units.cheap for units in below),
+        collecting=any(units.collecting for units in below),
+        reads=sum(units.reads * units.count for units in finite) / total if finite else below[0].reads,
+        bytes=sum(units.bytes * units.count for units in finite) / total if finite else below[0].bytes,
+        group=max(units.group for units in below),
+        target=min(units.target for units in below),
+    )
+
+
+def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> Units:
+    units = below[0]
+    if units.count >= INFINITE or node.count == 1:
+        return units
+    count = min(INFINITE, units.count * node.count) if node.count is not None else (INFINITE if units.count else 0)
+    period = min(units.period, units.count) if units.collecting else INFINITE
+    cheap = units.cheap and units.yields is Yield.ONE and count < INFINITE
+    return replace(units, count=count, period=period, cheap=cheap)
+
+
+def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: list[Units]) -> Units:
+    _need_positions(node, below)
+    seed = derive(units_of.seed if node.seed is None else node.seed, number)
+    mixture = choices(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
+    units_of.mixtures[number] = mixture
+    weights = [weight / sum(node.weights) for weight in node.weights]
+    return Units(
+        min(mixture.total, INFINITE),
+        Yield.ONE,
+        cheap=all(units.cheap for units in below),
+        reads=sum(units.reads * weight for units, weight in zip(below, weights, strict=True)),
+        bytes=sum(units.bytes * weight for units, weight in zip(below, weights, strict=True)),
+        target=min(units.target for units in below),
+    )
+
+
+_RULES: dict[type[g.Node], _Rule] = {
+    g.Map: _map,
+    g.Filter: _filter,
+    g.FlatMap: _many,
+    g.Interleave: _many,
+    g.Unbatch: _many,
+    g.Prefetch: _same,
+    g.Cache: _same,
+    g.Autocache: _same,
+    g.WithOptions: _same,
+    g.Shuffle: _shuffle,
+    g.Batch: _batch,
+    g.PaddedBatch: _batch,
+    g.BucketBySequenceLength: _bucket,
+    g.GroupByWindow: _window,
+    g.Rebatch: _rebatch,
+    g.Repeat: _repeat,
+    g.Take: _take,
+    g.Skip: _skip,
+    g.Shard: _shard,
+    g.Enumerate: _enumerate,
+    g.Zip: _zip,
+    g.Concatenate: _concatenate,
+    g.SampleFromDatasets: _sample,
+}
