@@ -1,0 +1,69 @@
+"""Elements to bytes and back: the one codec of wire and cache.
+
+Many elements travel as columns: one buffer per leaf, whatever their number. Where elements of one message differ in
+structure, type or dtype, the column becomes a union at that place; order is kept. The bytes are an Arrow IPC stream
+(:mod:`.layout`); :mod:`.shred` writes columns and :mod:`.assemble` reads them. Decoding unpickles nothing, and any
+bytes either decode or raise :class:`millrace.CodecError`.
+
+Python's numbers, ``str``, ``bytes``, ``None`` and numpy's scalars come back as what they were; instances of their
+subclasses as the plain type, namedtuples as tuples, array-likes (``__array__``) as numpy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.elements.assemble import Reader
+from millrace.elements.layout import VERSION, Header, read_messages
+from millrace.elements.shred import Body, Piece, shred
+from millrace.errors import CodecError
+
+_MALFORMED = (
+    *(pa.ArrowException, msgspec.MsgspecError, OSError, EOFError, MemoryError, RecursionError),
+    *(ArithmeticError, LookupError, TypeError, ValueError),
+)
+
+
+def encode(elements: Sequence[Any]) -> list[Piece]:
+    """One message with all of ``elements``, as the pieces that make it up in order.
+
+    Arrays and ``bytes`` of 16 KiB and more are not copied: pieces are views of them, so they must not change until the
+    message is sent (non-contiguous and Fortran-ordered ones are copied once, to C order). Each leaf's values start at a
+    multiple of 64 bytes from the message's start; the values of the following elements come directly after.
+
+    Raises:
+        CodecError: if a leaf cannot become bytes; the message names its place, e.g. ``["image"][0]``, and the remedy.
+    """
+    body = Body()
+    try:
+        root = shred(body, elements, (), 0)
+    except RecursionError:
+        raise CodecError("an element contains itself or is nested too deeply; flatten it in .map(...)") from None
+    return body.message(Header(VERSION, len(elements), root))
+
+
+def decode(buffer: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> list[Any]:
+    """The elements of the message at the start of ``buffer``; what follows the message's end mark is not looked at.
+
+    Arrays are views of ``buffer`` and keep it alive; they are writable if it is. All else is copied. If ``buffer`` is
+    aligned to 64 bytes, so are the arrays of a message's first element, and those of the others to their dtype's size.
+
+    Raises:
+        CodecError: if the bytes are not a whole message of this version, whatever they are.
+    """
+    try:
+        raw = np.frombuffer(buffer, np.uint8)
+        header, start, stop = read_messages(raw)
+        return Reader(raw, start, stop).read(header.root, header.rows)
+    except CodecError:
+        raise
+    except _MALFORMED as error:
+        raise CodecError(
+            f"these bytes are not a whole message of elements, they were truncated or damaged on the way: {error}"
+        ) from error
