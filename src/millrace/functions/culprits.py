@@ -61,7 +61,10 @@ _REMEDIES = (
     ),
 )
 _LEAVE_OUT = "Give the object that holds it a __getstate__ that leaves it out and a __setstate__ that makes it anew"
-_OTHERWISE = "Create it inside the function, or send what it is made from instead"
+_OTHERWISE = (
+    "Create it inside the function, put both into a module of their own (your modules are sent as source), or send what "
+    "it is made from instead"
+)
 
 
 def unsendable(value: Any, name: str, error: Exception) -> str:
