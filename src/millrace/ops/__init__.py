@@ -1,0 +1,54 @@
+"""What each operator does with elements; :mod:`millrace.ops.contract` says how.
+
+``Repeat`` is missing: running an input again is the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from millrace.elements.chunk import Chunk
+from millrace.graph import nodes
+from millrace.ops import (
+    batch,
+    bucket,
+    combining,
+    counting,
+    filter,  # noqa: A004 - named after the operator
+    group_by_window,
+    interleave,
+    map,  # noqa: A004 - named after the operator
+    passing,
+    rebatch,
+    shuffle,
+)
+from millrace.ops.contract import Context
+
+Operator = Callable[[Any, list[Iterator[Chunk]], Context], Iterator[Chunk]]
+
+OPERATORS: dict[type[nodes.Node], Operator] = {
+    nodes.Map: map.run,
+    nodes.Filter: filter.run,
+    nodes.FlatMap: interleave.run_flat_map,
+    nodes.Interleave: interleave.run_interleave,
+    nodes.Unbatch: rebatch.run_unbatch,
+    nodes.Prefetch: passing.run_prefetch,
+    nodes.Cache: passing.run_unchanged,
+    nodes.Autocache: passing.run_unchanged,
+    nodes.WithOptions: passing.run_unchanged,
+    nodes.Shuffle: shuffle.run,
+    nodes.Batch: batch.run_batch,
+    nodes.PaddedBatch: batch.run_padded_batch,
+    nodes.BucketBySequenceLength: bucket.run,
+    nodes.GroupByWindow: group_by_window.run,
+    nodes.Rebatch: rebatch.run_rebatch,
+    nodes.Take: counting.run_take,
+    nodes.Skip: counting.run_skip,
+    nodes.Shard: counting.run_shard,
+    nodes.Enumerate: counting.run_enumerate,
+    nodes.Zip: combining.run_zip,
+    nodes.Concatenate: combining.run_concatenate,
+    nodes.SampleFromDatasets: combining.run_sample,
+}
+"""``OPERATORS[type(node)](node, inputs, context)`` gives the chunks that ``node`` yields."""

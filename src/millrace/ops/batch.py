@@ -1,0 +1,38 @@
+"""batch and padded_batch: consecutive elements stacked leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millrace.elements.chunk import Chunk
+from millrace.graph.nodes import Batch, PaddedBatch
+from millrace.ops.contract import Context
+from millrace.ops.grouping import run_groups
+from millrace.ops.padding import stack_padded
+from millrace.ops.stacking import stack
+
+
+def run_batch(node: Batch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+    """Batches of ``node.batch_size`` elements; :mod:`millrace.ops.stacking` says what leaves become.
+
+    Raises:
+        PipelineError: if elements differ in structure, shape or dtype.
+    """
+    label = context.label
+    return run_groups(inputs[0], context, node.batch_size, node.drop_remainder, lambda elements: stack(elements, label))
+
+
+def run_padded_batch(node: PaddedBatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+    """Batches of ``node.batch_size`` elements, arrays padded to one shape.
+
+    Raises:
+        PipelineError: if elements differ in more than sizes, or are larger than ``node.padded_shapes``.
+    """
+    label, shapes, values = context.label, node.padded_shapes, node.padding_values
+    return run_groups(
+        inputs[0],
+        context,
+        node.batch_size,
+        node.drop_remainder,
+        lambda elements: stack_padded(elements, shapes, values, label),
+    )

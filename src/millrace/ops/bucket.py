@@ -1,0 +1,89 @@
+"""bucket_by_sequence_length: padded batches of elements of like length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from millrace.elements.chunk import Chunk
+from millrace.errors import PipelineError
+from millrace.graph.nodes import BucketBySequenceLength
+from millrace.ops.contract import Context
+from millrace.ops.grouping import Outbox, with_leftovers
+from millrace.ops.padding import fill_unknown, stack_padded
+from millrace.ops.stacking import stack
+
+
+def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+    """A batch of a bucket as soon as it is full; at the end what is left, shortest bucket first.
+
+    Raises:
+        PipelineError: if a length is no whole number, an element belongs to no bucket with
+            ``pad_to_bucket_boundary``, or elements of a batch don't fit together.
+    """
+    boundaries = np.asarray(node.bucket_boundaries, dtype=np.int64)
+    origin, outbox, position, arrived = context.mixed(), Outbox(), 0, 0
+    buckets: list[list[Any]] = [[] for _ in node.bucket_batch_sizes]
+    arrivals: list[list[int]] = [[] for _ in node.bucket_batch_sizes]
+    for chunk in with_leftovers(inputs[0], context):
+        indices, results = context.call(node.element_length_fn, chunk)
+        lengths = _lengths(results, context.label)
+        _check_bounded(node, lengths, context.label)
+        elements = chunk.elements if indices is None else [chunk.elements[index] for index in indices]
+        for element, number in zip(elements, np.searchsorted(boundaries, lengths, side="right").tolist(), strict=True):
+            bucket = buckets[number]
+            bucket.append(element)
+            arrivals[number].append(arrived)
+            arrived += 1
+            if len(bucket) == node.bucket_batch_sizes[number]:
+                yield from outbox.add(_build(node, number, bucket, context.label), origin, position)
+                position += 1
+                buckets[number], arrivals[number] = [], []
+        yield from outbox.flush()
+    waiting = [
+        pair for bucket, numbers in zip(buckets, arrivals, strict=True) for pair in zip(numbers, bucket, strict=True)
+    ]
+    waiting.sort(key=lambda pair: pair[0])
+    if not waiting or context.leave([element for _, element in waiting]) or node.drop_remainder:
+        return
+    for number, bucket in enumerate(buckets):
+        if bucket:
+            yield from outbox.add(_build(node, number, bucket, context.label), origin, position)
+            position += 1
+    yield from outbox.flush()
+
+
+def _build(node: BucketBySequenceLength, number: int, elements: list[Any], label: str) -> Any:
+    if node.no_padding:
+        return stack(elements, label)
+    shapes = node.padded_shapes
+    if node.pad_to_bucket_boundary:
+        shapes = fill_unknown(shapes, node.bucket_boundaries[number] - 1, elements, label)
+    return stack_padded(elements, shapes, node.padding_values, label)
+
+
+def _lengths(results: list[Any], label: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    lengths = results if set(map(type, results)) <= {int} else [_length(result, label) for result in results]
+    return np.array(lengths, dtype=np.int64)
+
+
+def _length(result: Any, label: str) -> int:
+    array = np.asarray(result)
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return int(array)
+    raise PipelineError(
+        f"{label}: the length function returned {'None' if result is None else f'a {type(result).__name__}'}, not an "
+        "int. Return the element's length, e.g. len(element)."
+    )
+
+
+def _check_bounded(node: BucketBySequenceLength, lengths: np.ndarray[Any, np.dtype[np.int64]], label: str) -> None:
+    last = node.bucket_boundaries[-1] if node.bucket_boundaries else 0
+    if node.pad_to_bucket_boundary and not node.no_padding and len(lengths) and lengths.max() >= last:
+        raise PipelineError(
+            f"{label}: an element of length {lengths.max()} is beyond the last bucket boundary, {last}, and with "
+            "pad_to_bucket_boundary there is nothing to pad it to. Add a boundary above the longest length, or "
+            "filter longer elements out before."
+        )

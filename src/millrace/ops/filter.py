@@ -1,0 +1,54 @@
+"""filter: the elements for which a predicate is true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from millrace.elements.chunk import Chunk
+from millrace.errors import PipelineError
+from millrace.graph.nodes import Filter
+from millrace.ops.contract import Context
+
+_BOOLS = {bool, np.bool_}
+
+
+def run(node: Filter, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+    """The elements for which ``node.fn`` is true; one after the other, as predicates that remember are common.
+
+    Raises:
+        PipelineError: if the predicate returns anything but a bool, ``np.bool_`` or array of one bool.
+    """
+    for chunk in inputs[0]:
+        indices, results = context.call(node.fn, chunk)
+        if not _BOOLS.issuperset(map(type, results)):
+            results = [_as_bool(result, context.label) for result in results]
+        kept = list(compress(range(len(chunk)) if indices is None else indices, results))
+        if len(kept) == len(chunk):
+            yield chunk
+        elif kept:
+            elements = chunk.elements
+            yield chunk.keep(kept, [elements[index] for index in kept])
+
+
+def _as_bool(result: Any, label: str) -> bool:
+    if type(result) in _BOOLS:
+        return bool(result)
+    if getattr(result, "shape", None) == () and np.asarray(result).dtype == np.bool_:
+        return bool(result)
+    text = repr(result)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    remedy = (
+        "Did it forget to return?"
+        if result is None
+        else "Compare arrays with .any() or .all()."
+        if getattr(result, "shape", None)
+        else "Wrap it in bool() if its truth is meant."
+    )
+    raise PipelineError(
+        f"{label}: the predicate returned {text}{'' if result is None else f' ({type(result).__name__})'}, not True or "
+        f"False. {remedy}"
+    )

@@ -1,0 +1,92 @@
+"""What the operators that collect elements share: which elements belong together, and what becomes of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
+from typing import Any
+
+from millrace.elements.chunk import Chunk, Origin
+from millrace.elements.tree import nbytes
+from millrace.ops.contract import Context
+
+_CHUNK_BYTES = 1 << 20
+
+
+def run_groups(
+    chunks: Iterator[Chunk], context: Context, size: int, drop_remainder: bool, build: Callable[[list[Any]], Any]
+) -> Iterator[Chunk]:
+    """``build`` of each ``size`` consecutive elements; of other numbers where they were planned."""
+    planned = context.outputs()
+    if planned is None:
+        mixed = context.mixed()
+        planned = ((mixed, position, size) for position in count())
+        chunks = with_leftovers(chunks, context)
+        rest_is_planned = False
+    else:
+        rest_is_planned = True
+    outbox = Outbox()
+    pending: list[Any] = []
+    current = next(planned, None)
+    for chunk in chunks:
+        elements, start = chunk.elements, 0
+        while current is not None and len(pending) + len(elements) - start >= current[2]:
+            origin, position, wanted = current
+            stop = start + wanted - len(pending)
+            group = [*pending, *elements[start:stop]] if pending else elements[start:stop]
+            pending, start = [], stop
+            yield from outbox.add(build(group), origin, position)
+            current = next(planned, None)
+        pending += elements[start:]
+        yield from outbox.flush()
+        if current is None:
+            return
+    if current is None or not pending or (not rest_is_planned and context.leave(pending)):
+        return
+    if not drop_remainder:
+        origin, position, _ = current
+        yield from outbox.add(build(pending), origin, position)
+        yield from outbox.flush()
+
+
+def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]:
+    """What earlier tasks left, then ``chunks``."""
+
+    def left() -> Iterator[Chunk]:
+        leftovers, position = iter(context.leftovers()), 0
+        while elements := list(islice(leftovers, max(1, context.chunk_size()))):
+            yield Chunk(elements, context.mixed(), range(position, position + len(elements)))
+            position += len(elements)
+
+    return chain(left(), chunks)
+
+
+class Outbox:
+    """Outputs on their way into a chunk: what one chunk of input gave, unless that is more than 1 MiB.
+
+    So nothing that is ready waits for input that isn't, there are never more chunks than came in without reason, and
+    few large batches are held at a time.
+    """
+
+    def __init__(self) -> None:
+        self._elements: list[Any] = []
+        self._origin = Origin(-1, 0)
+        self._start = 0
+        self._bytes = 0
+
+    def add(self, element: Any, origin: Origin, position: int) -> Iterator[Chunk]:
+        """Takes an output; gives a chunk when it is time for one."""
+        if origin != self._origin or position != self._start + len(self._elements):
+            yield from self.flush()
+            self._origin, self._start = origin, position
+        self._elements.append(element)
+        self._bytes += nbytes(element)
+        if self._bytes > _CHUNK_BYTES:
+            yield from self.flush()
+
+    def flush(self) -> Iterator[Chunk]:
+        """The chunk of what is here, if anything is."""
+        if self._elements:
+            stop = self._start + len(self._elements)
+            yield Chunk(self._elements, self._origin, range(self._start, stop))
+            self._elements, self._start, self._bytes = [], stop, 0

@@ -1,0 +1,311 @@
+"""Elements to batches and back, leaf by leaf.
+
+A batch is a pytree like its elements, with all their values of one leaf in each of its leaves:
+
+==================================  ========================================================================
+leaf of the elements                leaf of the batch of n
+==================================  ========================================================================
+array, shape ``s``, dtype ``d``     array, shape ``(n, *s)``, dtype ``d``
+numpy scalar, dtype ``d``           array, shape ``(n,)``, dtype ``d``
+bool, int, float, complex           array, shape ``(n,)``, dtype bool, int64, float64, complex128; int beside
+                                    float makes float64
+str                                 array, shape ``(n,)``, dtype ``U`` (width of the longest)
+bytes                               list of n bytes, as a numpy ``S`` array would pad them and lose trailing zeros
+==================================  ========================================================================
+
+Anything else that numpy makes an array of without guessing (``__array__``, so tensors and pictures) counts as one.
+Columns are taken apart level by level for all elements at once, which costs less than flattening each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.elements.tree import Path, path_text
+from millrace.errors import PipelineError
+
+Array = npt.NDArray[Any]
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Makes the array that a leaf of a batch is written into: ``allocate(shape, dtype)``, contents arbitrary."""
+
+_NUMBERS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+
+
+def stack(elements: Sequence[Any], label: str, allocate: Allocate = np.empty, path: Path = ()) -> Any:
+    """The batch of ``elements`` (at least one); each array's bytes are copied once, into what ``allocate`` gives.
+
+    Raises:
+        PipelineError: if structures, shapes or dtypes differ; it names the leaf and what to do.
+    """
+    children = columns(elements, label, path)
+    if children is None:
+        return stack_leaf(elements, label, allocate, path)
+    return rebuild(elements[0], [stack(column, label, allocate, inner) for inner, column in children])
+
+
+def stack_leaf(column: Sequence[Any], label: str, allocate: Allocate, path: Path) -> Array | list[bytes]:
+    """One leaf of a batch from its values in the elements."""
+    kinds = set(map(type, column))
+    if len(kinds) == 1 or kinds == {int, float}:
+        kind = float if len(kinds) == 2 else next(iter(kinds))
+        if kind in _NUMBERS:
+            return _numbers(column, _NUMBERS[kind], label, path)
+        if issubclass(kind, np.ndarray):
+            return _arrays(column, label, allocate, path)
+    if all(issubclass(kind, bytes) for kind in kinds):
+        return list(column)
+    if all(issubclass(kind, str) for kind in kinds):
+        return _strings(column, label, path)
+    if any(issubclass(kind, (str, bytes)) for kind in kinds) or (bool in kinds and len(kinds) > 1):
+        raise _types_differ(column, label, path)
+    return _arrays([as_array(value, label, path) for value in column], label, allocate, path)
+
+
+def concatenate(batches: Sequence[Any], label: str, allocate: Allocate = np.empty, path: Path = ()) -> Any:
+    """The rows of ``batches`` (at least one) in one batch.
+
+    Raises:
+        PipelineError: if structures, dtypes or the shapes of rows differ, naming the leaf.
+    """
+    if all(map(is_bytes_column, batches)):
+        return [row for batch in batches for row in batch]
+    children = columns(batches, label, path)
+    if children is not None:
+        return rebuild(batches[0], [concatenate(column, label, allocate, inner) for inner, column in children])
+    arrays = [as_array(batch, label, path) for batch in batches]
+    shapes = [array.shape[1:] for array in arrays]
+    if len(set(shapes)) > 1:
+        index, other = _first_other(shapes)
+        raise PipelineError(
+            f"{label}: rows of different shapes{at(path)}: {shapes[0]} in one batch, {other} in the batch {index} "
+            "further on. Pad them to one shape before, or rebatch before they differ."
+        )
+    dtype = one_dtype(arrays, label, path)
+    rows = sum(len(array) for array in arrays)
+    return np.concatenate(arrays, out=allocate((rows, *shapes[0]), dtype))
+
+
+def count_rows(batch: Any, label: str) -> int:
+    """Number of rows of a batch.
+
+    Raises:
+        PipelineError: if a leaf has no rows, or leaves have different numbers of them.
+    """
+    counts = list(_row_counts(batch, label, ()))
+    for path, count in counts:
+        if count != counts[0][1]:
+            raise PipelineError(
+                f"{label}: {counts[0][1]} rows{at(counts[0][0])}, {count} rows{at(path)}. The leaves of a batch need "
+                "the same first dimension."
+            )
+    return counts[0][1] if counts else 0
+
+
+def slice_rows(batch: Any, start: int, stop: int) -> Any:
+    """Rows ``start`` to ``stop`` of a batch, as views."""
+    if is_bytes_column(batch) or not isinstance(batch, (dict, list, tuple)):
+        return batch[start:stop]
+    return rebuild(batch, [slice_rows(child, start, stop) for _, child in _children(batch, ())])
+
+
+def split_rows(batch: Any, rows: int) -> list[Any]:
+    """The ``rows`` elements of a batch; arrays of more than one dimension give views."""
+    if is_bytes_column(batch):
+        return list(batch)
+    if not isinstance(batch, (dict, list, tuple)):
+        strings = isinstance(batch, np.ndarray) and batch.dtype.kind == "U" and batch.ndim == 1
+        return batch.tolist() if strings else list(batch)
+    parts = [split_rows(child, rows) for _, child in _children(batch, ())]
+    if not parts:
+        return [batch] * rows
+    if isinstance(batch, dict):
+        keys = list(batch)
+        return [dict(zip(keys, values, strict=True)) for values in zip(*parts, strict=True)]
+    if type(batch) is tuple:
+        return list(zip(*parts, strict=True))
+    return [rebuild(batch, values) for values in zip(*parts, strict=True)]
+
+
+def is_bytes_column(batch: Any) -> bool:
+    """Whether this part of a batch is what :func:`stack` makes of bytes."""
+    return type(batch) is list and bool(batch) and isinstance(batch[0], bytes)
+
+
+def columns(elements: Sequence[Any], label: str, path: Path) -> list[tuple[Path, list[Any]]] | None:
+    """One level of ``elements`` taken apart: (path, values) of each child, or None if they are leaves.
+
+    Raises:
+        PipelineError: if they are not alike.
+    """
+    first = elements[0]
+    if isinstance(first, dict):
+        keys = first.keys()
+        if all(isinstance(element, dict) and element.keys() == keys for element in elements):
+            return [((*path, key), [element[key] for element in elements]) for key in first]
+    elif isinstance(first, (list, tuple)):
+        if set(map(type, elements)) == {type(first)} and set(map(len, elements)) == {len(first)}:
+            return [((*path, i), list(column)) for i, column in enumerate(zip(*elements, strict=True))]
+    elif not any(issubclass(kind, (dict, list, tuple)) for kind in set(map(type, elements))):
+        return None
+    raise _structures_differ(elements, label, path)
+
+
+def rebuild(like: Any, values: Iterable[Any]) -> Any:
+    """A container like ``like`` with ``values`` as its children."""
+    if isinstance(like, dict):
+        return dict(zip(like, values, strict=True))
+    if hasattr(like, "_fields"):
+        return type(like)(*values)
+    return tuple(values) if isinstance(like, tuple) else list(values)
+
+
+def as_array(value: Any, label: str, path: Path) -> Array:
+    """``value`` as an array that shares its memory where it can.
+
+    Raises:
+        PipelineError: if it is not something numeric.
+    """
+    if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)) or hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if not array.dtype.hasobject:
+            return array
+    elif hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    raise _no_array(value, label, path)
+
+
+def _no_array(value: Any, label: str, path: Path) -> PipelineError:
+    return PipelineError(
+        f"{label}: {_describe(value)}{at(path)} cannot be a part of a batch. Leaves are arrays, numbers, str or bytes; "
+        "convert it in a map() before, or leave it out."
+    )
+
+
+def _numbers(column: Sequence[Any], dtype: type[np.generic], label: str, path: Path) -> Array:
+    try:
+        return np.array(column, dtype=dtype)
+    except OverflowError:
+        culprit = next(value for value in column if not -(2**63) <= value < 2**63)
+        raise PipelineError(
+            f"{label}: {culprit}{at(path)} does not fit into int64. Give it a dtype in a map() before, e.g. "
+            "np.uint64(value)."
+        ) from None
+
+
+def _strings(column: Sequence[str], label: str, path: Path) -> Array:
+    culprit = next((value for value in column if value.endswith("\0")), None)
+    if culprit is not None:
+        raise PipelineError(
+            f"{label}: {_short(culprit)}{at(path)} ends in a NUL character, which numpy would drop. Encode it "
+            "to bytes in a map() before."
+        )
+    return np.array(column, dtype=np.str_)
+
+
+def _arrays(arrays: Sequence[Array], label: str, allocate: Allocate, path: Path) -> Array:
+    dtype = one_dtype(arrays, label, path)
+    shape = arrays[0].shape
+    if len({array.shape for array in arrays}) > 1:
+        index, other = _first_other([array.shape for array in arrays])
+        raise PipelineError(
+            f"{label}: ragged shapes{at(path)}: {shape} in the batch's first element, {other} in its element {index}. "
+            "Use padded_batch() to pad them to one shape, or make them alike in a map() before."
+        )
+    return np.stack(arrays, out=allocate((len(arrays), *shape), dtype))
+
+
+def one_dtype(arrays: Sequence[Array], label: str, path: Path) -> np.dtype[Any]:
+    """The dtype that all ``arrays`` have; of str and bytes arrays the widest.
+
+    Raises:
+        PipelineError: if they differ, or hold Python objects.
+    """
+    first = arrays[0].dtype
+    dtypes = {array.dtype for array in arrays}
+    if first.hasobject:
+        raise _no_array(arrays[0], label, path)
+    if len(dtypes) > 1:
+        if first.kind in "SU" and {dtype.kind for dtype in dtypes} == {first.kind}:
+            return np.result_type(*dtypes)
+        index, other = _first_other([array.dtype for array in arrays])
+        raise PipelineError(
+            f"{label}: different dtypes{at(path)}: {first} in the batch's first element, {other} in its element "
+            f"{index}. Convert them to one dtype in a map() before."
+        )
+    return first
+
+
+def _row_counts(batch: Any, label: str, path: Path) -> Iterable[tuple[Path, int]]:
+    if is_bytes_column(batch):
+        yield path, len(batch)
+    elif isinstance(batch, (dict, list, tuple)):
+        for inner, child in _children(batch, path):
+            yield from _row_counts(child, label, inner)
+    else:
+        shape = getattr(batch, "shape", ())
+        if not shape:
+            raise PipelineError(
+                f"{label}: {_describe(batch)}{at(path)} has no rows. It needs batches: arrays (or lists of bytes) "
+                "whose first dimension counts the rows; leave other leaves out in a map() before."
+            )
+        yield path, shape[0]
+
+
+def _children(tree: Any, path: Path) -> list[tuple[Path, Any]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return [((*path, key), child) for key, child in items]
+
+
+def _types_differ(column: Sequence[Any], label: str, path: Path) -> PipelineError:
+    index, other = _first_other([type(value) for value in column])
+    return PipelineError(
+        f"{label}: different types{at(path)}: {type(column[0]).__name__} in the batch's first element, "
+        f"{other.__name__} in its element {index}. Convert them to one type in a map() before."
+    )
+
+
+def _structures_differ(elements: Sequence[Any], label: str, path: Path) -> PipelineError:
+    first = _structure(elements[0])
+    index, other = _first_other([_structure(element) for element in elements])
+    lists = isinstance(elements[0], list) and isinstance(elements[index], list)
+    remedy = (
+        "A list is a structure, each of its items a leaf: make it one array (np.asarray) in a map() before."
+        if lists
+        else "Make them alike in a map() before."
+    )
+    return PipelineError(
+        f"{label}: different structures{at(path)}: {first} in the batch's first element, {other} in its element "
+        f"{index}. {remedy}"
+    )
+
+
+def _structure(element: Any) -> str:
+    if isinstance(element, dict):
+        return f"{type(element).__name__} with keys {', '.join(map(repr, element)) or 'none'}"
+    if isinstance(element, (list, tuple)):
+        return f"{type(element).__name__} of {len(element)}"
+    return "a leaf"
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _first_other(values: Sequence[Any]) -> tuple[int, Any]:
+    return next((i, value) for i, value in enumerate(values) if value != values[0])
+
+
+def at(path: Path) -> str:
+    """Where a leaf is, for messages; empty for an element that is one leaf."""
+    return f" at {path_text(path)}" if path else ""

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.planning.mixture import BLOCK, choices, seed_from, uniforms
+
+
+def everything(mixture):
+    return mixture.resolve(np.arange(mixture.total))
+
+
+inputs = st.lists(st.tuples(st.integers(0, 50), st.sampled_from([0.0, 0.1, 1.0, 9.0])), min_size=1, max_size=5).filter(
+    lambda pairs: any(weight for _, weight in pairs)
+)
+
+
+@given(inputs, st.integers(0, 2**128 - 1))
+def test_every_element_of_every_input_once_and_in_order(pairs, seed):
+    counts, weights = zip(*pairs, strict=True)
+    which, index = everything(choices(seed, weights, counts))
+    for number, (count, weight) in enumerate(pairs):
+        assert index[which == number].tolist() == (list(range(count)) if weight else [])
+
+
+@given(inputs, st.integers(0, 99))
+def test_a_mixture_that_stops_is_the_beginning_of_one_that_goes_on(pairs, seed):
+    counts, weights = zip(*pairs, strict=True)
+    stops, goes_on = choices(seed, weights, counts, stop_on_empty=True), choices(seed, weights, counts)
+    assert stops.total <= goes_on.total
+    which, index = everything(stops)
+    longer_which, longer_index = everything(goes_on)
+    assert np.array_equal(which, longer_which[: stops.total])
+    assert np.array_equal(index, longer_index[: stops.total])
+    used = np.bincount(which, minlength=len(counts))
+    assert any(used[i] == counts[i] for i, weight in enumerate(weights) if weight)
+
+
+@given(st.lists(st.integers(0, 299_999), max_size=50))
+def test_any_positions_in_any_order(positions):
+    mixture = LARGE
+    which, index = mixture.resolve(positions)
+    assert np.array_equal(which, LARGE_WHICH[positions])
+    assert np.array_equal(index, LARGE_INDEX[positions])
+    assert which.dtype == index.dtype == np.int64
+
+
+LARGE = choices(5, [1, 2, 3], [100_000, 50_000, 150_000])
+LARGE_WHICH, LARGE_INDEX = everything(LARGE)
+
+
+def test_inputs_are_drawn_by_weight():
+    shares = np.bincount(LARGE_WHICH[:BLOCK]) / BLOCK
+    assert shares == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.01)
+
+
+def test_what_was_drawn_before_does_not_matter():
+    forwards = choices(5, [1, 2, 3], [100_000, 50_000, 150_000])
+    last = forwards.resolve([299_999])
+    assert (last[0][0], last[1][0]) == (LARGE_WHICH[-1], LARGE_INDEX[-1])
+
+
+def test_memory_goes_by_blocks_and_a_last_input_needs_none():
+    mixture = choices(0, [1, 1], [10, 10**15])
+    assert mixture.total == 10**15 + 10
+    assert len(mixture._starts) == 2
+    assert mixture.resolve([mixture.total - 1])[1].tolist() == [10**15 - 1]
+
+
+def test_the_sequence_is_fixed_for_all_time():
+    assert uniforms(0, 0)[:3].tolist() == [0.014067035665647709, 0.2577672456246177, 0.47156538101528966]
+    which, _ = everything(choices(1, [1, 1], [8, 8]))
+    assert "".join(map(str, which)) == "0001000011101111"
+
+
+def test_seeds_and_blocks_are_independent():
+    draws = {uniforms(seed, block)[:4].tobytes() for seed in range(4) for block in range(4)}
+    assert len(draws) == 16
+    assert uniforms(3, 0).tolist() == uniforms(np.random.SeedSequence(3), 0).tolist()
+    assert 0 <= min(uniforms(0, 0)) < 0.001
+    assert 0.999 < max(uniforms(0, 0)) < 1
+
+
+def test_a_seed_from_a_generator():
+    assert seed_from(np.random.default_rng(1)) == seed_from(np.random.default_rng(1)) > 2**64
+    assert seed_from(np.random.default_rng(1)) != seed_from(np.random.default_rng(2))
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts", "said"),
+    [
+        ([0, 0], [1, 1], "at least one positive"),
+        ([1, -1], [1, 1], "none negative"),
+        ([1, np.nan], [1, 1], "finite"),
+        ([], [], "at least one positive"),
+        ([1, 1], [1], "a count >= 0 is needed for each of 2 weights"),
+        ([1, 1], [1, -1], "a count >= 0"),
+    ],
+)
+def test_what_makes_no_sense(weights, counts, said):
+    with pytest.raises(ValueError, match=said):
+        choices(0, weights, counts)
+
+
+@pytest.mark.parametrize("positions", [[-1], [5], [0, 7]])
+def test_positions_outside(positions):
+    with pytest.raises(IndexError, match="below 5"):
+        choices(0, [1], [5]).resolve(positions)
+
+
+def test_nothing_asked():
+    which, index = choices(0, [1], [0]).resolve([])
+    assert len(which) == len(index) == 0
