@@ -52,6 +52,15 @@ class CreditPool:
         if self._forced == worker:
             self._forced = None
 
+    def clear(self) -> dict[str, int]:
+        """All that has arrived is dropped."""
+        self.held = 0
+        grants = self._serve()
+        for worker in self._granted:
+            for name, amount in self._top_up(worker).items():
+                grants[name] = grants.get(name, 0) + amount
+        return grants
+
     def used(self, worker: str, size: int) -> dict[str, int]:
         """A payload was handed to the user, or dropped."""
         self.held -= size

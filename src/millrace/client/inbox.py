@@ -57,7 +57,7 @@ class EpochInbox:
         """Elements that lie ready."""
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
-        self._in_order = in_order
+        self.in_order = in_order
         self._tasks: dict[int, TaskInbox] = {}
         self._arrived: deque[TaskInbox] = deque()  # one entry for each message; unused if in_order
         self._share: set[int] | None = None
@@ -70,7 +70,7 @@ class EpochInbox:
         inbox = self._tasks.get(task)
         if inbox is None:
             inbox = self._tasks[task] = TaskInbox(lease, address)
-            if self._in_order:
+            if self.in_order:
                 heapq.heappush(self._unread, task)
         inbox.lease = lease
         inbox.address = address
@@ -96,7 +96,7 @@ class EpochInbox:
             inbox.messages.append(Arrival(payload, count, count - fresh, size, worker))
             inbox.held += fresh
             self.ready += fresh
-            if not self._in_order:
+            if not self.in_order:
                 self._arrived.append(inbox)
         ended = last and not inbox.complete
         if ended:
@@ -109,7 +109,7 @@ class EpochInbox:
 
     def take(self) -> Arrival | None:
         """The next message to read, None if it has not arrived."""
-        inbox = self._current() if self._in_order else (self._arrived.popleft() if self._arrived else None)
+        inbox = self._current() if self.in_order else (self._arrived.popleft() if self._arrived else None)
         if inbox is None or not inbox.messages:
             return None
         arrival = inbox.messages.popleft()
@@ -118,7 +118,7 @@ class EpochInbox:
 
     def needed(self) -> str | None:
         """Address of the worker without which reading cannot go on; None if any will do."""
-        inbox = self._current() if self._in_order else None
+        inbox = self._current() if self.in_order else None
         return inbox.address if inbox is not None and not inbox.messages else None
 
     def ends(self, tasks: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from millrace.control.messages import NodeMeasure, OpenJob
-from millrace.errors import ProtocolError
+from millrace.errors import PipelineError, ProtocolError
 from millrace.planning.tables import SplitTable
 
 if TYPE_CHECKING:
@@ -41,19 +42,13 @@ class Job:
         self._unpacked: tuple[Graph, list[Any]] | None = None
         self._program: Program | None = None
 
-    def update(self, opened: OpenJob) -> None:
-        """The dispatcher knows more (the tables) than when the job was opened."""
-        with self._lock:
-            self._opened = opened
-
-    def values(self) -> list[Any]:
-        """The bundle's values: those of the graph's slots, and for custom sharding the function as the last.
-
-        Raises:
-            ShippingError: if the bundle can't be opened here.
-        """
-        with self._lock:
-            return self._unpack()[1]
+    def update(self, opened: OpenJob) -> bool:
+        """The dispatcher says more (the tables) of the same job; False if it is another one of the same name."""
+        known = self._opened  # read by others in one piece; the lock may be held by user code for long
+        if (known.spec, known.seed) != (opened.spec, opened.seed) or known.tables not in ("", opened.tables):
+            return False
+        self._opened = opened
+        return True
 
     def list_sources(self) -> dict[int, SplitTable]:
         """The split tables of all sources, by node id.
@@ -62,11 +57,22 @@ class Job:
             SourceError: if one can't be listed.
             ShippingError: if the bundle can't be opened here.
         """
-        from millrace.sources import list_source
+        from millrace.engine.program import list_sources
 
         with self._lock:
             graph, _ = self._unpack()
-        return {number: list_source(node) for number, node in graph.sources()}
+        return list_sources(graph)
+
+    def choose(self, tasks: int, workers: list[str]) -> list[int]:
+        """For each task the index of its worker, from the user's sharding function, the bundle's last value.
+
+        Raises:
+            PipelineError: if it returns something else.
+            ShippingError: if the bundle can't be opened here.
+        """
+        with self._lock:
+            function = self._unpack()[1][-1]
+        return checked_owners(function(tasks, workers), tasks, len(workers))
 
     def program(self) -> Program:
         """The pipeline, ready to run tasks.
@@ -112,3 +118,23 @@ class Job:
             values = shipping.unpack(self._fetch(self.spec.bundle))
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
+
+
+def checked_owners(chosen: Any, tasks: int, workers: int) -> list[int]:
+    """What a sharding function returned, if it is for each task the index of a worker.
+
+    Raises:
+        PipelineError: if not.
+    """
+    try:
+        owners = [operator.index(owner) for owner in chosen]
+    except TypeError:
+        owners = []
+    if len(owners) != tasks or not all(0 <= owner < workers for owner in owners):
+        shown = repr(chosen)
+        raise PipelineError(
+            f"a sharding function takes (number of tasks, list of workers) and returns a list with the index of a "
+            f"worker for each task, here {tasks} numbers from 0 to {workers - 1}; it returned "
+            f"{shown if len(shown) <= 80 else shown[:77] + '...'}"
+        )
+    return owners

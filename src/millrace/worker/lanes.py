@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Protocol
 
 from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskRef
@@ -108,6 +108,16 @@ class Lane:
             self._pending = [each for each in self._pending if (each.ref.epoch, each.ref.task) != key]
             running = self._running
             if running is not None and (running.ref.epoch, running.ref.task) == key:
+                self._stop = Stop.FORGET
+            self._changed.notify_all()
+
+    def drop(self, leases: Container[int]) -> None:
+        """Leases that are not this worker's any more; nobody wants to hear of them."""
+        with self._changed:
+            self._pending = [each for each in self._pending if each.lease not in leases]
+            for key in [key for key, task in self._buffer if task.finished and task.lease in leases]:
+                self._buffer.forget(key)
+            if self._running is not None and self._running.lease in leases:
                 self._stop = Stop.FORGET
             self._changed.notify_all()
 
@@ -313,6 +323,7 @@ class Lane:
         if outlet is not None:
             outlet.close()
 
-    def join(self, timeout: float) -> None:
-        """Waits for the thread, up to ``timeout`` seconds."""
+    def join(self, timeout: float) -> bool:
+        """Waits for the thread, up to ``timeout`` seconds; whether it has ended."""
         self._thread.join(timeout)
+        return not self._thread.is_alive()

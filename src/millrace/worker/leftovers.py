@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ class LeftoverStore:
     """Leftovers of this worker's tasks. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._kept: dict[TaskRef, Parts] = {}
 
     def put(self, ref: TaskRef, leftovers: Mapping[int, list[Any]]) -> bool:
@@ -52,21 +53,23 @@ class LeftoverStore:
         with self._lock:
             return ref in self._kept
 
-    def refs(self) -> list[TaskRef]:
-        """All tasks of which something is kept."""
-        with self._lock:
-            return list(self._kept)
-
     def forget(self, refs: Iterable[TaskRef]) -> None:
         """Drops what is kept of these tasks."""
         with self._lock:
             for ref in refs:
                 self._kept.pop(ref, None)
+            self._lock.notify_all()
 
     def forget_job(self, job: str) -> None:
         """Drops what is kept for a job."""
         with self._lock:
             self._kept = {ref: parts for ref, parts in self._kept.items() if ref.job != job}
+            self._lock.notify_all()
+
+    def wait_empty(self, deadline: float) -> bool:
+        """Waits until nothing is kept or ``deadline`` (monotonic seconds) has come; whether nothing is kept."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._kept, max(deadline - time.monotonic(), 0.0))
 
 
 def answer(store: LeftoverStore, ref: TaskRef) -> tuple[delivery.Leftovers, list[Any]]:

@@ -6,8 +6,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
 
 from millrace.control.messages import (
     FromWorker,
@@ -18,6 +20,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.wire.failures import failure_of
+from millrace.worker.gate import Gate
 from millrace.worker.jobs import Job
 from millrace.worker.lanes import Lane, Stop, StoppedError
 from millrace.worker.leftovers import Ask, LeftoversMissingError, LeftoverStore, gather
@@ -37,15 +40,31 @@ class Pace:
         self._since = 0.0
         self._busy_s = 0.0
 
-    def enter(self) -> None:
-        """A lane begins to compute."""
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A lane computes while the body runs."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside :meth:`active`: it does not while the body runs, as its buffer is full."""
+        self._leave()
+        try:
+            yield
+        finally:
+            self._enter()
+
+    def _enter(self) -> None:
         with self._lock:
             if self._active == 0:
                 self._since = time.monotonic()
             self._active += 1
 
-    def leave(self) -> None:
-        """A lane stops computing: its task is over, or its buffer is full."""
+    def _leave(self) -> None:
         with self._lock:
             self._active -= 1
             if self._active == 0:
@@ -81,22 +100,25 @@ class Runner:
         ask: how leftovers are fetched from other workers (and this one).
         tell: sends a message to the dispatcher.
         pace: measures.
+        gate: keeps jobs apart.
     """
 
     def __init__(
-        self, job: Job, store: LeftoverStore, ask: Ask, tell: Callable[[FromWorker], None], pace: Pace
+        self, job: Job, store: LeftoverStore, ask: Ask, tell: Callable[[FromWorker], None], pace: Pace, gate: Gate
     ) -> None:
         self._job = job
         self._store = store
         self._ask = ask
         self._tell = tell
         self._pace = pace
+        self._gate = gate
 
     def __call__(self, lane: Lane, lease: LeaseTask) -> None:
         """Runs ``lease`` to its end and tells the dispatcher how it went. Raises nothing."""
-        self._pace.enter()
+        outcome: FromWorker | None
         try:
-            outcome: FromWorker | None = self._run(lane, lease)
+            with self._gate.inside(self._job.name, lane.check), self._pace.active():
+                outcome = self._run(lane, lease)
         except StoppedError as stopped:
             lane.abandon(lease)
             outcome = TaskReturned(lease.ref, lease.lease) if stopped.stop is Stop.RETURN else None
@@ -107,8 +129,6 @@ class Runner:
             lane.abandon(lease)
             doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
             outcome = TaskFailed(lease.ref, lease.lease, failure_of(error, doing))
-        finally:
-            self._pace.leave()
         if outcome is not None:
             self._tell(outcome)
 
@@ -120,13 +140,15 @@ class Runner:
         ref = lease.ref
         lane.begin(lease)
         program = self._job.program()
-        task = program.plan.task(ref.task)
+        task = program.plan.task(ref.task if lease.run < 0 else lease.run)
+        if lease.flush:
+            task = msgspec.structs.replace(task, parent=-1)
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
         # What the consumer has is computed again, but neither encoded nor kept; -1: it has all of it.
         keep = lease.received >= 0
         outputs = 0
         packer = Packer(codec.encode, max(lease.received, 0))
-        with closing(program.run(task, ref.epoch, leftovers)) as run:
+        with program.run(task, ref.epoch, leftovers) as run:
             for chunk in run:
                 lane.check()
                 before, outputs = outputs, outputs + len(chunk)
@@ -135,7 +157,7 @@ class Runner:
                 packer.add(chunk.elements[max(lease.received - before, 0) :])
                 waited += self._put(lane, lease, packer, flush=lane.hungry)
             waited += self._put(lane, lease, packer, flush=True)
-        left = self._store.put(ref, run.leftovers) if task.parent >= 0 else False
+        left = task.parent >= 0 and self._store.put(ref, run.leftovers)
         if keep:
             lane.finish(lease, run.skipped)
         else:
@@ -146,9 +168,6 @@ class Runner:
     def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, *, flush: bool) -> float:
         waited = 0.0
         for message in packer.messages(flush=flush):
-            self._pace.leave()
-            try:
+            with self._pace.paused():
                 waited += lane.put(lease, message)
-            finally:
-                self._pace.enter()
         return waited

@@ -1,0 +1,345 @@
+"""A consumer's session with the dispatcher: joins, reports, and comes back by itself when it breaks.
+
+Its threads know the conversation, never the object that the user holds: so that dropping that one ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import platform
+import queue
+import threading
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from millrace.client.feed import Feed
+from millrace.client.meter import Rates
+from millrace.control.messages import (
+    BeginEpoch,
+    ConsumerReport,
+    EpochBegun,
+    EpochEnds,
+    JobFailed,
+    JobJoined,
+    JobSpec,
+    JoinJob,
+    LeaveJob,
+    Notice,
+    ReadTasks,
+    ToConsumer,
+)
+from millrace.errors import (
+    AuthenticationError,
+    JobFailedError,
+    MillraceError,
+    MillraceWarning,
+    ServiceError,
+    ServiceUnreachableError,
+    VersionMismatchError,
+)
+from millrace.version import __version__
+from millrace.wire.backoff import delays
+from millrace.wire.blobs import put_blob
+from millrace.wire.channel import ClientSession, ControlChannel
+from millrace.wire.failures import error_of
+
+CLOSE = "close"
+REPORT = "report"
+SOON_S = 0.02
+"""Least time between two reports; a task that became complete is reported that soon."""
+
+_FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
+
+_logger = logging.getLogger(__name__)
+
+Measure = Callable[[], tuple[int, Rates]]
+"""Elements handed out since the epoch began, and how fast."""
+
+
+class Conversation:
+    """One consumer's place in one job.
+
+    Args:
+        address: of the dispatcher.
+        spec: of the job; its ``bundle`` is filled in.
+        bundle: bytes that hold the graph's user functions.
+        consumer: index wanted; None takes the lowest free one.
+        token: of the service.
+        buffer_bytes: for elements that wait to be read.
+        timeout: seconds until the service must have answered.
+
+    Raises:
+        ServiceUnreachableError: nobody answered in time.
+        AuthenticationError, VersionMismatchError, JobConflictError, ConsumerConflictError, PipelineError: as the
+            dispatcher says.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        spec: JobSpec,
+        bundle: bytes,
+        *,
+        consumer: int | None,
+        token: str | None,
+        buffer_bytes: int,
+        timeout: float,
+    ) -> None:
+        self.client = uuid.uuid4().hex
+        self.pid = os.getpid()
+        self._over = threading.Event()
+        self._closing = threading.Lock()
+        self._words: queue.SimpleQueue[str | int] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._begun = -1  # the epoch that the dispatcher said has begun
+        self._wanted = -1  # the epoch that it was asked to begin
+        self._failure: MillraceError | None = None
+        self._measure: Measure | None = None
+        self._notices: set[str] = set()
+        self._sending = threading.Lock()
+        self._session: ClientSession | None = None
+        self._threads: list[threading.Thread] = []
+        self._channel = ControlChannel(address, token, timeout)
+        try:
+            self._channel.connect()
+            self._spec = msgspec.structs.replace(spec, bundle=put_blob(self._channel, bundle))
+            session, joined = self._join(consumer, timeout)
+        except BaseException:
+            self._channel.close()
+            raise
+        self.job, self.consumer, self.seed = joined.job, joined.consumer, joined.seed
+        self._heartbeat_s = joined.heartbeat_s
+        self._next = joined.epoch + 1
+        self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
+        self.feed = Feed(self.job, self.consumer, self.client, token=token, buffer_bytes=buffer_bytes, wake=self._wake)
+        self._session = session
+        _open.add(self)
+        self._start(self._converse, session)
+        self._start(self._beat)
+
+    def _start(self, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, name=f"millrace{target.__name__}-{self.job}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _join(self, consumer: int | None, timeout: float, *, resume: bool = False) -> tuple[ClientSession, JobJoined]:
+        session = self._channel.open_session(ToConsumer)
+        hurry = threading.Timer(timeout, session.close)
+        hurry.daemon = True
+        hurry.start()
+        try:
+            session.send(JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid, resume))
+            for message in session:
+                if isinstance(message, JobJoined):
+                    return session, message
+                if isinstance(message, JobFailed):
+                    raise error_of(message.failure)  # noqa: TRY301 (whatever ends this closes the session)
+        except BaseException:
+            session.close()
+            raise
+        finally:
+            hurry.cancel()
+            hurry.join()
+        session.close()
+        raise ServiceUnreachableError(
+            f"the dispatcher at {self._channel.address} did not let this process join in time"
+        )
+
+    # -- epochs --------------------------------------------------------------------------------------------------------
+
+    def begin(self, number: int | None, measure: Measure) -> int:
+        """Begins an epoch (None: the next one) and returns its number once the dispatcher has said so.
+
+        Raises:
+            MillraceError: why the job cannot go on.
+        """
+        with self._changed:
+            wanted = self._next if number is None else number
+            self._next = wanted + 1
+            self._wanted = wanted
+            self._measure = measure
+        self._send(BeginEpoch(wanted))
+        with self._changed:
+            while self._begun != wanted:
+                if self._failure is not None:
+                    raise self._failure
+                if self._over.is_set():
+                    raise ServiceError("the session was closed while an epoch was about to begin")
+                self._changed.wait()
+        return wanted
+
+    def end(self, number: int) -> None:
+        """Nobody reads this epoch any more."""
+        if self._begun == number:
+            self.report()
+            self.feed.stop(number)
+
+    # -- what the dispatcher says --------------------------------------------------------------------------------------
+
+    def _converse(self, session: ClientSession) -> None:
+        pauses = delays()
+        while not self._over.is_set():
+            try:
+                for message in session:
+                    pauses = delays()
+                    self._told(message)
+            except _FATAL as error:
+                self._fail(error)
+                return
+            except MillraceError as error:
+                _logger.info("dispatcher: %s", error)
+            except Exception as error:  # a bug of ours must not leave the user waiting
+                _logger.exception("the session failed")
+                self._fail(ServiceError(f"the session with the dispatcher failed: {type(error).__name__}: {error}"))
+                return
+            with self._sending:
+                self._session = None
+            rejoined = self._rejoin(pauses)
+            if rejoined is None:
+                return
+            session = rejoined
+
+    def _rejoin(self, pauses: Iterator[float]) -> ClientSession | None:
+        """Joins again, however long it takes; None when this is over."""
+        for pause in pauses:
+            if self._over.wait(pause):
+                return None
+            try:
+                self._channel.connect()
+                session, joined = self._join(self.consumer, self._heartbeat_s, resume=True)
+            except ServiceUnreachableError as error:
+                _logger.info("dispatcher: %s", error)
+                continue
+            except MillraceError as error:
+                self._fail(error)
+                return None
+            self._told(joined)
+            with self._sending:
+                if self._over.is_set():
+                    return None
+                if self._wanted >= 0:
+                    session.send(BeginEpoch(self._wanted))
+                self._session = session
+            self.report(everything=True)
+            return session
+        return None
+
+    def _told(self, message: ToConsumer) -> None:
+        match message:
+            case ReadTasks(epoch=epoch, reads=reads):
+                self.feed.assign(epoch, reads)
+            case EpochEnds(epoch=epoch, tasks=tasks):
+                self.feed.ends(epoch, tasks)
+            case EpochBegun(epoch=epoch):
+                with self._changed:
+                    if epoch == self._wanted:
+                        self.feed.begin(epoch, in_order=self._spec.deterministic)
+                        self._begun = epoch
+                        self._changed.notify_all()
+            case JobFailed(failure=failure):
+                self._fail(error_of(failure))
+            case Notice(text=text):
+                self._notice(text)
+            case JobJoined(heartbeat_s=heartbeat_s):
+                self._heartbeat_s = heartbeat_s
+
+    def _notice(self, text: str) -> None:
+        if text in self._notices:
+            return
+        self._notices.add(text)
+        try:
+            warnings.warn(text, MillraceWarning, stacklevel=2)
+        except MillraceWarning as warning:  # warnings are errors here: then it is the reader's, not this thread's
+            self._fail(JobFailedError(str(warning)))
+
+    def _fail(self, error: MillraceError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+        self.feed.fail(error)
+
+    # -- what it hears -------------------------------------------------------------------------------------------------
+
+    def _send(self, message: msgspec.Struct) -> None:
+        """Sends, if there is a session: who comes back says all of it again."""
+        with self._sending:
+            if self._session is None:
+                return
+            try:
+                self._session.send(message)
+            except MillraceError as error:
+                _logger.info("could not tell the dispatcher: %s", error)
+
+    def report(self, *, everything: bool = False) -> None:
+        """Tells the dispatcher how far reading has come and how fast it is."""
+        epoch, tasks = self.feed.progress(everything=everything)
+        measure = self._measure
+        if epoch < 0 or measure is None:
+            self._send(ConsumerReport(max(self._wanted, 0)))
+            return
+        handed, rates = measure()
+        self._send(ConsumerReport(epoch, tasks, handed, rates.batch_time_s, rates.wait_s, rates.queue_elements))
+
+    def _wake(self) -> None:
+        if self._words.empty():
+            self._words.put(REPORT)
+
+    def say(self, word: str | int) -> None:
+        """Asks for a report, for the end (CLOSE), or for the end of an epoch (its number).
+
+        All that may be done where the interpreter happens to collect garbage: any thread, with any lock held.
+        """
+        self._words.put(word)
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            try:
+                word = self._words.get(timeout=self._heartbeat_s)
+            except queue.Empty:
+                word = REPORT
+            if word == CLOSE:
+                self.close()
+                return
+            if isinstance(word, int):
+                self.end(word)
+            else:
+                self.report()
+                self._over.wait(SOON_S)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._over.is_set()
+
+    def close(self) -> None:
+        """Leaves the job and ends all threads. May be called any number of times; harmless in a forked child."""
+        if os.getpid() != self.pid or not self._closing.acquire(blocking=False):
+            return
+        self.report()
+        self._send(LeaveJob())
+        self._over.set()
+        self._words.put(REPORT)
+        with self._changed:
+            self._changed.notify_all()
+        self.feed.close()
+        self._channel.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+_open: weakref.WeakSet[Conversation] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for conversation in list(_open):
+        conversation.close()

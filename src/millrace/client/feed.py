@@ -1,0 +1,310 @@
+"""Brings elements from workers to one consumer: a connection and a thread for each worker, one bounded buffer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from millrace.client.credit import CreditPool
+from millrace.client.inbox import Arrival, EpochInbox
+from millrace.control.messages import TaskProgress, TaskRead
+from millrace.errors import (
+    AuthenticationError,
+    ElementTooLargeError,
+    MillraceError,
+    ProtocolError,
+    ServiceError,
+    VersionMismatchError,
+)
+from millrace.wire import delivery
+from millrace.wire.backoff import delays
+from millrace.wire.bulk import BulkConnection, bulk_connect
+
+CONNECT_TIMEOUT_S = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Feed:
+    """What a consumer reads from. Thread-safe; one thread takes, any may do the rest.
+
+    Args:
+        job: name of the job.
+        consumer: index of the consumer.
+        client: id of this process's session.
+        token: that workers demand.
+        buffer_bytes: bound on what is held and granted.
+        wake: called when a task has become complete.
+    """
+
+    def __init__(
+        self, job: str, consumer: int, client: str, *, token: str | None, buffer_bytes: int, wake: Callable[[], None]
+    ) -> None:
+        self._open = delivery.Open(job, consumer, client)
+        self._token = token
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._pool = CreditPool(buffer_bytes)
+        self._inbox: EpochInbox | None = None
+        self._failure: MillraceError | None = None
+        self._closed = False
+        self._retry: set[str] = set()
+        self._threads: dict[str, threading.Thread] = {}
+        self._connections: dict[str, BulkConnection] = {}
+
+    # -- epochs --------------------------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int, *, in_order: bool) -> None:
+        """The epoch to read from now on; what was held of another is dropped."""
+        with self._changed:
+            if self._inbox is not None and self._inbox.number == epoch:
+                return  # said again after the dispatcher was lost
+            self._inbox = EpochInbox(epoch, in_order=in_order)
+            orders = self._route(self._pool.clear())
+            self._changed.notify_all()
+        _send_all(orders)
+
+    def stop(self, epoch: int) -> None:
+        """Nobody reads this epoch any more. What workers hold of it stays there until the dispatcher says otherwise."""
+        with self._changed:
+            if self._inbox is None or self._inbox.number != epoch or self._inbox.finished:
+                return
+            # What is still to come would have to be received to be dropped.
+            connections = list(self._connections.values())
+            self._inbox = None
+            orders = self._route(self._pool.clear())
+            self._changed.notify_all()
+        _send_all(orders)
+        for connection in connections:
+            connection.close()
+
+    def assign(self, epoch: int, reads: Sequence[TaskRead]) -> None:
+        """Tasks are (now) to be read from these workers."""
+        orders: dict[str, list[delivery.Read]] = {}
+        with self._changed:
+            if self._closed or self._inbox is None or self._inbox.number != epoch:
+                return
+            for read in reads:
+                start = self._inbox.assign(read.task, read.lease, read.address)
+                if not self._inbox.holds(read.task)[1]:
+                    orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
+            connections = {address: self._connections.get(address) for address in orders}
+            for address, connection in connections.items():
+                if address not in self._threads:
+                    self._start(address)
+                elif connection is None:
+                    self._retry.add(address)
+            self._changed.notify_all()
+        for address, connection in connections.items():
+            if connection is not None:  # else it will ask for all that is unfinished once it is there
+                _send(connection, orders[address])
+
+    def ends(self, epoch: int, tasks: Sequence[int]) -> None:
+        """These are all tasks of the consumer's share of the epoch."""
+        with self._changed:
+            if self._inbox is not None and self._inbox.number == epoch:
+                self._inbox.ends(tasks)
+                self._changed.notify_all()
+
+    def fail(self, error: MillraceError) -> None:
+        """From now on reading raises ``error``; the first one counts."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def take(self, epoch: int) -> Arrival | None:
+        """The next message, as soon as it is there; None at the epoch's end.
+
+        Raises:
+            MillraceError: what made the job fail.
+            ServiceError: if the feed was closed.
+        """
+        while True:
+            with self._changed:
+                if self._failure is not None:
+                    raise self._failure
+                if self._closed:
+                    raise ServiceError("the session was closed while an epoch was being read")
+                inbox = self._inbox
+                if inbox is None or inbox.number != epoch:
+                    return None
+                arrival = inbox.take()
+                if arrival is not None:
+                    grants = self._pool.used(arrival.worker, arrival.size)
+                elif inbox.finished:
+                    return None
+                else:
+                    grants = self._force(inbox)
+                    if not grants:
+                        self._changed.wait()
+                        continue
+                orders = self._route(grants)
+            _send_all(orders)
+            if arrival is not None:
+                return arrival
+
+    def _force(self, inbox: EpochInbox) -> dict[str, int]:
+        if not inbox.in_order:
+            return self._pool.force(None)
+        needed = inbox.needed()
+        return {} if needed is None else self._pool.force(needed)
+
+    @property
+    def ready(self) -> int:
+        """Elements that have arrived and were not taken."""
+        with self._changed:
+            return 0 if self._inbox is None else self._inbox.ready
+
+    def progress(self, *, everything: bool = False) -> tuple[int, list[TaskProgress]]:
+        """(epoch, tasks that moved since the last call; with ``everything``, all); epoch -1 between epochs."""
+        with self._changed:
+            if self._inbox is None:
+                return -1, []
+            return self._inbox.number, self._inbox.progress(everything=everything)
+
+    @property
+    def skipped(self) -> int:
+        """Elements of this epoch that ``on_error`` left out."""
+        with self._changed:
+            return 0 if self._inbox is None else self._inbox.skipped
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _start(self, address: str) -> None:
+        thread = threading.Thread(target=self._serve, args=(address,), name=f"millrace-read-{address}", daemon=True)
+        self._threads[address] = thread
+        thread.start()
+
+    def _serve(self, address: str) -> None:
+        """Reads from one worker while anything is to come from it, through as many connections as it takes."""
+        pauses = delays()
+        while True:
+            began = time.monotonic()
+            try:
+                with bulk_connect(address, self._token, CONNECT_TIMEOUT_S) as connection:
+                    self._receive(address, connection)
+            except (AuthenticationError, VersionMismatchError, ProtocolError) as error:
+                self.fail(error)
+            except ServiceError as error:
+                # Lost, or not there. If it is dead the dispatcher names another; until then it is worth trying again.
+                _logger.debug("worker %s: %s", address, error)
+            if time.monotonic() - began > CONNECT_TIMEOUT_S:
+                pauses = delays()  # it went well for a while
+            with self._changed:
+                wanted = self._inbox is not None and self._inbox.unfinished(address) and self._failure is None
+                if self._closed or not wanted:
+                    del self._threads[address]
+                    return
+                self._retry.discard(address)
+                self._changed.wait_for(lambda: self._closed or address in self._retry, next(pauses))
+
+    def _receive(self, address: str, connection: BulkConnection) -> None:
+        """Reads until the connection ends, which raises."""
+        with self._changed:
+            if self._closed or self._inbox is None:
+                return
+            self._connections[address] = connection
+            epoch = self._inbox.number
+            orders = [delivery.Read(epoch, *unfinished) for unfinished in self._inbox.unfinished(address)]
+            grants = self._pool.join(address)
+        try:
+            connection.send(self._open)
+            for order in (*map(delivery.Credit, grants.values()), *orders):
+                connection.send(order)
+            while True:
+                header, payload = connection.receive(delivery.TO_READER)
+                if isinstance(header, delivery.Delivery):
+                    self._arrived(address, connection, header, payload)
+                elif isinstance(header, delivery.Short):
+                    self._short(address, header)
+                else:
+                    raise ProtocolError(f"{address} sent {type(header).__name__}, which nobody asked for")
+        finally:
+            with self._changed:
+                if self._connections.get(address) is connection:
+                    del self._connections[address]
+                    routed = self._route(self._pool.leave(address))
+                else:
+                    routed = []
+                self._changed.notify_all()
+            _send_all(routed)
+
+    def _arrived(
+        self, address: str, connection: BulkConnection, header: delivery.Delivery, payload: memoryview
+    ) -> None:
+        size = memoryview(payload).nbytes if header.count else 0
+        reply: list[delivery.BulkMessage] = []
+        complete = False
+        with self._changed:
+            self._pool.arrived(address, size)
+            inbox = self._inbox
+            current = inbox is not None and inbox.number == header.epoch
+            fresh = False
+            if inbox is not None and current:
+                fresh = inbox.accept(
+                    header.task,
+                    header.index,
+                    header.count,
+                    payload,
+                    size,
+                    address,
+                    last=header.last,
+                    skipped=header.skipped,
+                )
+                upto, complete = inbox.holds(header.task)
+                reply.append(delivery.Received(header.epoch, header.task, upto, complete))
+            orders = [] if fresh else self._route(self._pool.used(address, size))
+            self._changed.notify_all()
+        _send(connection, reply)
+        _send_all(orders)
+        if complete:
+            self._wake()
+
+    def _short(self, address: str, header: delivery.Short) -> None:
+        with self._changed:
+            if header.size > self._pool.total and header.count == 1:
+                self._failure = self._failure or ElementTooLargeError(
+                    f"an element of {header.size:,} bytes is more than this process's buffer of "
+                    f"{self._pool.total:,}: yield smaller elements (smaller batches), or raise "
+                    f"with_options(buffer_bytes=...)"
+                )
+            grants = self._pool.short(address, header.size, header.returned)
+            orders = self._route(grants)
+            self._changed.notify_all()  # who waits may have to let it in
+        _send_all(orders)
+
+    def _route(self, grants: Mapping[str, int]) -> list[tuple[BulkConnection, list[delivery.BulkMessage]]]:
+        return [(self._connections[name], [delivery.Credit(amount)]) for name, amount in grants.items() if amount]
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes all connections and waits for their threads. May be called any number of times."""
+        with self._changed:
+            self._closed = True
+            self._inbox = None
+            connections = list(self._connections.values())
+            threads = list(self._threads.values())
+            self._changed.notify_all()
+        for connection in connections:
+            connection.close()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(CONNECT_TIMEOUT_S)
+
+
+def _send_all(orders: Sequence[tuple[BulkConnection, Sequence[delivery.BulkMessage]]]) -> None:
+    for connection, messages in orders:
+        _send(connection, messages)
+
+
+def _send(connection: BulkConnection, messages: Sequence[delivery.BulkMessage]) -> None:
+    try:
+        for message in messages:
+            connection.send(message)
+    except ServiceError:
+        connection.close()  # the thread that receives on it sees it and connects anew

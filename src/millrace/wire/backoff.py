@@ -1,0 +1,17 @@
+"""How long to wait before trying again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+
+def delays(first: float = 0.05, longest: float = 3.0) -> Iterator[float]:
+    """Seconds to wait before each further attempt: doubling from ``first`` to ``longest``, each of them jittered.
+
+    Jitter keeps hundreds of workers from coming back to a restarted dispatcher at the same moment.
+    """
+    step = first
+    while True:
+        yield step * (0.5 + random.random())
+        step = min(2 * step, longest)

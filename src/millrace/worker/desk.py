@@ -1,0 +1,279 @@
+"""Everything a worker holds, by job: lanes, pipelines, leftovers; and what each word of the dispatcher does to it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+
+from millrace.control.messages import (
+    ChooseSharding,
+    CloseJob,
+    ForgetTasks,
+    FromWorker,
+    HeldTask,
+    LeaseTask,
+    ListSources,
+    OpenJob,
+    RevokeTask,
+    ShardingChosen,
+    SourcesFailed,
+    SourcesListed,
+    TaskRef,
+    TaskReturned,
+    ToWorker,
+    WorkerReport,
+)
+from millrace.wire import delivery
+from millrace.wire.bulk import BulkConnection
+from millrace.wire.failures import failure_of
+from millrace.worker.gate import Gate
+from millrace.worker.jobs import Fetch, Job
+from millrace.worker.lanes import Lane
+from millrace.worker.leftovers import LeftoverStore, answer
+from millrace.worker.running import Pace, Runner
+from millrace.worker.serving import fetch_leftovers, serve
+
+JOIN_S = 10.0
+"""How long the end of a job waits for its runs to stop; user code can't be interrupted."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Desk:
+    """What a worker does, apart from its session. Thread-safe; no method but those named so waits for user code.
+
+    Args:
+        tell: sends a message to the dispatcher.
+        fetch: bytes by digest, from the dispatcher.
+        token: that other workers demand.
+        threads: for user functions; None: by the machine.
+        buffer_bytes: for outputs, over all lanes.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[FromWorker], None],
+        fetch: Fetch,
+        *,
+        token: str | None,
+        threads: int | None,
+        buffer_bytes: int,
+    ) -> None:
+        self.address = ""
+        """Where this worker is asked for what it holds; known once its server listens."""
+        self._tell = tell
+        self._fetch = fetch
+        self._token = token
+        self._threads = threads
+        self._buffer_bytes = buffer_bytes
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._current = ""
+        self._leaving = False
+        self._store = LeftoverStore()
+        self._pace = Pace()
+        self._gate = Gate()
+
+    # -- the dispatcher's words ----------------------------------------------------------------------------------------
+
+    def told(self, message: ToWorker) -> None:
+        """Does what the dispatcher says; what takes time goes on in other threads."""
+        match message:
+            case LeaseTask():
+                self._lease(message)
+            case RevokeTask(ref=ref, lease=lease):
+                if all(lane.revoke((ref.epoch, ref.task), lease) for lane in self._lanes_of(ref.job)):
+                    self._tell(TaskReturned(ref, lease))
+                self._gate.poke()
+            case ForgetTasks(refs=refs):
+                self._forget(refs)
+            case OpenJob():
+                self._open(message)
+            case CloseJob(job=job):
+                self._close(job)
+            case ListSources(job=job):
+                self._aside(functools.partial(self._list, job))
+            case ChooseSharding():
+                self._aside(functools.partial(self._choose, message))
+            case _:
+                _logger.warning("nothing is known to do about %s", type(message).__name__)
+
+    def _open(self, message: OpenJob) -> None:
+        with self._lock:
+            self._current = message.job
+            job = self._jobs.get(message.job)
+        if job is not None:
+            if job.update(message):
+                return
+            self._close(message.job)  # another job has got the name
+        with self._lock:
+            self._jobs[message.job] = Job(message, self._fetch, self._threads)
+
+    def _lease(self, message: LeaseTask) -> None:
+        with self._lock:
+            self._current = message.ref.job
+            leaving = self._leaving
+        lane = None if leaving else self._lane(message.ref.job, message.consumer)
+        if lane is None:
+            self._tell(TaskReturned(message.ref, message.lease))
+        else:
+            lane.submit(message)
+
+    def _forget(self, refs: Sequence[TaskRef]) -> None:
+        for ref in refs:
+            for lane in self._lanes_of(ref.job):
+                lane.forget((ref.epoch, ref.task))
+        self._store.forget(refs)
+        self._gate.poke()
+
+    def drop(self, leases: Container[int]) -> None:
+        """These leases became somebody else's while the dispatcher was out of reach."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.drop(leases)
+        self._gate.poke()
+
+    def _close(self, name: str) -> None:
+        with self._lock:
+            job = self._jobs.pop(name, None)
+            lanes = [self._lanes.pop(key) for key in list(self._lanes) if key[0] == name]
+            self._share_out()
+        self._store.forget_job(name)
+        for lane in lanes:
+            lane.close()
+        self._gate.poke()
+        if job is not None:
+            self._aside(functools.partial(_end, job, lanes))
+
+    # -- planning tasks, on threads of their own -----------------------------------------------------------------------
+
+    def _aside(self, action: Callable[[], None]) -> None:
+        threading.Thread(target=action, name="millrace-aside", daemon=True).start()
+
+    def _list(self, name: str) -> None:
+        job = self._jobs.get(name)
+        if job is None:
+            return  # closed meanwhile
+        try:
+            with self._gate.inside(name):
+                answer: FromWorker = SourcesListed(name, job.list_sources())
+        except BaseException as error:  # noqa: BLE001 (opening the bundle runs the user's code)
+            answer = SourcesFailed(name, failure_of(error, f"listing the sources of job {name!r}"))
+        self._tell(answer)
+
+    def _choose(self, message: ChooseSharding) -> None:
+        job = self._jobs.get(message.job)
+        if job is None:
+            return
+        try:
+            with self._gate.inside(message.job):
+                owners = job.choose(message.tasks, message.workers)
+            self._tell(ShardingChosen(message.job, message.epoch, owners))
+        except BaseException as error:  # noqa: BLE001 (it is the user's function)
+            self._tell(SourcesFailed(message.job, failure_of(error, f"the sharding function of job {message.job!r}")))
+
+    # -- lanes and peers -----------------------------------------------------------------------------------------------
+
+    def _lanes_of(self, name: str) -> list[Lane]:
+        with self._lock:
+            return [lane for (job, _), lane in self._lanes.items() if job == name]
+
+    def _lane(self, name: str, consumer: int) -> Lane | None:
+        with self._lock:
+            lane = self._lanes.get((name, consumer))
+            job = self._jobs.get(name)
+            if lane is not None or job is None:
+                return lane
+            runner = Runner(job, self._store, self._ask, self._tell, self._pace, self._gate)
+            lane = self._lanes[name, consumer] = Lane(
+                name,
+                consumer,
+                self._buffer_bytes,
+                self._buffer_bytes,
+                in_order=job.spec.deterministic,
+                run=runner,
+            )
+            self._share_out()
+            return lane
+
+    def _share_out(self) -> None:
+        for lane in self._lanes.values():
+            lane.resize(self._buffer_bytes // len(self._lanes))
+
+    def serve(self, connection: BulkConnection) -> None:
+        """Serves one consumer or one tail's worker, until it goes."""
+        serve(connection, self._lane, self._store)
+
+    def _ask(self, address: str, refs: list[TaskRef]) -> list[tuple[delivery.Leftovers, memoryview]]:
+        if address != self.address:
+            return fetch_leftovers(address, refs, self._token)
+        found = []
+        for ref in refs:
+            header, buffers = answer(self._store, ref)
+            found.append((header, memoryview(b"".join(buffers))))
+        return found
+
+    # -- what the dispatcher hears -------------------------------------------------------------------------------------
+
+    def held(self) -> list[HeldTask]:
+        """Everything that is leased to this worker or kept by it."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+        return [held for lane in lanes for held in lane.held(self._store.has)]
+
+    def report(self) -> WorkerReport:
+        """The heartbeat."""
+        with self._lock:
+            name = self._current
+            job = self._jobs.get(name)
+        return WorkerReport(
+            self._pace.want,
+            name if job is not None else "",
+            [lane.report() for lane in self._lanes_of(name)],
+            job.measures() if job is not None else [],
+            self._pace.busy_s,
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def leave(self, deadline: float) -> None:
+        """Takes nothing on any more, gives back what has not begun, and waits until the rest was read.
+
+        Args:
+            deadline: until when to wait, in monotonic seconds.
+        """
+        with self._lock:
+            self._leaving = True
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            for lease in lane.unstarted():
+                self._tell(TaskReturned(lease.ref, lease.lease))
+        for lane in lanes:
+            lane.wait_idle(deadline)
+        self._store.wait_empty(deadline)
+
+    def close(self) -> None:
+        """Ends all jobs; waits a moment for their runs to stop."""
+        with self._lock:
+            names = list(self._jobs)
+            ending = [
+                (job, [lane for key, lane in self._lanes.items() if key[0] == job.name]) for job in self._jobs.values()
+            ]
+        for name in names:
+            self._close(name)
+        deadline = time.monotonic() + JOIN_S
+        for _, lanes in ending:
+            for lane in lanes:
+                lane.join(max(deadline - time.monotonic(), 0.0))
+
+
+def _end(job: Job, lanes: Sequence[Lane]) -> None:
+    if all(lane.join(JOIN_S) for lane in lanes):
+        job.close()
+    else:
+        _logger.warning("job %s: user code did not stop within %g s; it goes on beside other jobs", job.name, JOIN_S)

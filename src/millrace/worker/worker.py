@@ -1,0 +1,214 @@
+"""One worker process: its session with the dispatcher, its server for consumers, and its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+import uuid
+
+from millrace.control.messages import (
+    FromWorker,
+    JobFailed,
+    StopWorker,
+    ToWorker,
+    WorkerHello,
+    WorkerLeaving,
+    WorkerWelcome,
+)
+from millrace.errors import (
+    AuthenticationError,
+    JobFailedError,
+    MillraceError,
+    ServiceError,
+    VersionMismatchError,
+)
+from millrace.version import __version__
+from millrace.wire.address import format_address
+from millrace.wire.backoff import delays
+from millrace.wire.blobs import fetch_blob
+from millrace.wire.bulk import BulkServer
+from millrace.wire.channel import ClientSession, ControlChannel
+from millrace.wire.failures import error_of
+from millrace.worker.desk import Desk
+
+BUFFER_BYTES = 256 << 20
+LEAVE_S = 30.0
+"""How long an orderly end waits for consumers to read what is ready."""
+CONNECT_S = 10.0
+
+_WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not listened on)
+_FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
+
+_logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """A worker; :meth:`run` is its whole life.
+
+    Args:
+        dispatcher: address of the dispatcher.
+        token: of the service; None if it has none.
+        host: address to listen on for consumers; other than loopback demands a token.
+        port: to listen on; 0 takes a free one.
+        advertise: host name under which consumers reach it; None: ``host``, or this machine's name if that is a
+            wildcard.
+        threads: for user functions; None: by the machine.
+        buffer_bytes: for outputs that wait to be read, all consumers together.
+        leave_s: seconds that an orderly end may take.
+    """
+
+    def __init__(
+        self,
+        dispatcher: str,
+        *,
+        token: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        threads: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        leave_s: float = LEAVE_S,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self._dispatcher = dispatcher
+        self._token = token
+        self._host = host
+        self._port = port
+        self._advertised = advertise or (platform.node() if host in _WILDCARDS else host)
+        self._leave_s = leave_s
+        self._telling = threading.Lock()
+        self._channel = ControlChannel(dispatcher, token, CONNECT_S)
+        self._session: ClientSession | None = None
+        self._report_now = threading.Event()
+        self._heartbeat_s = 5.0
+        self._over = threading.Event()
+        self._leaving = threading.Event()
+        self._error: MillraceError | None = None
+        self._desk = Desk(self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes)
+
+    def run(self) -> None:
+        """Works until told to stop, by :meth:`stop` or by the dispatcher.
+
+        Raises:
+            AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
+            AddressInUseError: the port to listen on is taken.
+        """
+        server = BulkServer(self._host, self._desk.serve, port=self._port, token=self._token)
+        self._desk.address = format_address(self._advertised, server.port)
+        threads = [
+            threading.Thread(target=self._converse, name="millrace-session", daemon=True),
+            threading.Thread(target=self._beat, name="millrace-heartbeat", daemon=True),
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            self._over.wait()
+        finally:
+            self._over.set()
+            self._report_now.set()
+            self._desk.close()
+            self._channel.close()
+            server.close()
+            for thread in threads:
+                thread.join(CONNECT_S)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, reason: str) -> None:
+        """Leaves in good order, in the background: :meth:`run` returns when it is done. The second call ends at once.
+
+        May be called from a signal handler.
+        """
+        if self._leaving.is_set():
+            self._over.set()
+            return
+        self._leaving.set()
+        threading.Thread(target=self._leave, args=(reason,), name="millrace-leave", daemon=True).start()
+
+    def _leave(self, reason: str) -> None:
+        _logger.info("leaving: %s", reason)
+        self._tell(WorkerLeaving())
+        self._desk.leave(time.monotonic() + self._leave_s)
+        self._over.set()
+
+    # -- the session ---------------------------------------------------------------------------------------------------
+
+    def _converse(self) -> None:
+        pauses = delays()
+        while not self._over.is_set():
+            try:
+                self._channel.connect()
+                session = self._channel.open_session(ToWorker)
+                self._greet(session)
+                for message in session:
+                    if isinstance(message, WorkerWelcome):
+                        pauses = delays()
+                    self._told(message)
+                _logger.info("the dispatcher ended the session")
+            except _FATAL as error:
+                self._error = error
+                self._over.set()
+            except ServiceError as error:
+                _logger.info("dispatcher: %s", error)
+            except Exception:
+                _logger.exception("the session failed")
+            finally:
+                with self._telling:
+                    self._session = None
+            self._over.wait(next(pauses))
+
+    def _greet(self, session: ClientSession) -> None:
+        # In one step: what ends before it is in the list of what is held, what ends after is told on this session.
+        with self._telling:
+            session.send(
+                WorkerHello(
+                    self.id,
+                    self._desk.address,
+                    platform.node(),
+                    os.getpid(),
+                    os.cpu_count() or 1,
+                    __version__,
+                    f"{sys.version_info.major}.{sys.version_info.minor}",
+                    self._desk.held(),
+                )
+            )
+            if self._leaving.is_set():
+                session.send(WorkerLeaving())
+            self._session = session
+
+    def _told(self, message: ToWorker) -> None:
+        match message:
+            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale):
+                self._heartbeat_s = heartbeat_s
+                self._desk.drop(set(stale))
+                self._report_now.set()
+            case StopWorker(reason=reason):
+                if not self._leaving.is_set():
+                    self.stop(reason)
+            case JobFailed(failure=failure):
+                raise error_of(failure)
+            case _:
+                self._desk.told(message)
+
+    def _tell(self, message: FromWorker) -> None:
+        """Sends to the dispatcher, if there is a session: who comes back says what it holds, so nothing is lost."""
+        with self._telling:
+            if self._session is None:
+                return
+            try:
+                self._session.send(message)
+            except MillraceError as error:
+                _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            self._report_now.wait(self._heartbeat_s)
+            self._report_now.clear()
+            self._tell(self._desk.report())
+
+    def _fetch(self, digest: str) -> bytes:
+        return fetch_blob(self._channel, digest)
