@@ -233,9 +233,9 @@ _RECORD_BATCH = 3
 
 
 def batch_message(rows: int, nodes: list[int], buffers: list[int], body_size: int, start: int) -> bytes:
-    """The head of a record batch message, without its body, written by hand for want of a way to ask pyarrow for it.
+    """The head of a record batch message, without its body.
 
-    pyarrow's own writer aligns buffers to 8 bytes only, and takes twenty times as long.
+    Written by hand because pyarrow's own writer aligns buffers to 8 bytes only.
 
     Args:
         rows: of the batch.
