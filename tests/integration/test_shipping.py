@@ -47,16 +47,16 @@ class Machines:
         """Runs the user's program, which calls ``send``; the result is the bundle's path."""
         self.write("client", files)
         where = self.bundles / bundle
-        self._run([*command, str(where)], self.client, path)
+        self.run([*command, str(where)], self.client, path)
         return where
 
     def unpack(self, code, *bundles, path=()):
         """Runs a worker's code, which calls ``receive()``; the result is what it printed."""
         code = "from receiving import receive\n" + textwrap.dedent(code)
-        return self._run(["-c", code, *map(str, bundles)], self.worker, path)
+        return self.run(["-c", code, *map(str, bundles)], self.worker, path)
 
     @staticmethod
-    def _run(arguments, folder, path):
+    def run(arguments, folder, path=()):
         source = os.path.join(os.path.dirname(__file__), "..", "..", "src")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.abspath(source), *map(str, path)])}
         done = subprocess.run(
@@ -82,72 +82,55 @@ def test_everything_the_main_program_defines(machines):
     import dataclasses, enum, functools, math
     import numpy as np
     from sending import send
-
     class Color(enum.Enum):
         RED = 1
         BLUE = 2
-
     @dataclasses.dataclass
     class Picture:
         pixels: np.ndarray
         color: Color = Color.BLUE
-
         @property
         def size(self):
             return self.pixels.size
-
     class Base:
         def __call__(self, x):
             return self.scale * x
-
     class Scale(Base):
         def __init__(self, scale):
             self.scale = scale
-
         def __call__(self, x):
             return super().__call__(x) + 1
-
         def apply(self, x):
             return self(x) + 100
-
         @staticmethod
         def plain(x):
             return x - 1
-
         @classmethod
         def named(cls, x):
             return f"{cls.__name__}{x}"
-
     def compose(*fns):
         def run(x):
             for fn in fns:
                 x = fn(x)
             return x
         return run
-
     def factorial(n):
         return 1 if n < 2 else n * factorial(n - 1)
-
     @functools.cache
     def fib(n):
         return n if n < 2 else fib(n - 1) + fib(n - 2)
-
     def logged(fn):
         @functools.wraps(fn)
         def wrapper(x):
             return ("logged", fn(x))
         return wrapper
-
     @logged
     def decorated(x):
         return helper(x)
-
     def helper(x):
         return OFFSET + x
-
     OFFSET = 1000
     table = {"a": [1, 2]}
-
     def default(x, y=[10], *, z={"k": 5}):
         return x + y[0] + z["k"]
 
@@ -168,25 +151,15 @@ def test_everything_the_main_program_defines(machines):
         """
         picture, look, *fns = receive()
         print(look(picture(3)))
-        arguments = [5, 5, 5, 5, 7, 5, 30, 5, 5, 5, [0][0], 1, 9, 9]
-        for fn, argument in zip(fns[:9], arguments):
-            print(fn(argument))
-        print(fns[9](5), fns[10](), fns[11](1), fns[12](9), fns[13](9), fns[14](5), fns[15]("a"), fns[16](4)(2))
+        print(*(fn(x) for fn, x in zip(fns[:10], [5, 5, 5, 5, 7, 5, 30, 5, 5, 1])))
+        print(fns[10]([10]), fns[11](9), fns[12](9), fns[13](5), fns[14](5), fns[15]("a"), fns[16](4)(2))
         """,
         bundle,
     )
     assert printed.splitlines() == [
         "(6, True, True)",
-        "16",
-        "116",
-        "4",
-        "Scale5",
-        "4.0",
-        "120",
-        "832040",
-        "('logged', 1005)",
-        "1005",
-        "32 11 16 3 [1, 2, 9] -5 A 9",
+        "16 116 4 Scale5 4.0 120 832040 ('logged', 1005) 1005 2",
+        "11 24 3 [1, 2, 9] -5 A 9",
     ]
 
 
@@ -220,7 +193,6 @@ PROJECT = {
         """,
     "transforms/crops.py": """
         from dataclasses import dataclass
-        from ..transforms import flips as _  # via the package
         from . import constants
 
         @dataclass
@@ -238,7 +210,7 @@ PROJECT = {
 
         def fail(x, by):
             raise ValueError("on purpose")  # the user's line
-        """.replace("        from ..transforms import flips as _  # via the package\n", ""),
+        """,
     "transforms/constants.py": "BY = 10\n",
     "transforms/more/deep.py": "NAME = 'deep'\n",
 }
@@ -392,11 +364,10 @@ def test_functions_of_a_notebook(machines):
         decode, scale = receive()
         print(scale(0))
         try:
-            decode([1])
-            raise FloatingPointError
+            decode("a")
         except Exception:
             print(traceback.format_exc())
-        """.replace("decode([1])", 'decode("a")'),
+        """,
         bundle,
     )
     assert printed.startswith("4\n")
@@ -513,13 +484,12 @@ def test_refused_where_it_was_sent(machines):
     try:
         pack([augment], ["map(augment)"])
     except ShippingError as error:
-        open("refused.txt", "w").write(str(error))
+        print(error)
     """
-    machines.write("client", {"train.py": train.replace('open("refused.txt", "w").write(str(error))', "print(error)")})
-    printed = machines._run(["train.py"], machines.client, ())
-    assert printed.startswith(
-        "map(augment): function augment (train.py:8) uses the global `lock`, a _thread.lock, which cannot be sent to "
-        "a worker (cannot pickle '_thread.lock' object). Create it inside the function"
+    machines.write("client", {"train.py": train})
+    assert machines.run(["train.py"], machines.client).startswith(
+        "map(augment): function augment (train.py:8) uses the global `lock`, a _thread.lock, which cannot be sent to a "
+        "worker (cannot pickle '_thread.lock' object). Create it inside the function"
     )
 
 

@@ -62,8 +62,8 @@ _REMEDIES = (
 )
 _LEAVE_OUT = "Give the object that holds it a __getstate__ that leaves it out and a __setstate__ that makes it anew"
 _OTHERWISE = (
-    "Create it inside the function, put both into a module of their own (your modules are sent as source), or send what "
-    "it is made from instead"
+    "Create it inside the function, put both into a module of their own (your modules are sent as source), or send "
+    "what it is made from instead"
 )
 
 
