@@ -1,0 +1,90 @@
+"""Who may talk to whom: tokens, and what each end says about itself."""
+
+from __future__ import annotations
+
+import hmac
+import sys
+
+import msgspec
+
+from millrace.control.messages import PROTOCOL
+from millrace.errors import AuthenticationError, VersionMismatchError
+from millrace.version import __version__
+from millrace.wire.address import format_address, is_loopback
+
+MAX_TOKEN_BYTES = 4096
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a process says about itself before anything else.
+
+    Attributes:
+        protocol: version of the control messages; has to be equal at both ends.
+        version: of millrace.
+        python: "major.minor".
+    """
+
+    protocol: int = PROTOCOL
+    version: str = __version__
+    python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+OWN = Identity()
+
+
+def check_token_form(token: str | None) -> None:
+    """Refuses what cannot travel in a header.
+
+    Raises:
+        AuthenticationError: if ``token`` is empty, has anything but printable ASCII without spaces, or is over 4 KiB.
+    """
+    if token is None:
+        return
+    if not token or len(token) > MAX_TOKEN_BYTES or not all("!" <= char <= "~" for char in token):
+        raise AuthenticationError(
+            "a token is 1 to 4096 printable ASCII characters without spaces, e.g. the output of `openssl rand -hex 32`;"
+            " look at MILLRACE_TOKEN or token=..."
+        )
+
+
+def check_exposure(host: str, port: int, token: str | None) -> None:
+    """Refuses to listen where others could connect unless they have to know ``token``.
+
+    Raises:
+        AuthenticationError: no token and not a loopback address, or a malformed token.
+    """
+    check_token_form(token)
+    if token is None and not is_loopback(host):
+        raise AuthenticationError(
+            f"refused to listen on {format_address(host, port)} without a token: whoever reaches it could run code"
+            f" on the workers. Set MILLRACE_TOKEN or pass token=..., the same everywhere, or listen on 127.0.0.1"
+        )
+
+
+def check_token(expected: str | None, given: str | None) -> None:
+    """Compares tokens in constant time.
+
+    Raises:
+        AuthenticationError: with what to do; it is sent to the peer.
+    """
+    if expected is None:
+        return
+    if given is None:
+        raise AuthenticationError("the service demands a token and got none: set MILLRACE_TOKEN or pass token=...")
+    if not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
+        raise AuthenticationError(
+            "the service refused the token: MILLRACE_TOKEN or token=... has to be what the service was started with"
+        )
+
+
+def check_protocol(peer: Identity) -> None:
+    """Refuses a peer whose messages could be misread.
+
+    Raises:
+        VersionMismatchError: naming both sides.
+    """
+    if peer.protocol != PROTOCOL:
+        raise VersionMismatchError(
+            f"the service speaks protocol {PROTOCOL} (millrace {__version__}), this process protocol {peer.protocol}"
+            f" (millrace {peer.version}): install the same version of millrace on both sides"
+        )

@@ -1,0 +1,85 @@
+"""Addresses: ``grpc://host:port``, ``host:port``, ``[v6]:port``, ``:port``."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+
+from millrace.errors import AddressInUseError, ServiceError
+
+LOOPBACK = "127.0.0.1"
+
+_ADDRESS = re.compile(r"(?:grpc://)?(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>[0-9]+)/?")
+_FORM = "an address is HOST:PORT or grpc://HOST:PORT, e.g. grpc://dispatcher:5050 or [::1]:5050"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``address``. An IPv6 host stands in brackets; a missing host is 127.0.0.1.
+
+    Raises:
+        ServiceError: if it is no address; the message says what is wrong with it.
+    """
+    match = _ADDRESS.fullmatch(address.strip())
+    if match is None:
+        raise ServiceError(f"{address!r} is not an address: {_complaint(address.strip())}; {_FORM}")
+    port = int(match["port"])
+    if port > 65535:
+        raise ServiceError(f"{address!r} is not an address: ports end at 65535; {_FORM}")
+    if match["v6"] is None:
+        return match["host"] or LOOPBACK, port
+    try:
+        return str(ipaddress.IPv6Address(match["v6"])), port
+    except ValueError as error:
+        raise ServiceError(f"{address!r} is not an address: {match['v6']!r} is not IPv6; {_FORM}") from error
+
+
+def _complaint(address: str) -> str:
+    scheme, separator, rest = address.rpartition("://")
+    if separator and scheme != "grpc":
+        return f"the scheme is grpc://, not {scheme}://"
+    if rest.count(":") > 1 and "[" not in rest:
+        return "an IPv6 host stands in brackets"
+    if not re.search(r":[0-9]+/?$", rest):
+        return "the port is missing" if ":" not in rest or rest.endswith((":", "]")) else "the port is not a number"
+    return "the host is malformed"
+
+
+def format_address(host: str, port: int) -> str:
+    """``host:port``, with an IPv6 host in brackets; what :func:`parse_address` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. A name other than ``localhost`` is taken to be public."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at ``host:port`` (0: any free port), with close-on-exec.
+
+    Raises:
+        AddressInUseError: another process listens there.
+        ServiceError: it is no address of this machine, or the port needs privileges.
+    """
+    where = format_address(host, port)
+    try:
+        (family, *_, resolved), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # create_server sets SO_REUSEADDR, so that a restart needn't wait for old connections to time out.
+        return socket.create_server(resolved[:2], family=family, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"cannot listen on {where}: another process does. Stop it (`ss -ltnp 'sport = :{port}'` names it),"
+                f" choose another port, or port 0 for any that is free"
+            ) from error
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            raise ServiceError(f"cannot listen on {where}: not permitted; use a port above 1023") from error
+        raise ServiceError(
+            f"cannot listen on {where}: {error.strerror or error}. Use an address of this machine, e.g. 127.0.0.1, or"
+            f" 0.0.0.0 for all of its networks"
+        ) from error

@@ -1,0 +1,413 @@
+"""The workers' and consumers' end of the control protocol, for threads; :mod:`millrace.wire.control` is the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self, TypeVar, cast
+
+import grpc
+import msgspec
+
+from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
+from millrace.wire import FORK_SUPPORT, rpc
+from millrace.wire.access import Identity, check_token_form
+from millrace.wire.address import format_address, parse_address
+
+_OPTIONS = (
+    *rpc.OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Connections are not shared between channels, so that closing one and opening another really starts anew.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A dispatcher is a neighbour; http_proxy is meant for the world outside.
+    ("grpc.enable_http_proxy", 0),
+    # Replies are awaited by the thread that asked, without another one in between.
+    ("SingleThreadedUnaryStream", 1),
+)
+_CLOSE_S = 2.0
+"""Time for the dispatcher to take what was sent before a session was closed."""
+_PROBE_S = 1.0
+
+T = TypeVar("T")
+
+
+class _Forks:
+    """Whether this process can use gRPC: not if forked in the middle of its use, unless gRPC was told to expect it."""
+
+    def __init__(self) -> None:
+        self.open_channels = 0
+        self.stranded = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.stranded = self.open_channels > 0 and not FORK_SUPPORT
+        self.open_channels = 0
+
+
+_forks = _Forks()
+
+
+class ControlChannel:
+    """A connection to the dispatcher; may be used by several threads, and by the process that made it only.
+
+    Args:
+        address: of the dispatcher, see :func:`~millrace.wire.address.parse_address`.
+        token: as the dispatcher demands.
+        timeout: seconds that :meth:`connect` tries.
+        credentials: for TLS; None is plain text.
+
+    Raises:
+        ServiceError: ``address`` is malformed, or this process was forked while gRPC was in use.
+        AuthenticationError: ``token`` is malformed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        timeout: float = 10.0,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.address = format_address(*parse_address(address))
+        check_token_form(token)
+        if _forks.stranded:
+            raise ServiceError(
+                "this process was forked while gRPC was in use, and grpc was imported before millrace, so it cannot be"
+                " used here. Import millrace before whatever imports grpc, set GRPC_ENABLE_FORK_SUPPORT=1, or start"
+                " processes with multiprocessing_context='spawn'"
+            )
+        self._timeout = timeout
+        self._metadata = rpc.metadata_of(token)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._sessions: set[ClientSession] = set()
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+        target = f"dns:///{self.address}"
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        _forks.open_channels += 1
+
+    def connect(self) -> Identity:
+        """Waits for the dispatcher to answer and to accept this process. Returns what it says about itself.
+
+        Raises:
+            ServiceUnreachableError: nobody answered in time.
+            AuthenticationError: no token or the wrong one.
+            VersionMismatchError: the dispatcher is another version.
+        """
+        self.check_usable()
+        try:
+            return cast("Identity", self._ask(rpc.HELLO, None, Identity, self._timeout, wait=True))
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self.translate(error, rpc.HELLO, self._timeout) from error
+            cause = error
+        raise ServiceUnreachableError(
+            f"no dispatcher answered at {self.address} within {self._timeout:g} s ({self._why_unreachable()}): is"
+            f" `millrace dispatcher` running there? Check the address, and that no firewall is between"
+        ) from cause
+
+    def call(self, name: str, request: Any, reply_type: type[T] | Any, timeout: float = 60.0) -> T:
+        """Asks the dispatcher and waits for its reply.
+
+        Args:
+            name: of the call.
+            request: anything msgspec encodes, up to 1 GiB.
+            reply_type: what to decode the reply as.
+            timeout: seconds until the reply must be here.
+
+        Raises:
+            ServiceUnreachableError: the dispatcher is gone or did not answer in time.
+            ProtocolError: too large, malformed, or a call that the dispatcher doesn't know.
+            MillraceError: whatever the dispatcher answers with.
+        """
+        self.check_usable()
+        try:
+            return cast("T", self._ask(name, request, reply_type, timeout, wait=False))
+        except grpc.RpcError as error:
+            raise self.translate(error, name, timeout) from error
+
+    def open_session(self, message: Any) -> ClientSession:
+        """Opens a stream of messages; those of the dispatcher are decoded as type ``message``."""
+        self.check_usable()
+        stream = self._channel.stream_stream(rpc.SESSION_METHOD)
+        session = ClientSession(self, functools.partial(stream, metadata=self._metadata), message)
+        with self._lock:
+            self._sessions.add(session)
+        return session
+
+    def close(self) -> None:
+        """Closes all sessions and the connection, and waits for gRPC's threads to end. Harmless in a forked child."""
+        if not self.owned():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            sessions = tuple(self._sessions)
+        for session in sessions:
+            session.close()
+        self._channel.close()
+        _forks.open_channels -= 1
+        for thread in self._threads - {threading.current_thread()}:
+            thread.join(_CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ShippingError(
+            f"a ControlChannel cannot be pickled: send its address ({self.address}) and connect again on the other side"
+        )
+
+    # -- for sessions --------------------------------------------------------------------------------------------------
+
+    def owned(self) -> bool:
+        """Whether this is the process that made the channel."""
+        return self._pid == os.getpid()
+
+    def check_usable(self) -> None:
+        """Raises ServiceError in a forked child, and once closed."""
+        if not self.owned():
+            raise ServiceError(
+                f"this ControlChannel belongs to process {self._pid} and is used in process {os.getpid()}, forked from"
+                f" it: open another one here"
+            )
+        if self._closed:
+            raise ServiceError(f"this ControlChannel to {self.address} is closed")
+
+    def _ask(self, name: str, request: Any, reply_type: Any, timeout: float, *, wait: bool) -> Any:
+        encoded = rpc.encode(request)
+        rpc.check_call_size(len(encoded), f"the request {name}")
+        path = rpc.CALL_PREFIX + name
+        options = {"timeout": timeout, "metadata": self._metadata, "wait_for_ready": wait}
+        if len(encoded) <= rpc.FRAME_BYTES:  # on the wire the same stream; here it needs no threads
+            replies = self._channel.unary_stream(path)(encoded, **options)
+        else:
+            replies = self._channel.stream_stream(path)(self._remembered(rpc.cut(encoded)), **options)
+            replies.add_done_callback(lambda _: self.remember_thread())
+        del encoded
+        try:
+            reply = bytearray()
+            for frame in replies:
+                reply += frame
+                rpc.check_call_size(len(reply), f"the reply to {name}")
+        finally:
+            replies.cancel()
+        try:
+            return msgspec.msgpack.decode(reply, type=reply_type)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(
+                f"the dispatcher at {self.address} sent a malformed reply to {name}: {error}"
+            ) from error
+
+    def _remembered(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+        self.remember_thread()
+        yield from frames
+
+    def remember_thread(self) -> None:
+        """Called on threads that gRPC started for this channel, so that :meth:`close` can wait for them."""
+        with self._lock:
+            self._threads = {thread for thread in self._threads if thread.is_alive()} | {threading.current_thread()}
+
+    def _why_unreachable(self) -> str:
+        """One more try, which doesn't wait, to learn what fails."""
+        try:
+            self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return str(error.details()).rsplit(": ", 1)[-1].strip("[] ").lower()
+        except MillraceError as error:
+            return str(error)
+        return "no answer at all"
+
+    def forget(self, session: ClientSession) -> None:
+        """``session`` has ended; called on gRPC's thread."""
+        self.remember_thread()
+        with self._lock:
+            self._sessions.discard(session)
+
+    def translate(self, error: grpc.RpcError, name: str, timeout: float = 0.0) -> MillraceError:
+        """The error of ours that a gRPC status stands for."""
+        code, details = error.code(), error.details()
+        carried = rpc.error_in(error.trailing_metadata())
+        if carried is not None:
+            return carried
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ServiceUnreachableError(
+                f"the dispatcher at {self.address} did not answer {name} within {timeout:g} s"
+            )
+        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
+            return ServiceUnreachableError(f"lost the dispatcher at {self.address}: {details}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ServiceUnreachableError(f"what answers at {self.address} is no millrace dispatcher: {details}")
+        return ProtocolError(f"{name} failed between here and the dispatcher at {self.address}: {code.name}: {details}")
+
+
+class ClientSession:
+    """One stream of messages with the dispatcher, from :meth:`ControlChannel.open_session`.
+
+    ``for message in session`` waits for messages in the caller's thread; it ends when the session is closed by either
+    side and raises the dispatcher's error, or ServiceUnreachableError when the stream breaks. One thread iterates; any
+    may :meth:`send` and :meth:`close`.
+    """
+
+    def __init__(self, channel: ControlChannel, start: Callable[[Iterator[bytes]], Any], message: Any) -> None:
+        self._channel = channel
+        self._decoder = msgspec.msgpack.Decoder(message)
+        self._outbox = _Outbox(channel.remember_thread)
+        self._closed = False
+        self._receiving = threading.Lock()
+        self._ended = False
+        self._failure: MillraceError | None = None
+        self._call = start(self._outbox)
+        self._call.add_done_callback(self._on_done)
+
+    def send(self, message: Any) -> None:
+        """Queues ``message``; never waits.
+
+        Raises:
+            ServiceUnreachableError: the stream is broken, or the dispatcher left 64 MiB unread.
+            MillraceError: the error that the dispatcher ended the session with.
+            ProtocolError: the message is over 16 MiB encoded; nothing was queued.
+            ServiceError: the session is closed.
+        """
+        self._channel.check_usable()
+        encoded = rpc.encode_message(message)
+        waiting = self._outbox.put(encoded)
+        if waiting is None:
+            if self._closed or self._call.code() is grpc.StatusCode.OK:
+                raise ServiceError(f"the session with {self._channel.address} is closed")
+            raise self._channel.translate(self._call, "the session")
+        if waiting > rpc.MAX_OUTBOX_BYTES:
+            self._call.cancel()
+            raise ServiceUnreachableError(
+                f"the dispatcher at {self._channel.address} left {waiting} bytes of messages unread and was given up"
+            )
+
+    def __iter__(self) -> ClientSession:
+        return self
+
+    def __next__(self) -> Any:
+        self._channel.check_usable()
+        with self._receiving:
+            encoded = self._take()
+            while self._closed:  # what still comes is nobody's, but has to be read for the stream to end in order
+                encoded = self._take()
+            try:
+                return self._decoder.decode(encoded)
+            except msgspec.MsgspecError as error:
+                self._call.cancel()
+                self._ended = True
+                self._failure = ProtocolError(
+                    f"the dispatcher at {self._channel.address} sent a malformed message: {error}"
+                )
+                raise self._failure from error
+
+    def close(self) -> None:
+        """Ends the session: what was sent still arrives (2 s at most), what was not yet iterated is dropped.
+
+        Wakes the thread that waits for messages. Harmless in a forked child.
+        """
+        if self._closed or not self._channel.owned():
+            return
+        self._closed = True
+        self._outbox.end()
+        timer = threading.Timer(_CLOSE_S, self._call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            with self._receiving, contextlib.suppress(StopIteration, MillraceError):
+                while True:
+                    self._take()
+        finally:
+            self._call.cancel()
+            timer.cancel()
+            timer.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ShippingError("a session cannot be pickled: send the dispatcher's address and connect on the other side")
+
+    def _take(self) -> bytes:
+        """The next message's bytes. The caller holds ``_receiving``."""
+        if not self._ended:
+            try:
+                return cast("bytes", next(self._call))
+            except StopIteration:
+                self._ended = True
+            except grpc.RpcError as error:
+                self._ended = True
+                self._failure = self._channel.translate(error, "the session")
+            except BaseException:  # Ctrl-C while waiting: gRPC can't be asked for the same message again
+                self._ended = True
+                self._call.cancel()
+                raise
+        if self._failure is None or self._closed:
+            raise StopIteration
+        raise self._failure
+
+    def _on_done(self, _: Any) -> None:
+        self._outbox.end()
+        self._channel.forget(self)
+
+
+class _Outbox:
+    """What a session sends: an iterator that gRPC reads in a thread of its own."""
+
+    def __init__(self, on_start: Callable[[], None]) -> None:
+        self._on_start = on_start
+        self._started = False
+        self._changed = threading.Condition()
+        self._queue: deque[bytes] = deque()
+        self._waiting = 0
+        self._ended = False
+
+    def put(self, encoded: bytes) -> int | None:
+        """Appends. Returns the bytes that wait, None if the outbox has ended."""
+        with self._changed:
+            if self._ended:
+                return None
+            self._queue.append(encoded)
+            self._waiting += len(encoded)
+            self._changed.notify()
+            return self._waiting
+
+    def end(self) -> None:
+        """Nothing more will be put; what is there is still read."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def __iter__(self) -> _Outbox:
+        return self
+
+    def __next__(self) -> bytes:
+        if not self._started:
+            self._started = True
+            self._on_start()
+        with self._changed:
+            while not self._queue:
+                if self._ended:
+                    raise StopIteration
+                self._changed.wait()
+            encoded = self._queue.popleft()
+            self._waiting -= len(encoded)
+            return encoded

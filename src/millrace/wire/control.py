@@ -1,0 +1,355 @@
+"""The dispatcher's end of the control protocol, on asyncio. The other end is :mod:`millrace.wire.channel`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+import msgspec
+
+from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError
+from millrace.wire import rpc
+from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token
+from millrace.wire.address import format_address, listen, parse_address
+
+MAX_RECEIVING_BYTES = 2 * rpc.MAX_CALL_BYTES
+"""Requests that a server assembles at one time, all peers together."""
+
+_FLUSH_S = 2.0
+"""Time for a peer to read what was queued before its session was closed."""
+
+_OPTIONS = (
+    *rpc.OPTIONS,
+    ("grpc.so_reuseport", 0),  # on by default: two dispatchers would share a port and each see half of the peers
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    """A question that peers may ask: ``reply = await handler(request)``, request decoded as ``request``.
+
+    What the handler raises of :mod:`millrace.errors` is raised at the peer; anything else is logged, and a
+    ServiceError there.
+    """
+
+    request: Any
+    handler: Callable[[Any], Awaitable[Any]]
+
+
+class Session:
+    """One peer's stream. ``async for message in session`` ends when the peer left, vanished, or the session is closed.
+
+    Belongs to the event loop: not to be touched from other threads.
+
+    Attributes:
+        peer: the peer's address as gRPC writes it, e.g. ``ipv4:10.0.0.7:41234``.
+        identity: what the peer said about itself.
+    """
+
+    def __init__(self, peer: str, identity: Identity) -> None:
+        self.peer = peer
+        self.identity = identity
+        self.error: MillraceError | None = None
+        self._inbox: deque[Any] = deque()
+        self._input_ended = False
+        self._inbox_changed = asyncio.Event()
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self._outbox_changed = asyncio.Event()
+        self._closing = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._closing.is_set()
+
+    def send(self, message: Any) -> None:
+        """Queues ``message``; never waits. A closed session drops it.
+
+        A peer that leaves 64 MiB unread is taken to hang: its session is closed with an error that says so.
+
+        Raises:
+            ProtocolError: the message is over 16 MiB encoded; nothing was queued.
+        """
+        encoded = rpc.encode_message(message)
+        if self.closed:
+            return
+        self._outbox.append(encoded)
+        self._outbox_bytes += len(encoded)
+        self._outbox_changed.set()
+        if self._outbox_bytes > rpc.MAX_OUTBOX_BYTES:
+            waiting = self._outbox_bytes
+            self._outbox.clear()
+            self.close(ServiceError(f"{self.peer} left {waiting} bytes of messages unread and was given up"))
+
+    def close(self, error: MillraceError | None = None) -> None:
+        """Ends the session once what was queued is sent, 2 s at most; the peer's iteration ends or raises ``error``."""
+        if self.closed:
+            return
+        self.error = error
+        self._inbox.clear()
+        self._closing.set()
+        self._outbox_changed.set()
+        self.end_input()
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._inbox:
+            if self._input_ended:
+                raise StopAsyncIteration
+            self._inbox_changed.clear()
+            await self._inbox_changed.wait()
+        message = self._inbox.popleft()
+        self._inbox_changed.set()
+        return message
+
+    # The rest is for the server, which moves bytes between the session and gRPC.
+
+    def end_input(self) -> None:
+        """Nothing more will arrive."""
+        self._input_ended = True
+        self._inbox_changed.set()
+
+    async def arrived(self, message: Any) -> None:
+        """Hands ``message`` to whoever iterates; waits until the one before was taken, which holds the peer back."""
+        while self._inbox and not self._input_ended:
+            self._inbox_changed.clear()
+            await self._inbox_changed.wait()
+        if not self._input_ended:
+            self._inbox.append(message)
+            self._inbox_changed.set()
+
+    async def pump(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Writes what is queued, until the session is closed and nothing is left."""
+        while True:
+            while not self._outbox:
+                if self.closed:
+                    return
+                self._outbox_changed.clear()
+                await self._outbox_changed.wait()
+            encoded = self._outbox.popleft()
+            await write(encoded)
+            self._outbox_bytes -= len(encoded)
+
+    async def until_closed(self) -> None:
+        """Waits for :meth:`close`."""
+        await self._closing.wait()
+
+
+class ControlServer:
+    """Serves sessions and calls at one address.
+
+    Args:
+        address: where to listen, see :func:`~millrace.wire.address.parse_address`; other than loopback demands a token.
+        on_session: run as a task per peer; when it returns the session is closed, when it raises the peer is told.
+        message: the type of peers' messages, e.g. a union of tagged structs; what doesn't decode strictly closes
+            the session with a ProtocolError.
+        calls: what peers may ask, by name.
+        token: what peers have to present.
+        admit: looks at a peer's identity at the start of each stream and call, and refuses it by raising.
+        credentials: for TLS; None is plain text.
+
+    Raises:
+        AuthenticationError: not on loopback and no token.
+        ServiceError: ``address`` is malformed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        on_session: Callable[[Session], Awaitable[None]],
+        message: Any,
+        calls: Mapping[str, Call] | None = None,
+        token: str | None = None,
+        admit: Callable[[Identity], None] | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        self._host, self._port = parse_address(address)
+        check_exposure(self._host, self._port, token)
+        self._on_session = on_session
+        self._decoder = msgspec.msgpack.Decoder(message)
+        self._calls = {rpc.HELLO: Call(None, _hello), **(calls or {})}
+        self._token = token
+        self._admit_hook = admit
+        self._credentials = credentials
+        self._server: grpc.aio.Server | None = None
+        self._sessions: set[Session] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._receiving_bytes = 0
+
+    async def start(self) -> str:
+        """Starts to listen. Returns the address as ``host:port`` with the port that was taken.
+
+        Raises:
+            AddressInUseError: the port is taken.
+            ServiceError: the host is not of this machine.
+        """
+        if self._port:
+            # gRPC says no more than that it failed, and on stderr; a socket of our own says why.
+            listen(self._host, self._port).close()
+        where = format_address(self._host, self._port)
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((_Router(self._route),))
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(where)
+            else:
+                port = server.add_secure_port(where, self._credentials)
+        except RuntimeError as error:
+            listen(self._host, self._port).close()  # somebody was faster
+            raise ServiceError(f"cannot listen on {where}: {error}") from error
+        await server.start()
+        self._server = server
+        return format_address(self._host, port)
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Tells peers that the service stops, waits up to ``grace`` seconds for them, then ends everything."""
+        for session in tuple(self._sessions):
+            session.close(ServiceUnreachableError("the dispatcher was stopped"))
+        if self._server is not None:
+            await self._server.stop(grace)
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _route(self, details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a stream; runs before any of its data is read."""
+        metadata = {str(key): str(value) for key, value in details.invocation_metadata}
+        try:
+            identity = self._admit(metadata)
+        except MillraceError as error:
+            return grpc.stream_stream_rpc_method_handler(functools.partial(_refuse, error))
+        if details.method == rpc.SESSION_METHOD:
+            return grpc.stream_stream_rpc_method_handler(functools.partial(self._serve_session, identity))
+        name = details.method.removeprefix(rpc.CALL_PREFIX)
+        if name not in self._calls:
+            return grpc.stream_stream_rpc_method_handler(
+                functools.partial(_refuse, ProtocolError(f"millrace {OWN.version} does not know the call {name!r}"))
+            )
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._serve_call, name))
+
+    def _admit(self, metadata: Mapping[str, str]) -> Identity:
+        check_token(self._token, rpc.token_of(metadata))
+        identity = rpc.identity_of(metadata)
+        check_protocol(identity)
+        if self._admit_hook is not None:
+            self._admit_hook(identity)
+        return identity
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def _serve_call(self, name: str, _: Any, context: grpc.aio.ServicerContext) -> None:
+        call = self._calls[name]
+        try:
+            encoded = await self._receive(name, context)
+            try:
+                request = msgspec.msgpack.decode(encoded, type=call.request)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"the request {name} is malformed: {error}") from error
+            del encoded
+            reply = rpc.encode(await call.handler(request))
+            rpc.check_call_size(len(reply), f"the reply to {name}")
+        except MillraceError as error:
+            failure = error
+        except Exception as error:
+            _logger.exception("call %s failed", name)
+            failure = ServiceError(f"the dispatcher failed in {name}: {type(error).__name__}: {error}; see its log")
+        else:
+            for frame in rpc.cut(reply):
+                await context.write(frame)
+            return
+        await _refuse(failure, None, context)
+
+    async def _receive(self, name: str, context: grpc.aio.ServicerContext) -> bytes | bytearray:
+        first: bytes = b""
+        rest = bytearray()
+        size = 0
+        try:
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                size += len(frame)
+                self._receiving_bytes += len(frame)
+                rpc.check_call_size(size, f"the request {name}")
+                if self._receiving_bytes > MAX_RECEIVING_BYTES:
+                    raise ServiceError("the dispatcher is busy receiving large requests; try again in a while")
+                if size == len(frame):
+                    first = frame
+                else:
+                    rest += frame
+        finally:
+            self._receiving_bytes -= size
+        return first + rest if rest else first
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    async def _serve_session(self, identity: Identity, _: Any, context: grpc.aio.ServicerContext) -> None:
+        session = Session(context.peer(), identity)
+        self._sessions.add(session)
+        writer = asyncio.create_task(session.pump(context.write))
+        reader = asyncio.create_task(self._read(session, context))
+        run = asyncio.create_task(self._run(session))
+        self._tasks.add(run)
+        run.add_done_callback(self._tasks.discard)
+        try:
+            await session.until_closed()
+            await asyncio.wait((writer,), timeout=_FLUSH_S)
+        finally:  # gRPC cancels this coroutine when the peer vanishes and when the server's grace is over
+            session.close()
+            self._sessions.discard(session)
+            reader.cancel()
+            writer.cancel()
+            for outcome in await asyncio.gather(reader, writer, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    _logger.debug("session with %s broke: %r", session.peer, outcome)
+        if session.error is not None:
+            await _refuse(session.error, None, context)
+
+    async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+        try:
+            while (encoded := await context.read()) is not grpc.aio.EOF:
+                await session.arrived(self._decoder.decode(encoded))
+        except msgspec.MsgspecError as error:
+            _logger.warning("session with %s ended: malformed message: %s", session.peer, error)
+            session.close(ProtocolError(f"the dispatcher got a malformed message: {error}"))
+        finally:
+            session.end_input()
+
+    async def _run(self, session: Session) -> None:
+        try:
+            await self._on_session(session)
+        except MillraceError as error:
+            session.close(error)
+        except Exception as error:
+            _logger.exception("session with %s failed", session.peer)
+            session.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
+        finally:
+            session.close()
+
+
+class _Router(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    def __init__(self, route: Callable[[grpc.HandlerCallDetails], Any]) -> None:
+        self._route = route
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._route(handler_call_details)
+
+
+async def _hello(_: None) -> Identity:
+    return OWN
+
+
+async def _refuse(error: MillraceError, _: Any, context: grpc.aio.ServicerContext) -> None:
+    code, line, trailers = rpc.trailers_of(error)
+    await context.abort(code, line, trailers)

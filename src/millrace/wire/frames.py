@@ -1,0 +1,176 @@
+"""Frames of bulk data: a fixed prefix, a small msgpack header, any number of payload bytes.
+
+    offset  size  field (little-endian)
+    0       4     magic "MRCE"
+    4       2     version of this layout
+    6       2     zero
+    8       4     header length h, at most 1 MiB
+    12      8     payload length p
+    20      h     header, msgpack
+    20 + h  p     payload
+
+Nothing is joined before it is sent and nothing is copied after it arrived: sending is vectored, and the payload is
+received into memory that the caller provides.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ProtocolError, VersionMismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAGIC = b"MRCE"
+LAYOUT = 1
+MAX_HEADER_BYTES = 1 << 20
+DEFAULT_LIMIT = 1 << 32
+"""Bytes of payload that a receiver accepts unless it says otherwise."""
+
+_PREFIX = struct.Struct("<4sHHIQ")
+PREFIX_BYTES = _PREFIX.size
+# What one sendmsg takes at most; POSIX promises 16.
+_IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
+_ALIGNMENT = 64
+
+_encoder = msgspec.msgpack.Encoder()
+
+H = TypeVar("H")
+
+
+class Sender(Protocol):
+    """The part of a blocking socket that sends."""
+
+    def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
+        """Sends a part of ``buffers`` and says how many bytes."""
+        ...
+
+
+class Receiver(Protocol):
+    """The part of a blocking socket that receives."""
+
+    def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
+        """Writes up to ``nbytes`` into ``buffer`` and says how many; 0: the peer closed."""
+        ...
+
+
+def aligned_buffer(size: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised memory: uint8, shape (size,), starting at a multiple of 64 bytes."""
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size]
+
+
+def send_frame(sock: Sender, header: msgspec.Struct, buffers: Iterable[Buffer | npt.NDArray[Any]] = ()) -> int:
+    """Sends one frame whose payload is ``buffers`` (C-contiguous), one after the other. Returns the payload's size.
+
+    Raises:
+        ProtocolError: the header is over 1 MiB; nothing was sent.
+        OSError: the connection broke; part of the frame may have been sent.
+    """
+    views = [view for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
+    payload = sum(view.nbytes for view in views)
+    encoded = _encoder.encode(header)
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise ProtocolError(
+            f"the header {type(header).__name__} is {len(encoded)} bytes; a frame's header is at most"
+            f" {MAX_HEADER_BYTES}: put large parts into the payload"
+        )
+    prefix = _PREFIX.pack(MAGIC, LAYOUT, 0, len(encoded), payload)
+    _send_all(sock, [memoryview(prefix + encoded), *(view.cast("B") for view in views)])
+    return payload
+
+
+def _send_all(sock: Sender, views: list[memoryview]) -> None:
+    first = 0
+    while first < len(views):
+        sent = sock.sendmsg(views[first : first + _IOV_MAX])
+        while sent:
+            size = views[first].nbytes
+            if sent < size:
+                views[first] = views[first][sent:]
+                break
+            sent -= size
+            first += 1
+
+
+def decode_prefix(prefix: Buffer, limit: int = DEFAULT_LIMIT, header_limit: int = MAX_HEADER_BYTES) -> tuple[int, int]:
+    """Lengths of header and payload, from the first :data:`PREFIX_BYTES` of a frame.
+
+    Raises:
+        ProtocolError: these are not the first bytes of a frame, or one longer than the limits.
+        VersionMismatchError: it is a frame of another version of this layout.
+    """
+    magic, layout, _, header, payload = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise ProtocolError(f"expected a frame and got bytes that start with {magic!r}: the peer is not millrace")
+    if layout != LAYOUT:
+        raise VersionMismatchError(
+            f"the peer sends frames of layout {layout}, this process reads layout {LAYOUT}: install the same version of"
+            f" millrace on both sides"
+        )
+    if header > header_limit:
+        raise ProtocolError(f"the peer announced a header of {header} bytes; at most {header_limit} are accepted")
+    if payload > limit:
+        raise ProtocolError(f"the peer announced a payload of {payload} bytes; at most {limit} are accepted")
+    return header, payload
+
+
+def receive_frame(
+    sock: Receiver,
+    decoder: msgspec.msgpack.Decoder[H],
+    allocate: Callable[[int], Any] = aligned_buffer,
+    limit: int = DEFAULT_LIMIT,
+    header_limit: int = MAX_HEADER_BYTES,
+) -> tuple[H, Any]:
+    """Receives one frame: its header, and what ``allocate(payload size)`` returned with the payload in its first bytes.
+
+    After any error the stream is out of step and of no further use.
+
+    Args:
+        sock: a blocking socket.
+        decoder: of the header's type.
+        allocate: gives a writable, C-contiguous buffer of at least that many bytes; may wait for room.
+        limit: bytes of payload to accept.
+        header_limit: bytes of header to accept.
+
+    Raises:
+        ProtocolError: the bytes are not a frame, or over the limits, or the header is malformed.
+        VersionMismatchError: the peer's frames have another layout.
+        EOFError: the peer closed the connection.
+        OSError: the connection broke.
+    """
+    prefix = bytearray(PREFIX_BYTES)
+    _receive_all(sock, memoryview(prefix), "")
+    header_size, payload_size = decode_prefix(prefix, limit, header_limit)
+    encoded = bytearray(header_size)
+    _receive_all(sock, memoryview(encoded), " inside a header")
+    try:
+        header = decoder.decode(encoded)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the peer sent a malformed header: {error}") from error
+    buffer = allocate(payload_size)
+    if payload_size:
+        _receive_all(sock, memoryview(buffer).cast("B")[:payload_size], " inside a payload")
+    return header, buffer
+
+
+def _receive_all(sock: Receiver, view: memoryview, where: str) -> None:
+    total = view.nbytes
+    received = 0
+    while received < total:
+        # One call fetches everything; it returns early only for signals, timeouts and the end.
+        count = sock.recv_into(view[received:], total - received, socket.MSG_WAITALL)
+        if count == 0:
+            progress = f"{where} ({received} of {total} bytes)" if where or received else ""
+            raise EOFError(f"the peer closed the connection{progress}")
+        received += count

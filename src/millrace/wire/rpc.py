@@ -1,0 +1,169 @@
+"""What both ends of the control protocol agree on: methods, headers, limits, and how errors travel.
+
+All methods live in the gRPC service ``millrace.Control``. ``Session`` is one bidirectional stream of msgpack messages,
+one gRPC message each. ``Call.NAME`` is a request and a reply; each is msgpack cut into frames of at most 1 MiB, so that
+a bundle of functions or a large split table needs no other path than a small question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import msgspec
+
+from millrace.control.messages import Failure
+from millrace.errors import (
+    AuthenticationError,
+    MillraceError,
+    ProtocolError,
+    ServiceError,
+    ServiceUnreachableError,
+    VersionMismatchError,
+)
+from millrace.wire.access import OWN, Identity
+from millrace.wire.failures import error_of, failure_of
+
+FRAME_BYTES = 1 << 20
+"""Of requests and replies."""
+MAX_CALL_BYTES = 1 << 30
+"""One request or reply, encoded."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""One message of a session, encoded."""
+MAX_OUTBOX_BYTES = 64 << 20
+"""Messages of a session that wait for the peer to read."""
+
+MAX_TEXT_CHARS = 8_000
+"""Of an error's message or traceback: they travel in headers, whose size is bounded."""
+
+SESSION_METHOD = "/millrace.Control/Session"
+CALL_PREFIX = "/millrace.Control/Call."
+HELLO = "Hello"
+"""The call that every server answers, with its :class:`~millrace.wire.access.Identity`."""
+
+_FAILURE_KEY = "millrace-failure-bin"
+_HEADER_BYTES = 128 << 10
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", _HEADER_BYTES),
+    ("grpc.absolute_max_metadata_size", _HEADER_BYTES),
+    # A peer that hangs or vanished is noticed after 20 s, whether or not messages flow.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CODES: dict[type[MillraceError], grpc.StatusCode] = {
+    AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
+    VersionMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    ServiceUnreachableError: grpc.StatusCode.UNAVAILABLE,
+}
+"""For tools that know gRPC but not millrace; ours read the failure. Everything else is ABORTED."""
+
+_encoder = msgspec.msgpack.Encoder()
+_failure_decoder = msgspec.msgpack.Decoder(Failure)
+
+
+def encode(message: Any) -> bytes:
+    """``message`` in msgpack."""
+    return _encoder.encode(message)
+
+
+def encode_message(message: Any) -> bytes:
+    """``message`` of a session in msgpack.
+
+    Raises:
+        ProtocolError: it is too large.
+    """
+    encoded = _encoder.encode(message)
+    if len(encoded) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"{type(message).__name__} takes {len(encoded)} bytes; a session's message is at most {MAX_MESSAGE_BYTES}:"
+            f" let large parts be fetched by a call"
+        )
+    return encoded
+
+
+def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
+    """The headers of every stream and call: who asks, and its token."""
+    headers = (
+        ("millrace-protocol", str(OWN.protocol)),
+        ("millrace-version", OWN.version),
+        ("millrace-python", OWN.python),
+    )
+    return headers if token is None else (*headers, ("authorization", f"Bearer {token}"))
+
+
+def identity_of(metadata: Mapping[str, str]) -> Identity:
+    """Who asks, from its headers.
+
+    Raises:
+        ProtocolError: it is not millrace.
+    """
+    try:
+        return Identity(int(metadata["millrace-protocol"]), metadata["millrace-version"], metadata["millrace-python"])
+    except (KeyError, ValueError) as error:
+        raise ProtocolError("the request has no valid millrace-protocol, -version and -python headers") from error
+
+
+def token_of(metadata: Mapping[str, str]) -> str | None:
+    """The bearer token in ``metadata``, None if there is none."""
+    scheme, _, token = metadata.get("authorization", "").partition(" ")
+    return token if scheme == "Bearer" and token else None
+
+
+def cut(encoded: bytes) -> Iterator[bytes]:
+    """``encoded`` in frames."""
+    if len(encoded) <= FRAME_BYTES:
+        yield encoded
+        return
+    view = memoryview(encoded)
+    for start in range(0, len(view), FRAME_BYTES):
+        yield bytes(view[start : start + FRAME_BYTES])
+
+
+def check_call_size(size: int, what: str) -> None:
+    """Refuses a request or reply that is too large to carry.
+
+    Raises:
+        ProtocolError: naming the bound.
+    """
+    if size > MAX_CALL_BYTES:
+        raise ProtocolError(
+            f"{what} takes {size / 2**30:.2f} GiB or more, and the dispatcher carries at most"
+            f" {MAX_CALL_BYTES / 2**30:g} GiB at once: keep large objects in files that workers can read"
+        )
+
+
+def trailers_of(error: MillraceError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """``error`` as a gRPC status: code, one line, and headers from which :func:`error_in` makes the same error."""
+    failure = failure_of(error)
+    failure = msgspec.structs.replace(
+        failure, message=shorten(failure.message), user_traceback=shorten(failure.user_traceback)
+    )
+    line = failure.message.partition("\n")[0][:200]
+    return CODES.get(type(error), grpc.StatusCode.ABORTED), line, ((_FAILURE_KEY, _encoder.encode(failure)),)
+
+
+def shorten(text: str) -> str:
+    """``text`` with its middle left out if it is longer than :data:`MAX_TEXT_CHARS`."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2 - 30
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def error_in(trailers: Iterable[tuple[str, Any]] | None) -> MillraceError | None:
+    """The millrace error that a peer put into its status, if it did."""
+    for key, value in trailers or ():
+        if key == _FAILURE_KEY:
+            try:
+                return error_of(_failure_decoder.decode(value))
+            except msgspec.MsgspecError as error:
+                return ServiceError(f"the service failed, and its reason is malformed: {error}")
+    return None

@@ -1,0 +1,286 @@
+"""Bulk connections with real sockets and processes. The other processes' code is wire_peer.py."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+
+from millrace.errors import (
+    AddressInUseError,
+    AuthenticationError,
+    ProtocolError,
+    ServiceError,
+    ServiceUnreachableError,
+    ShippingError,
+    VersionMismatchError,
+)
+from millrace.wire import bulk
+from millrace.wire.access import Identity
+from millrace.wire.bulk import BulkServer, bulk_connect
+from millrace.wire.frames import MAGIC, receive_frame, send_frame
+
+PROMPTLY_S = 5.0
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    data: bytes = b""
+
+
+PING = msgspec.msgpack.Decoder(Ping)
+
+
+def wait(connection):
+    connection.receive(PING)
+
+
+def bulk_echo(connection):
+    while True:
+        header, payload = connection.receive(PING)
+        connection.send(header, [payload])
+
+
+@pytest.fixture
+def bulk_server() -> Iterator[BulkServer]:
+    with BulkServer("127.0.0.1", bulk_echo) as server:
+        yield server
+
+
+def bulk_works(server):
+    with bulk_connect(server.address) as connection:
+        connection.send(Ping(5), [b"abc"])
+        header, payload = connection.receive(PING)
+        assert (header, payload.tobytes()) == (Ping(5), b"abc")
+
+
+def test_bulk_payloads_of_any_size(bulk_server):
+    rng = np.random.default_rng(0)
+    with bulk_connect(bulk_server.address) as connection, ThreadPoolExecutor() as pool:
+        for size in (0, 1, 63, 100_000, 30_000_000):
+            parts = np.array_split(rng.integers(0, 256, size, np.uint8), 7)
+            sending = pool.submit(connection.send, Ping(size), parts)
+            header, payload = connection.receive(PING)
+            assert header.number == sending.result() == size
+            assert np.array_equal(payload, np.concatenate(parts))
+
+
+def test_thousands_of_buffers_in_a_frame(bulk_server):
+    with bulk_connect(bulk_server.address) as connection:
+        connection.send(Ping(1), [bytes([i % 251]) for i in range(5000)])
+        assert connection.receive(PING)[1].tobytes() == bytes(i % 251 for i in range(5000))
+
+
+def test_frames_of_several_threads_do_not_mix(bulk_server):
+    with bulk_connect(bulk_server.address) as connection, ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(connection.send, Ping(i), [bytes([i]) * 10_000, bytes([i]) * 7]) for i in range(100)]
+        for _ in sent:
+            header, payload = connection.receive(PING)
+            assert payload.tobytes() == bytes([header.number]) * 10_007
+        assert {future.result() for future in sent} == {10_007}
+
+
+def test_bulk_tokens():
+    with BulkServer("127.0.0.1", bulk_echo, token="secret") as server:
+        with bulk_connect(server.address, "secret") as connection:
+            connection.send(Ping(1))
+            assert connection.receive(PING)[0] == Ping(1)
+        with pytest.raises(AuthenticationError, match="refused the token"):
+            bulk_connect(server.address, "Secret")
+        with pytest.raises(AuthenticationError, match="got none"):
+            bulk_connect(server.address)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), MAGIC, MAGIC + b"\x01\0\0\0" + b"\xff" * 12, b"\0" * 100_000],
+)
+def test_garbage_does_not_hurt_a_bulk_server(bulk_server, garbage):
+    with bulk_connect(bulk_server.address) as bystander:
+        with (
+            socket.create_connection(("127.0.0.1", bulk_server.port)) as sock,
+            contextlib.suppress(ConnectionError),  # it may hang up before it has read all
+        ):
+            sock.sendall(garbage)
+        bystander.send(Ping(1))
+        assert bystander.receive(PING)[0] == Ping(1)
+    bulk_works(bulk_server)
+
+
+def test_garbage_after_the_hello(bulk_server):
+    with bulk_connect(bulk_server.address) as connection:
+        connection._sock.sendall(b"x" * 100)
+        with pytest.raises(ServiceUnreachableError, match=r"lost the connection with 127\.0\.0\.1:"):
+            connection.receive(PING)
+    bulk_works(bulk_server)
+
+
+def test_whoever_says_no_hello_is_hung_up(monkeypatch):
+    monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 0.2)
+    with BulkServer("127.0.0.1", bulk_echo) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"MR")
+        sock.settimeout(PROMPTLY_S)
+        assert sock.recv(1) == b""
+        bulk_works(server)
+
+
+def test_too_many_connections(monkeypatch):
+    monkeypatch.setattr(bulk, "MAX_CONNECTIONS", 2)
+    with (
+        BulkServer("127.0.0.1", bulk_echo) as server,
+        bulk_connect(server.address),
+        bulk_connect(server.address),
+        pytest.raises(ServiceUnreachableError, match="did not welcome this process"),
+    ):
+        bulk_connect(server.address, timeout=2)
+
+
+def test_a_payload_over_the_limit_closes_the_connection(bulk_server):
+    with bulk_connect(bulk_server.address) as connection:
+        connection.send(Ping(1), [b"12345"])
+        with pytest.raises(ProtocolError, match="a payload of 5 bytes; at most 4 are accepted"):
+            connection.receive(PING, limit=4)
+        assert connection.closed
+        with pytest.raises(ServiceUnreachableError, match=r"cannot receive: the connection with .* is closed"):
+            connection.receive(PING)
+
+
+def test_a_header_over_the_limit_is_not_sent(bulk_server):
+    with bulk_connect(bulk_server.address) as connection:
+        with pytest.raises(ProtocolError, match="put large parts into the payload"):
+            connection.send(Ping(1, b"." * (1 << 20)))
+        connection.send(Ping(2))
+        assert connection.receive(PING)[0] == Ping(2)
+
+
+def test_an_allocation_that_fails_closes_the_connection(bulk_server):
+    def allocate(size):
+        raise MemoryError(f"no room for {size} bytes")
+
+    with bulk_connect(bulk_server.address) as connection:
+        connection.send(Ping(1), [b"12345"])
+        with pytest.raises(MemoryError, match="no room for 5 bytes"):
+            connection.receive(PING, allocate)
+        assert connection.closed
+
+
+@pytest.mark.parametrize("action", ["receive", "send"])
+def test_close_wakes_a_thread_that_blocks(action):
+    with BulkServer("127.0.0.1", wait) as server, ThreadPoolExecutor() as pool:
+        connection = bulk_connect(server.address)
+        started = threading.Event()
+
+        def block():
+            started.set()
+            while action == "send":
+                connection.send(Ping(1), [bytes(20_000_000)])  # the server reads one of these
+            connection.receive(PING)
+
+        blocked = pool.submit(block)
+        assert started.wait(PROMPTLY_S)
+        number = connection._sock.fileno()
+        connection.close()
+        with pytest.raises(ServiceUnreachableError, match=f"closed|{action}"):
+            blocked.result(PROMPTLY_S)
+        assert connection._sock.fileno() == -1 != number
+
+
+def test_closing_the_server_ends_its_threads():
+    server = BulkServer("127.0.0.1", bulk_echo)
+    connections = [bulk_connect(server.address) for _ in range(20)]
+    assert sum(thread.name.startswith("millrace-bulk") for thread in threading.enumerate()) == 21
+    server.close()
+    server.close()
+    assert not any(thread.name.startswith("millrace-bulk") for thread in threading.enumerate())
+    for connection in connections:
+        with pytest.raises(ServiceUnreachableError, match=r"the peer closed the connection|reset"):
+            connection.receive(PING)
+
+
+def test_a_killed_bulk_server_is_noticed(peer):
+    with peer("bulk_server") as (process, address), bulk_connect(address) as connection:
+        connection.send(Ping(1))
+        assert connection.receive(PING)[1].tobytes() == b"x" * 10
+        process.kill()
+        with pytest.raises(ServiceUnreachableError, match=f"lost the connection with {address}: "):
+            connection.receive(PING)
+
+
+def test_a_bug_in_the_callback_ends_one_connection(caplog):
+    def fail(connection):
+        header, _ = connection.receive(PING)
+        if header.number == 13:
+            raise KeyError("oops")
+        connection.send(header, [b"abc"])
+
+    with BulkServer("127.0.0.1", fail) as server:
+        with bulk_connect(server.address) as connection:
+            connection.send(Ping(13))
+            with pytest.raises(ServiceUnreachableError):
+                connection.receive(PING)
+        bulk_works(server)
+    assert "oops" in caplog.text
+
+
+def test_frames_over_a_real_socket_pair():
+    left, right = socket.socketpair()
+    with left, right, ThreadPoolExecutor() as pool:
+        data = np.random.default_rng(0).integers(0, 256, 5_000_000, np.uint8)
+        sending = pool.submit(send_frame, left, Ping(1), np.array_split(data, 3000))
+        header, payload = receive_frame(right, PING)
+        assert (header, sending.result()) == (Ping(1), data.size)
+        assert np.array_equal(payload, data)
+
+
+def test_connections_cannot_be_pickled(bulk_server):
+    with (
+        bulk_connect(bulk_server.address) as connection,
+        pytest.raises(ShippingError, match="cannot be pickled: send its address"),
+    ):
+        pickle.dumps(connection)
+
+
+def test_ctrl_c_while_bulk_data_is_awaited(peer):
+    with peer("bulk_server") as (_, address), peer("interrupted_bulk", address) as (process, line):
+        assert line == "reading"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PROMPTLY_S) == -signal.SIGINT
+
+
+def test_other_protocols_are_refused(bulk_server, monkeypatch):
+    monkeypatch.setattr(bulk, "OWN", Identity(protocol=99))
+    with pytest.raises(VersionMismatchError, match="this process protocol 99"):
+        bulk_connect(bulk_server.address)
+
+
+def test_addresses(bulk_server):
+    with pytest.raises(AddressInUseError, match=f"cannot listen on {bulk_server.address}: .* or port 0 for any"):
+        BulkServer("127.0.0.1", print, port=bulk_server.port)
+    with pytest.raises(AuthenticationError, match=r"refused to listen on \[::\]:0 without a token"):
+        BulkServer("::", print)
+    with pytest.raises(ServiceError, match=r"cannot listen on 192\.0\.2\.1:0: .* Use an address of this machine"):
+        BulkServer("192.0.2.1", print, token="secret")
+    with pytest.raises(ServiceError, match="'nowhere' is not an address: the port is missing"):
+        bulk_connect("nowhere")
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    with pytest.raises(ServiceUnreachableError, match=rf"nobody answered at 127\.0\.0\.1:{port} within 10 s: Conn"):
+        bulk_connect(f"127.0.0.1:{port}")
+
+
+def test_ipv6():
+    try:
+        server = BulkServer("::1", lambda connection: connection.send(Ping(1)))
+    except ServiceError as error:
+        pytest.skip(str(error))
+    with server:
+        assert server.address.startswith("[::1]:")
+        with bulk_connect(server.address) as connection:
+            assert connection.receive(PING)[0] == Ping(1)

@@ -1,0 +1,102 @@
+"""Calls: questions of any size to the dispatcher."""
+
+import asyncio
+from collections.abc import Iterator
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+
+from millrace.errors import (
+    PipelineError,
+    ProtocolError,
+    ServiceError,
+    ServiceUnreachableError,
+)
+from millrace.wire import rpc
+from millrace.wire.access import OWN
+from millrace.wire.channel import ControlChannel
+from millrace.wire.control import Call
+
+PROMPTLY_S = 5.0
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    data: bytes = b""
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+async def reverse(request):
+    return request[::-1]
+
+
+async def conflict(request):
+    raise PipelineError("take(-1) is negative")
+
+
+async def bug(request):
+    raise ZeroDivisionError("division by zero")
+
+
+CALLS = {"Reverse": Call(bytes, reverse), "Conflict": Call(None, conflict), "Bug": Call(None, bug)}
+
+
+@pytest.fixture
+def channel(serving) -> Iterator[ControlChannel]:
+    with serving(calls=CALLS) as dispatcher, ControlChannel(dispatcher.address) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 5, 1 << 20, 9_000_001])
+def test_calls_of_any_size(channel, size):
+    data = np.arange(size, dtype=np.uint8).tobytes()
+    assert channel.call("Reverse", data, bytes) == data[::-1]
+
+
+def test_errors_of_calls(channel):
+    with pytest.raises(PipelineError, match=r"^take\(-1\) is negative$"):
+        channel.call("Conflict", None, None)
+    with pytest.raises(
+        ServiceError, match="the dispatcher failed in Bug: ZeroDivisionError: division by zero; see its log"
+    ):
+        channel.call("Bug", None, None)
+    with pytest.raises(ProtocolError, match=f"millrace {OWN.version} does not know the call 'Nope'"):
+        channel.call("Nope", None, None)
+    with pytest.raises(ProtocolError, match="the request Reverse is malformed: Expected `bytes`, got `int`"):
+        channel.call("Reverse", 3, bytes)
+    with pytest.raises(ProtocolError, match="malformed reply to Reverse: Expected `int`, got `bytes`"):
+        channel.call("Reverse", b"abc", int)
+
+
+def test_a_request_over_the_bound_is_not_sent(channel, monkeypatch):
+    monkeypatch.setattr(rpc, "MAX_CALL_BYTES", 3 << 20)
+    with pytest.raises(ProtocolError, match=r"the request Reverse takes 0\.00 GiB or more") as caught:
+        channel.call("Reverse", b"." * (4 << 20), bytes)
+    assert caught.traceback[-2].name == "_ask"
+
+
+def test_the_dispatcher_checks_the_bound_itself(channel, monkeypatch):
+    monkeypatch.setattr(rpc, "MAX_CALL_BYTES", 3 << 20)
+    ask = channel._channel.stream_stream(rpc.CALL_PREFIX + "Reverse")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(ask((b"." * (1 << 20) for _ in range(10)), metadata=channel._metadata))
+    error = rpc.error_in(caught.value.trailing_metadata())
+    assert isinstance(error, ProtocolError)
+    assert "keep large objects in files" in str(error)
+    assert channel.call("Reverse", b"ab", bytes) == b"ba"
+
+
+def test_a_dispatcher_that_does_not_answer(serving):
+    async def never(request):
+        await asyncio.Event().wait()
+
+    with (
+        serving(calls={"Never": Call(None, never)}) as dispatcher,
+        ControlChannel(dispatcher.address) as channel,
+        pytest.raises(ServiceUnreachableError, match=r"did not answer Never within 0.2 s"),
+    ):
+        channel.call("Never", None, None, timeout=0.2)

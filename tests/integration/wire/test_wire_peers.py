@@ -1,0 +1,242 @@
+"""Who is let in, where one listens, and what happens when somebody dies."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import msgspec
+import pytest
+
+from millrace.errors import (
+    AddressInUseError,
+    AuthenticationError,
+    ServiceError,
+    ServiceUnreachableError,
+    ShippingError,
+    VersionMismatchError,
+)
+from millrace.wire.access import OWN, Identity
+from millrace.wire.channel import ControlChannel
+
+PROMPTLY_S = 5.0
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    data: bytes = b""
+
+
+def works(address, **options):
+    """That the dispatcher at ``address`` is all right."""
+    with ControlChannel(address, **options) as channel, channel.open_session(Ping) as session:
+        session.send(Ping(7))
+        assert next(session) == Ping(7)
+
+
+# -- who is let in -----------------------------------------------------------------------------------------------------
+
+
+def test_tokens(serving):
+    with serving(token="secret") as dispatcher:
+        works(dispatcher.address, token="secret")
+        for token, reason in ((None, "got none: set MILLRACE_TOKEN"), ("wrong", "refused the token: MILLRACE_TOKEN")):
+            with ControlChannel(dispatcher.address, token) as channel:
+                for use in (channel.connect, channel.open_session(Ping).__next__):
+                    with pytest.raises(AuthenticationError, match=reason):
+                        use()
+
+
+def test_a_public_address_without_a_token(serving):
+    with pytest.raises(AuthenticationError, match=r"refused to listen on 0.0.0.0:0 without a token"):
+        serving("0.0.0.0:0")
+    with serving("0.0.0.0:0", token="secret") as dispatcher:
+        works(dispatcher.address.replace("0.0.0.0", "127.0.0.1"), token="secret")
+
+
+def test_other_protocols_are_refused(dispatcher, monkeypatch):
+    with ControlChannel(dispatcher.address) as channel:
+        channel._metadata = (("millrace-protocol", "99"), *channel._metadata[1:])
+        with pytest.raises(VersionMismatchError, match=r"the service speaks protocol 1 .* this process protocol 99"):
+            channel.connect()
+
+
+def test_the_dispatcher_may_refuse_for_reasons_of_its_own(serving):
+    def admit(identity):
+        if identity.python != "2.7":
+            raise VersionMismatchError(f"Python {identity.python} and 2.7")
+
+    with serving(admit=admit) as dispatcher, ControlChannel(dispatcher.address) as channel:
+        with pytest.raises(VersionMismatchError, match=f"^Python {OWN.python} and 2.7$"):
+            channel.connect()
+        with pytest.raises(VersionMismatchError):
+            next(channel.open_session(Ping))
+
+
+def test_foreign_grpc_clients_get_a_plain_status(dispatcher):
+    with grpc.insecure_channel(dispatcher.address) as foreign, pytest.raises(grpc.RpcError) as caught:
+        foreign.unary_unary("/other.Service/Method")(b"", timeout=PROMPTLY_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_garbage_does_not_hurt_the_dispatcher(dispatcher):
+    host, port = dispatcher.address.split(":")
+    for garbage in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00" * 4096,
+        os.urandom(4096),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff",
+    ):
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(garbage)
+    works(dispatcher.address)
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_answers():
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    started = time.monotonic()
+    with (
+        ControlChannel(f"grpc://127.0.0.1:{port}", timeout=0.5) as channel,
+        pytest.raises(ServiceUnreachableError) as caught,
+    ):
+        channel.connect()
+    assert 0.5 <= time.monotonic() - started < PROMPTLY_S
+    assert str(caught.value) == (
+        f"no dispatcher answered at 127.0.0.1:{port} within 0.5 s (connection refused): is `millrace dispatcher`"
+        " running there? Check the address, and that no firewall is between"
+    )
+
+
+def test_something_else_answers():
+    def answer(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                with sock:
+                    sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            ControlChannel(address, timeout=0.5) as channel,
+            pytest.raises(ServiceUnreachableError, match=f"no dispatcher answered at {address} within 0.5 s"),
+        ):
+            channel.connect()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_dispatcher_that_starts_late_is_waited_for(serving):
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    with ControlChannel(address) as channel, ThreadPoolExecutor() as pool:
+        connected = pool.submit(channel.connect)
+        with serving(address):
+            assert connected.result(PROMPTLY_S) == OWN
+
+
+def test_ports_in_use(dispatcher, serving):
+    with pytest.raises(
+        AddressInUseError, match=f"cannot listen on {dispatcher.address}: another process does. Stop it"
+    ):
+        serving(dispatcher.address)
+    with pytest.raises(ServiceError, match=r"cannot listen on 192.0.2.1:5050: "):
+        serving("192.0.2.1:5050", token="secret")
+
+
+def test_ipv6(serving):
+    try:
+        dispatcher = serving("[::1]:0")
+    except ServiceError as error:
+        pytest.skip(str(error))
+    with dispatcher:
+        works(dispatcher.address)
+
+
+# -- death -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_dispatcher_is_noticed(peer):
+    with peer("dispatcher") as (process, address), ControlChannel(address) as channel, ThreadPoolExecutor() as pool:
+        session = channel.open_session(Ping)
+        session.send(Ping(1))
+        assert next(session) == Ping(1)
+        waiting = pool.submit(next, session)
+        process.kill()
+        with pytest.raises(ServiceUnreachableError, match=f"lost the dispatcher at {address}"):
+            waiting.result(PROMPTLY_S)
+        with pytest.raises(ServiceUnreachableError, match="lost"):
+            session.send(Ping(2))
+        with pytest.raises(ServiceUnreachableError, match="lost"):
+            channel.call("Hello", None, Identity)
+        with peer("dispatcher", address):
+            assert channel.connect() == OWN
+            works(address)
+
+
+def test_a_stopped_dispatcher_says_so(serving):
+    with serving() as dispatcher, ControlChannel(dispatcher.address) as channel, ThreadPoolExecutor() as pool:
+        session = channel.open_session(Ping)
+        session.send(Ping(1))
+        assert next(session) == Ping(1)
+        waiting = pool.submit(next, session)
+        dispatcher.do(dispatcher.server.stop(1.0))
+        with pytest.raises(ServiceUnreachableError, match="the dispatcher was stopped"):
+            waiting.result(PROMPTLY_S)
+
+
+def test_a_killed_peer_ends_its_session(serving, peer):
+    ended = threading.Event()
+
+    async def watch(session):
+        async for message in session:
+            session.send(message)
+        ended.set()
+
+    with serving(on_session=watch) as dispatcher, peer("interrupted_reading", dispatcher.address) as (process, line):
+        assert line == "1"
+        process.kill()
+        assert ended.wait(PROMPTLY_S)
+
+
+@pytest.mark.parametrize("role", ["careless", "interrupted_connecting", "interrupted_reading"])
+def test_processes_end_without_closing_anything(dispatcher, role, peer):
+    address = "127.0.0.1:1" if role == "interrupted_connecting" else dispatcher.address
+    with peer(role, address) as (process, line):
+        assert line
+        if role != "careless":
+            process.send_signal(signal.SIGINT)
+        assert process.wait(PROMPTLY_S) == (0 if role == "careless" else -signal.SIGINT)
+
+
+def test_forked_children_open_channels_of_their_own(dispatcher, peer):
+    with peer("forking", dispatcher.address) as (process, line):
+        said = [line, *process.stdout.read().splitlines()]
+    refusals = [words for words in said if "This ControlChannel".lower() in words.lower()]
+    assert len(refusals) == 3
+    assert "forked from it: open another one here" in refusals[0]
+    assert said[3:] == ["child got 3", "parent got 4"]
+
+
+def test_forks_that_grpc_does_not_support_are_refused(dispatcher, peer):
+    with peer("forking_late", dispatcher.address, GRPC_ENABLE_FORK_SUPPORT="0") as (_, line):
+        assert "was forked while gRPC was in use" in line
+        assert "multiprocessing_context='spawn'" in line
+
+
+def test_connections_cannot_be_pickled(dispatcher):
+    with ControlChannel(dispatcher.address) as channel, channel.open_session(Ping) as session:
+        for thing in (channel, session):
+            with pytest.raises(ShippingError, match="cannot be pickled: send"):
+                pickle.dumps(thing)

@@ -1,0 +1,136 @@
+"""Processes for the tests beside it: ``python wire_peer.py ROLE ADDRESS``; each prints a line when it is ready."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+
+import msgspec
+
+from millrace.errors import ServiceError
+from millrace.wire.bulk import BulkServer, bulk_connect
+from millrace.wire.channel import ControlChannel
+from millrace.wire.control import ControlServer
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    data: bytes = b""
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+async def _echo(session):
+    async for message in session:
+        session.send(message)
+
+
+async def _dispatcher(address):
+    server = ControlServer(address, on_session=_echo, message=Ping)
+    say(await server.start())
+    await asyncio.Event().wait()
+
+
+def dispatcher(address):
+    asyncio.run(_dispatcher(address))
+
+
+def _serve(connection):
+    connection.receive(msgspec.msgpack.Decoder(Ping))
+    connection.send(Ping(1), [b"x" * 10])
+    connection.receive(msgspec.msgpack.Decoder(Ping))
+
+
+def bulk_server(_):
+    server = BulkServer("127.0.0.1", _serve)
+    say(server.address)
+    threading.Event().wait()
+
+
+def careless(address):
+    """Ends without closing anything."""
+    channel = ControlChannel(address)
+    channel.connect()
+    session = channel.open_session(Ping)
+    session.send(Ping(1))
+    say(next(session).number)
+    waiting = threading.Thread(target=next, args=(session,), daemon=True)
+    waiting.start()
+
+
+def interrupted_connecting(address):
+    with ControlChannel(address, timeout=0.1) as first, contextlib.suppress(ServiceError):
+        first.connect()  # whatever is imported on the way has been: a signal in an import is lost
+    channel = ControlChannel(address, timeout=60)
+    say("connecting")
+    channel.connect()
+
+
+def interrupted_reading(address):
+    channel = ControlChannel(address)
+    session = channel.open_session(Ping)
+    session.send(Ping(1))
+    say(next(session).number)
+    next(session)
+
+
+def interrupted_bulk(address):
+    connection = bulk_connect(address)
+    connection.send(Ping(1))
+    connection.receive(msgspec.msgpack.Decoder(Ping))
+    say("reading")
+    connection.receive(msgspec.msgpack.Decoder(Ping))
+
+
+def forking(address):
+    """A child says what becomes of its parent's channel and opens one of its own; the parent's goes on."""
+    channel = ControlChannel(address)
+    session = channel.open_session(Ping)
+    session.send(Ping(1))
+    next(session)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for use in (channel.connect, lambda: session.send(Ping(2)), lambda: next(session)):
+                try:
+                    use()
+                except ServiceError as error:
+                    say(error)
+            session.close()
+            channel.close()
+            with ControlChannel(address, timeout=20) as own:
+                own.connect()
+                with own.open_session(Ping) as inner:
+                    inner.send(Ping(3))
+                    say("child got", next(inner).number)
+        except BaseException as error:  # a forked child must not go on as its parent
+            say("child failed:", repr(error))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    session.send(Ping(4))
+    say("parent got", next(session).number)
+    channel.close()
+
+
+def forking_late(address):
+    """As forking, but somebody imported grpc before; started with GRPC_ENABLE_FORK_SUPPORT=0."""
+    channel = ControlChannel(address)
+    channel.connect()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ControlChannel(address)
+        except ServiceError as error:
+            say(error)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    channel.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2])
