@@ -1,0 +1,126 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.client.credit import SHARES, CreditPool
+
+
+def test_a_worker_gets_its_share_ahead_of_time():
+    pool = CreditPool(800)
+    assert pool.join("a") == {"a": 100}
+    assert pool.free == 700
+
+
+def test_when_all_is_granted_a_further_worker_waits_until_it_is_short():
+    pool = CreditPool(80)
+    for number in range(SHARES):
+        pool.join(f"w{number}")
+    assert pool.join("late") == {}
+    assert pool.short("late", 10, 0) == {}
+    pool.arrived("w0", 10)
+    assert pool.used("w0", 10) == {"late": 10}
+
+
+def test_credit_comes_back_in_pieces_worth_sending():
+    pool = CreditPool(800)
+    pool.join("a")
+    pool.arrived("a", 10)
+    assert pool.used("a", 10) == {}
+    pool.arrived("a", 20)
+    assert pool.used("a", 20) == {"a": 30}
+
+
+def test_a_message_larger_than_the_share_gets_through_when_it_fits_the_whole():
+    pool = CreditPool(800)
+    pool.join("a")
+    assert pool.short("a", 700, 100) == {"a": 700}
+    pool.arrived("a", 700)
+    assert pool.free == 100
+
+
+def test_those_that_wait_are_served_oldest_first():
+    pool = CreditPool(100)
+    pool.join("a")
+    pool.join("b")
+    pool.join("c")
+    pool.arrived("c", 12)
+    assert pool.short("a", 90, 12) == {}
+    assert pool.short("b", 5, 12) == {}
+    assert pool.used("c", 12) == {"a": 90, "b": 5, "c": 5}
+
+
+def test_force_lets_one_message_in_and_not_a_second_before_it_came():
+    pool = CreditPool(100)
+    pool.join("a")
+    pool.join("b")
+    pool.arrived("a", 12)
+    pool.short("a", 95, 0)
+    pool.short("b", 96, 12)
+    assert pool.force("a") == {"a": 95}
+    assert pool.force("b") == {}
+    pool.arrived("a", 95)
+    assert pool.force("b") == {"b": 96}
+
+
+def test_force_knows_nothing_to_do_for_a_worker_that_is_not_short():
+    pool = CreditPool(100)
+    pool.join("a")
+    assert pool.force("a") == {}
+    assert pool.force(None) == {}
+
+
+def test_credit_of_a_lost_worker_goes_to_those_that_wait():
+    pool = CreditPool(100)
+    for name in "abcdefgh":
+        pool.join(name)
+    pool.short("a", 30, 12)
+    assert pool.leave("b") == {}
+    assert pool.leave("c") == {"a": 30}
+
+
+@given(st.integers(0, 2**32), st.integers(50, 5000))
+def test_never_more_than_the_total_and_one_message_and_never_stuck(seed, total):
+    rng = random.Random(seed)
+    pool = CreditPool(total)
+    names = ["a", "b", "c"]
+    credit = dict.fromkeys(names, 0)
+    queues = {name: [rng.randint(1, total) for _ in range(rng.randint(0, 15))] for name in names}
+    short = set()
+    held = []
+
+    def grant(grants):
+        for name, amount in grants.items():
+            credit[name] += amount
+            short.discard(name)
+
+    for name in names:
+        grant(pool.join(name))
+    forced = False
+    while any(queues.values()) or held:
+        progressed = False
+        for name in rng.sample(names, 3):
+            if not queues[name]:
+                continue
+            if queues[name][0] <= credit[name]:
+                size = queues[name].pop(0)
+                credit[name] -= size
+                pool.arrived(name, size)
+                held.append((name, size))
+                progressed = True
+            elif name not in short:
+                short.add(name)
+                returned, credit[name] = credit[name], 0
+                grant(pool.short(name, queues[name][0], returned))
+                progressed = True
+        assert sum(size for _, size in held) + sum(credit.values()) <= total + (total if forced else 0)
+        if held and (not progressed or rng.random() < 0.5):
+            name, size = held.pop(0)
+            grant(pool.used(name, size))
+            progressed = True
+        if not progressed:
+            grants = pool.force(None)
+            assert grants, "everybody waits for everybody"
+            forced = True
+            grant(grants)
+    assert pool.held == 0

@@ -1,0 +1,156 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.client.inbox import EpochInbox
+from millrace.errors import ProtocolError
+
+
+def deliver(inbox, task, index, count, *, last=False, worker="a:1"):
+    return inbox.accept(task, index, count, list(range(index, index + count)), 10 * count, worker, last=last)
+
+
+def taken(inbox):
+    out = []
+    while (arrival := inbox.take()) is not None:
+        out.extend(arrival.payload[arrival.skip :])
+    return out
+
+
+def test_outputs_are_held_once():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    assert deliver(inbox, 3, 0, 4)
+    assert not deliver(inbox, 3, 0, 4)
+    assert not deliver(inbox, 3, 2, 2)
+    assert taken(inbox) == [0, 1, 2, 3]
+
+
+def test_a_message_that_overlaps_gives_only_what_is_new():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    deliver(inbox, 3, 0, 4)
+    assert inbox.assign(3, 2, "b:1") == 4
+    assert deliver(inbox, 3, 2, 5, worker="b:1")
+    assert inbox.ready == 7
+    assert taken(inbox) == [0, 1, 2, 3, 4, 5, 6]
+    assert inbox.ready == 0
+
+
+def test_a_gap_is_an_error_that_names_it():
+    inbox = EpochInbox(2, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    deliver(inbox, 3, 0, 4)
+    with pytest.raises(ProtocolError, match=r"task 3 of epoch 2: output 4 is missing, a:1 went on with 5"):
+        deliver(inbox, 3, 5, 1)
+
+
+def test_a_task_nobody_assigned_is_ignored():
+    inbox = EpochInbox(0, in_order=False)
+    assert not deliver(inbox, 9, 0, 1)
+    assert inbox.take() is None
+
+
+def test_first_come_first_read():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(1, 2, "b:1")
+    inbox.accept(1, 0, 1, ["later task"], 1, "b:1", last=True)
+    inbox.accept(0, 0, 1, ["earlier task"], 1, "a:1", last=True)
+    assert taken(inbox) == ["later task", "earlier task"]
+
+
+def test_in_order_waits_for_the_task_that_comes_next():
+    inbox = EpochInbox(0, in_order=True)
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(2, 2, "b:1")
+    inbox.accept(2, 0, 1, ["second"], 1, "b:1", last=True)
+    assert inbox.take() is None
+    assert inbox.needed() == "a:1"
+    inbox.accept(0, 0, 1, ["first"], 1, "a:1", last=False)
+    assert taken(inbox) == ["first"]
+    inbox.accept(0, 1, 0, [], 0, "a:1", last=True)
+    assert taken(inbox) == ["second"]
+    assert inbox.needed() is None
+
+
+def test_finished_when_all_of_the_share_is_complete_and_taken():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(4, 2, "a:1")
+    assert not inbox.finished
+    deliver(inbox, 0, 0, 2, last=True)
+    inbox.ends([0, 4])
+    assert not inbox.finished
+    deliver(inbox, 4, 0, 0, last=True)
+    assert not inbox.finished
+    taken(inbox)
+    assert inbox.finished
+
+
+def test_an_empty_share_is_finished_at_once():
+    inbox = EpochInbox(0, in_order=True)
+    inbox.ends([])
+    assert inbox.finished
+
+
+def test_a_task_of_the_share_that_is_not_assigned_yet_is_waited_for():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.ends([0])
+    assert not inbox.finished
+
+
+def test_progress_lists_what_moved_since():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(1, 2, "a:1")
+    deliver(inbox, 0, 0, 3)
+    assert [(p.task, p.received, p.complete) for p in inbox.progress()] == [(0, 3, False)]
+    assert inbox.progress() == []
+    deliver(inbox, 1, 0, 0, last=True)
+    assert [(p.task, p.received, p.complete) for p in inbox.progress()] == [(1, 0, True)]
+    assert len(inbox.progress(everything=True)) == 2
+
+
+def test_unfinished_names_what_is_to_be_asked_for_again():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(0, 1, "a:1")
+    inbox.assign(1, 2, "b:1")
+    deliver(inbox, 0, 0, 3)
+    assert inbox.unfinished("a:1") == [(0, 1, 3)]
+    deliver(inbox, 0, 3, 0, last=True)
+    assert inbox.unfinished("a:1") == []
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_whatever_is_sent_twice_or_cut_otherwise_is_read_once(seed, in_order):
+    rng = random.Random(seed)
+    inbox = EpochInbox(0, in_order=in_order)
+    lengths = {task: rng.randint(0, 12) for task in range(4)}
+    position = dict.fromkeys(lengths, 0)
+    lease = 0
+    for task in lengths:
+        inbox.assign(task, lease, "a:1")
+    inbox.ends(list(lengths))
+    read = []
+    while not inbox.finished:
+        task = rng.choice(list(lengths))
+        if rng.random() < 0.2:  # another worker runs it again and sends from what is held, or from before
+            lease += 1
+            position[task] = rng.randint(0, inbox.assign(task, lease, "b:1"))
+        elif position[task] <= lengths[task]:
+            start = position[task]
+            count = min(rng.randint(0, 4), lengths[task] - start)
+            payload = [(task, i) for i in range(start, start + count)]
+            last = start + count == lengths[task]
+            inbox.accept(task, start, count, payload, count, "a:1", last=last)
+            position[task] += count
+        if rng.random() < 0.5 and (arrival := inbox.take()) is not None:
+            read.extend(arrival.payload[arrival.skip :])
+    expected = [(task, i) for task, length in lengths.items() for i in range(length)]
+    assert sorted(read) == expected
+    if in_order:
+        assert read == expected
+    assert inbox.ready == 0

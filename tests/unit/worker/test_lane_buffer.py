@@ -1,0 +1,173 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.worker.buffers import LaneBuffer, Message
+
+KEY = (0, 3)
+
+
+def message(index, count=1, size=10):
+    return Message(index, count, [b"x" * size], size)
+
+
+def drain(buffer):
+    sent = []
+    while (parcel := buffer.next()) is not None:
+        buffer.sent(parcel)
+        sent.append((parcel.key, parcel.index, 0 if parcel.message is None else parcel.message.count, parcel.last))
+    return sent
+
+
+def test_nothing_is_sent_before_the_consumer_asks():
+    buffer = LaneBuffer(100)
+    buffer.begin(KEY, 1, 0)
+    buffer.put(KEY, 1, message(0))
+    assert drain(buffer) == []
+    buffer.read(KEY, 1, 0)
+    assert drain(buffer) == [(KEY, 0, 1, False)]
+
+
+def test_a_consumer_may_ask_before_the_lease_has_come():
+    buffer = LaneBuffer(100)
+    buffer.read(KEY, 7, 0)
+    buffer.begin(KEY, 7, 0)
+    buffer.put(KEY, 7, message(0))
+    assert drain(buffer) == [(KEY, 0, 1, False)]
+
+
+def test_the_end_travels_with_the_last_message_or_alone():
+    buffer = LaneBuffer(100)
+    buffer.begin(KEY, 1, 0)
+    buffer.read(KEY, 1, 0)
+    buffer.put(KEY, 1, message(0, 2))
+    assert drain(buffer) == [(KEY, 0, 2, False)]
+    assert buffer.finish(KEY, 1, 0) == 2
+    assert drain(buffer) == [(KEY, 2, 0, True)]
+    assert drain(buffer) == []
+
+    buffer.begin((0, 4), 2, 0)
+    buffer.put((0, 4), 2, message(0, 2))
+    buffer.finish((0, 4), 2, 0)
+    buffer.read((0, 4), 2, 0)
+    assert drain(buffer) == [((0, 4), 0, 2, True)]
+
+
+def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection():
+    buffer = LaneBuffer(1000)
+    buffer.begin(KEY, 1, 0)
+    buffer.read(KEY, 1, 0)
+    for index in range(4):
+        buffer.put(KEY, 1, message(index))
+    buffer.finish(KEY, 1, 0)
+    assert len(drain(buffer)) == 4
+    buffer.received(KEY, 2, complete=False)
+    buffer.detach()
+    assert drain(buffer) == []
+    buffer.read(KEY, 1, 3)
+    assert drain(buffer) == [(KEY, 3, 1, True)]
+
+
+def test_a_run_that_is_repeated_starts_after_what_was_received():
+    buffer = LaneBuffer(1000)
+    buffer.begin(KEY, 2, 5)
+    buffer.read(KEY, 2, 5)
+    assert buffer.finish(KEY, 2, 0) == 5
+    assert drain(buffer) == [(KEY, 5, 0, True)]
+
+
+def test_all_of_a_task_received_frees_it():
+    buffer = LaneBuffer(1000)
+    buffer.begin(KEY, 1, 0)
+    buffer.read(KEY, 1, 0)
+    buffer.put(KEY, 1, message(0))
+    assert not buffer.received(KEY, 1, complete=False)
+    assert buffer.bytes == 0
+    buffer.finish(KEY, 1, 0)
+    drain(buffer)
+    assert buffer.received(KEY, 1, complete=True)
+    assert list(buffer) == []
+
+
+def test_room_is_bounded_in_bytes_but_lets_one_message_in():
+    buffer = LaneBuffer(100)
+    buffer.begin(KEY, 1, 0)
+    assert buffer.room(0, 500)
+    buffer.put(KEY, 1, message(0, size=60))
+    assert buffer.room(0, 40)
+    assert not buffer.room(0, 41)
+
+
+def test_what_is_computed_ahead_does_not_block_an_earlier_epoch():
+    buffer = LaneBuffer(100)
+    buffer.begin((1, 0), 1, 0)
+    buffer.put((1, 0), 1, message(0, size=100))
+    assert not buffer.room(1, 1)
+    assert buffer.room(0, 100)
+
+
+def test_a_message_of_a_forgotten_lease_is_dropped():
+    buffer = LaneBuffer(100)
+    buffer.begin(KEY, 1, 0)
+    buffer.forget(KEY)
+    assert not buffer.put(KEY, 1, message(0))
+    assert buffer.finish(KEY, 1, 0) is None
+    assert buffer.bytes == 0
+
+
+def test_in_order_sends_the_lowest_task_first_whenever_it_came():
+    buffer = LaneBuffer(1000, in_order=True)
+    for lease, task in enumerate([5, 2, 9]):
+        buffer.begin((0, task), lease, 0)
+        buffer.put((0, task), lease, message(0))
+        buffer.read((0, task), lease, 0)
+    assert [parcel[0][1] for parcel in drain(buffer)] == [2, 5, 9]
+
+
+def test_waiting_means_that_everything_asked_for_is_on_its_way():
+    buffer = LaneBuffer(100)
+    assert not buffer.waiting
+    buffer.begin(KEY, 1, 0)
+    assert not buffer.waiting
+    buffer.read(KEY, 1, 0)
+    assert buffer.waiting
+    buffer.put(KEY, 1, message(0))
+    assert not buffer.waiting
+    drain(buffer)
+    assert buffer.waiting
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 5), min_size=1, max_size=12))
+def test_every_output_arrives_once_in_order_however_often_the_connection_breaks(seed, counts):
+    rng = random.Random(seed)
+    buffer = LaneBuffer(10_000)
+    buffer.begin(KEY, 1, 0)
+    total = sum(counts)
+    held, complete, put = 0, False, 0
+    pending = list(counts)
+    buffer.read(KEY, 1, 0)
+    while not complete:
+        action = rng.choice(["put", "send", "break", "lag"])
+        if action == "put" and pending:
+            count = pending.pop(0)
+            buffer.put(KEY, 1, message(put, count))
+            put += count
+            if not pending:
+                assert buffer.finish(KEY, 1, 0) == total
+        elif action == "send" and (parcel := buffer.next()) is not None:
+            buffer.sent(parcel)
+            count = 0 if parcel.message is None else parcel.message.count
+            assert parcel.index == held
+            held += count
+            complete = parcel.last
+            if rng.random() < 0.5:
+                buffer.received(KEY, held, complete=complete)
+        elif action == "break":
+            buffer.detach()
+            buffer.read(KEY, 1, held)
+        elif action == "lag":
+            buffer.received(KEY, rng.randint(0, held), complete=False)
+    assert held == total
+    buffer.received(KEY, held, complete=True)
+    assert buffer.bytes == 0

@@ -1,0 +1,56 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.worker.packing import Packer
+
+
+def encode(elements):
+    return [b"".join(elements)]
+
+
+def pack(chunks, *, target, flush_each=False):
+    packer = Packer(encode, target=target)
+    messages = []
+    for chunk in chunks:
+        packer.add(chunk)
+        messages.extend(packer.messages(flush=flush_each))
+    messages.extend(packer.messages(flush=True))
+    return messages
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 300).map(lambda n: bytes([n % 251]) * n), max_size=20), max_size=8),
+    st.booleans(),
+)
+def test_messages_hold_all_elements_in_order_and_are_numbered(chunks, flush_each):
+    messages = pack(chunks, target=500, flush_each=flush_each)
+    assert b"".join(b"".join(message.buffers) for message in messages) == b"".join(map(b"".join, chunks))
+    expected = 0
+    for message in messages:
+        assert message.index == expected
+        assert message.size == sum(map(len, message.buffers))
+        expected += message.count
+        assert message.size <= 1000 or message.count == 1
+    assert expected == sum(map(len, chunks))
+
+
+def test_small_elements_are_grouped_to_about_the_target():
+    messages = pack([[b"x" * 10] * 1000] * 10, target=1000)
+    assert len(messages) < 150
+    assert max(message.size for message in messages) <= 2000
+
+
+def test_a_large_element_travels_alone():
+    messages = pack([[b"x" * 5000] * 3], target=1000)
+    assert [message.count for message in messages] == [1, 1, 1]
+
+
+def test_elements_that_grow_are_cut_again():
+    messages = pack([[b"x"] * 500, [b"y" * 900] * 50], target=1000)
+    assert max(message.size for message in messages) <= 2000
+
+
+def test_numbers_start_where_the_consumer_is():
+    packer = Packer(encode, 7)
+    packer.add([b"a", b"b"])
+    assert [message.index for message in packer.messages(flush=True)] == [7, 8]
