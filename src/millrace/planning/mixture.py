@@ -20,6 +20,9 @@ import numpy.typing as npt
 BLOCK = 65536
 """Draws per block."""
 
+ENDLESS = 1 << 62
+"""Count of an input that never ends, and of a mixture that doesn't."""
+
 Seed = int | np.random.SeedSequence
 
 
@@ -59,54 +62,58 @@ def check_weights(weights: Sequence[float]) -> npt.NDArray[np.float64]:
     return array
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Block:
-    """What one block of draws yields: for each element its input and the position within that input."""
+    """What one block of draws yields: for each element its input and the position within it; and the state after."""
 
     which: npt.NDArray[np.int64]
     index: npt.NDArray[np.int64]
     used: npt.NDArray[np.int64]
     alive: npt.NDArray[np.bool_]
-    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The state at the start of each block drawn so far and, last, of the one after them.
+
+    Attributes:
+        starts: number of elements before the block, int64.
+        used: how many of them came from each input, int64, shape (blocks + 1, inputs).
+        alive: which inputs are drawn from, bool, likewise. If at most one is left, no block follows: its elements do.
+    """
+
+    starts: npt.NDArray[np.int64]
+    used: npt.NDArray[np.int64]
+    alive: npt.NDArray[np.bool_]
 
 
 class Mixture:
     """A mixture of inputs of known length. Made by :func:`choices`.
 
     Attributes:
-        total: its number of elements.
+        total: its number of elements; ``ENDLESS`` if it never ends.
     """
 
     def __init__(self, seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool) -> None:
         self._seed = seed
         self._weights = check_weights(weights)
-        self._counts = np.asarray(counts, dtype=np.int64)
+        self._counts = np.array([min(count, ENDLESS) for count in counts], dtype=np.int64)
         if self._counts.shape != self._weights.shape or (self._counts < 0).any():
             raise ValueError(f"a count >= 0 is needed for each of {len(weights)} weights, not {list(counts)}")
         self._stop_on_empty = stop_on_empty
         self._last: tuple[int, _Block] | None = None
-        used = np.zeros(len(self._counts), dtype=np.int64)
         alive = self._weights > 0
-        starts, used_at, alive_at, total = [], [], [], 0
-        ended = False
-        while not ended:
-            starts.append(total)
-            used_at.append(used)
-            alive_at.append(alive)
-            if np.count_nonzero(alive) == 1:  # from here on no draw matters, so that no block is needed
-                only = int(np.flatnonzero(alive)[0])
-                total += int(self._counts[only] - used[only])
-                break
-            block = self._draw(len(starts) - 1, used, alive)
-            total += len(block.which)
-            used, alive, ended = block.used, block.alive, block.ended
-        self.total = total
-        self._starts = np.array(starts, dtype=np.int64)
-        self._used_at = np.stack(used_at)
-        self._alive_at = np.stack(alive_at)
+        self._drawn = _Drawn(np.zeros(1, np.int64), np.zeros((1, len(alive)), np.int64), alive[None])
+        drawn_from = self._counts[alive].tolist()
+        if stop_on_empty and len(drawn_from) > 1 and min(drawn_from) < ENDLESS:
+            self.total = int(self._draw_until(ENDLESS).starts[-1])
+        else:
+            self.total = min(min(drawn_from) if stop_on_empty else sum(drawn_from), ENDLESS)
 
     def resolve(self, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """For each of ``positions`` (int64, any order) the input's number and the position within that input.
+
+        The first to ask for a position draws all blocks up to it, some 40 million elements a second.
 
         Raises:
             IndexError: if a position is negative or not below :attr:`total`.
@@ -116,37 +123,55 @@ class Mixture:
             return wanted, wanted.copy()
         if wanted.min() < 0 or wanted.max() >= self.total:
             raise IndexError(f"positions of this mixture are below {self.total}, not {wanted.min()} to {wanted.max()}")
+        drawn = self._draw_until(int(wanted.max()))
         which = np.empty(len(wanted), dtype=np.int64)
         index = np.empty(len(wanted), dtype=np.int64)
-        blocks = np.searchsorted(self._starts, wanted, side="right") - 1
+        blocks = np.searchsorted(drawn.starts, wanted, side="right") - 1
         order = np.argsort(blocks, kind="stable")
         numbers, firsts = np.unique(blocks[order], return_index=True)
         for number, members in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
-            within = wanted[members] - self._starts[number]
-            alive = self._alive_at[number]
-            if np.count_nonzero(alive) == 1:
-                only = int(np.flatnonzero(alive)[0])
+            within = wanted[members] - drawn.starts[number]
+            if number == len(drawn.starts) - 1:
+                only = int(np.flatnonzero(drawn.alive[number])[0])
                 which[members] = only
-                index[members] = self._used_at[number, only] + within
+                index[members] = drawn.used[number, only] + within
             else:
-                block = self._block(number)
+                block = self._block(number, drawn)
                 which[members] = block.which[within]
                 index[members] = block.index[within]
         return which, index
 
-    def _block(self, number: int) -> _Block:
+    def _draw_until(self, position: int) -> _Drawn:
+        """Draws blocks until ``position`` is in one of them, or only one input is left or none."""
+        drawn = self._drawn
+        starts, used, alive = [drawn.starts[-1]], [drawn.used[-1]], [drawn.alive[-1]]
+        while starts[-1] <= position and np.count_nonzero(alive[-1]) > 1:
+            block = self._draw(len(drawn.starts) + len(starts) - 2, used[-1], alive[-1])
+            starts.append(starts[-1] + len(block.which))
+            used.append(block.used)
+            alive.append(block.alive)
+        if len(starts) > 1:
+            # Replaced as a whole: of two threads that draw at once either result is right.
+            drawn = self._drawn = _Drawn(
+                np.append(drawn.starts, starts[1:]),
+                np.concatenate([drawn.used, used[1:]]),
+                np.concatenate([drawn.alive, alive[1:]]),
+            )
+        return drawn
+
+    def _block(self, number: int, drawn: _Drawn) -> _Block:
         # The last one is kept: tasks ask for consecutive positions in many small steps.
         last = self._last
         if last is None or last[0] != number:
-            last = (number, self._draw(number, self._used_at[number], self._alive_at[number]))
+            last = (number, self._draw(number, drawn.used[number], drawn.alive[number]))
             self._last = last
         return last[1]
 
     def _draw(self, number: int, used: npt.NDArray[np.int64], alive: npt.NDArray[np.bool_]) -> _Block:
         draws = uniforms(self._seed, number)
-        used, alive, ended = used.copy(), alive.copy(), False
+        used, alive = used.copy(), alive.copy()
         whiches, indices = [], []
-        while len(draws) and not ended:
+        while len(draws) and alive.any():
             which = choose(draws, self._weights, alive)
             index = used[which] + _ranks(which, len(used))
             over = index >= self._counts[which]
@@ -155,10 +180,9 @@ class Mixture:
             indices.append(index[:end])
             used += np.bincount(which[:end], minlength=len(used))
             if end < len(draws):
-                alive[which[end]] = False
-                ended = self._stop_on_empty or not alive.any()
+                alive[slice(None) if self._stop_on_empty else which[end]] = False
             draws = draws[end + 1 :]
-        return _Block(np.concatenate(whiches), np.concatenate(indices), used, alive, ended)
+        return _Block(np.concatenate(whiches), np.concatenate(indices), used, alive)
 
 
 def choices(seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool = False) -> Mixture:
@@ -167,7 +191,7 @@ def choices(seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on
     Args:
         seed: the same seed gives the same mixture, on any machine and numpy.
         weights: not negative; an input of weight 0 is never drawn.
-        counts: number of elements of each input.
+        counts: number of elements of each input, ``ENDLESS`` or more if it never ends.
         stop_on_empty: end at the first draw of an exhausted input; else go on with the others until all are exhausted.
 
     Returns:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.planning.mixture import BLOCK, choices, seed_from, uniforms
+from millrace.planning.mixture import BLOCK, ENDLESS, choices, seed_from, uniforms
 
 
 def everything(mixture):
@@ -63,8 +63,37 @@ def test_what_was_drawn_before_does_not_matter():
 def test_memory_goes_by_blocks_and_a_last_input_needs_none():
     mixture = choices(0, [1, 1], [10, 10**15])
     assert mixture.total == 10**15 + 10
-    assert len(mixture._starts) == 2
     assert mixture.resolve([mixture.total - 1])[1].tolist() == [10**15 - 1]
+    assert len(mixture._drawn.starts) == 2
+
+
+def test_nothing_is_drawn_before_somebody_asks():
+    mixture = choices(0, [1, 1], [10**15, 10**15])
+    assert mixture.total == 2 * 10**15
+    assert len(mixture._drawn.starts) == 1
+    mixture.resolve([0])
+    mixture.resolve([5])
+    assert len(mixture._drawn.starts) == 2
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_endless_inputs(stop):
+    mixture = choices(0, [1, 1, 0], [ENDLESS, 3 * ENDLESS, 3], stop)
+    assert mixture.total == ENDLESS
+    which, index = mixture.resolve(np.arange(100_000))
+    assert np.bincount(which) == pytest.approx([50_000] * 2, rel=0.02)
+    assert index[which == 1].tolist() == list(range(np.count_nonzero(which)))
+
+
+def test_an_endless_input_beside_one_that_ends():
+    goes_on = choices(0, [1, 1], [ENDLESS, 1000])
+    assert goes_on.total == ENDLESS
+    assert goes_on.resolve([10**12])[0].tolist() == [0]
+    assert goes_on.resolve([10**12])[1].tolist() == [10**12 - 1000]
+    stops = choices(0, [1, 1], [ENDLESS, 1000], stop_on_empty=True)
+    assert 1900 < stops.total < 2200
+    assert np.array_equal(everything(stops)[0], goes_on.resolve(np.arange(stops.total))[0])
+    assert choices(0, [1, 0], [ENDLESS, 1000], stop_on_empty=True).total == ENDLESS
 
 
 def test_the_sequence_is_fixed_for_all_time():
