@@ -1,0 +1,57 @@
+"""How bytes come in: the format of a source is found by the type of its node and imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from millrace.graph import nodes
+from millrace.graph.nodes import Node
+from millrace.planning.tables import SplitTable
+from millrace.sources.contract import PositionSource, SequentialSource, SourceType
+
+_MODULES: dict[type[Node], str] = {
+    nodes.Range: "millrace.sources.ranges",
+    nodes.FromList: "millrace.sources.lists",
+    nodes.FromMapStyle: "millrace.sources.mapstyle",
+    nodes.FromFiles: "millrace.sources.files",
+    nodes.FromTFRecords: "millrace.sources.tfrecord",
+    nodes.FromWebDataset: "millrace.sources.webdataset",
+    nodes.FromParquet: "millrace.sources.parquet",
+}
+
+
+def list_source(node: Node) -> SplitTable:
+    """Looks at the data of a source (paths, sizes, footers, indexes) and says how it can be cut.
+
+    Raises:
+        SourceNotFoundError: a path does not exist or a pattern matches nothing.
+        SourceCorruptError: a file is truncated or is not what it claims to be.
+        PipelineError: the source is described wrongly, e.g. a column that no file has.
+    """
+    return _source_type(node).list_source(node)
+
+
+def open_source(node: Node, table: SplitTable) -> PositionSource | SequentialSource:
+    """What reads the source that ``table``, made by :func:`list_source`, describes. Opens no file yet."""
+    return _source_type(node).open_source(node, table)
+
+
+def describe(node: Node, table: SplitTable, split: int, position: int) -> str:
+    """An element for messages: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``.
+
+    ``position`` is that within the split; the record's number counts from the start of the file where that is known.
+    """
+    if table.locations and 0 <= position < len(table.locations):
+        return table.locations[position]
+    if not table.splits:
+        return f"item {position}"
+    piece = table.splits[split]
+    kind = "row" if isinstance(node, nodes.FromParquet) else "record"
+    if piece.first_record < 0:
+        return f"{piece.location}, {kind} {position} after byte {piece.start}"
+    return f"{piece.location}, {kind} {piece.first_record + position}"
+
+
+def _source_type(node: Node) -> SourceType:
+    return cast(SourceType, importlib.import_module(_MODULES[type(node)]))

@@ -14,11 +14,12 @@ from millrace.planning.tables import Split, SplitTable
 class PositionSource(Protocol):
     """A source in which every position costs about the same to read."""
 
-    def fetch(self, positions: npt.NDArray[np.int64]) -> list[Any]:
+    def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[Any]:
         """The elements at ``positions`` (int64, any order), in that order. Called from several threads at once.
 
         Raises:
             SourceError: with the file's name.
+            ElementError: the user's own dataset failed; ``where`` names the item.
         """
         ...
 
@@ -29,8 +30,8 @@ class SequentialSource(Protocol):
     def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[Any]]:
         """Elements ``start`` to ``stop`` (-1: the end) of ``split``, in lists of about ``chunk_size()`` elements.
 
-        ``chunk_size`` is asked before each list, as the engine learns what an element costs. Closing the iterator
-        closes what it opened.
+        No list is empty. ``chunk_size`` is asked before each list, as the engine learns what an element costs; a list
+        may be shorter, never longer. Closing the iterator closes what it opened.
 
         Raises:
             SourceError: with the file's name and the record's number.
@@ -39,12 +40,12 @@ class SequentialSource(Protocol):
 
 
 class SourceType(Protocol):
-    """A module of this package, one per format: ``list`` and ``open``."""
+    """A module of this package, one per format, listed in :mod:`millrace.sources`."""
 
-    def list(self, node: Any) -> SplitTable:
+    def list_source(self, node: Any) -> SplitTable:
         """Looks at the data (paths, sizes, footers, indexes) and says how it can be cut."""
         ...
 
-    def open(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:
+    def open_source(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:
         """What reads the source that ``table`` describes."""
         ...

@@ -1,0 +1,97 @@
+"""Reading gzip and zlib streams in sequence, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from typing import Any
+
+from millrace.errors import SourceCorruptError
+
+GZIP = 31
+"""``wbits`` of :mod:`zlib` for a gzip stream."""
+ZLIB = 15
+"""``wbits`` of :mod:`zlib` for a zlib stream."""
+_READ_BYTES = 256 << 10
+
+
+class _Inflated(io.RawIOBase):
+    """Positions count inflated bytes; streams that follow one another (as ``cat a.gz b.gz``) are read as one."""
+
+    def __init__(self, stored: io.BufferedReader, location: str, wbits: int) -> None:
+        self._stored = stored
+        self._location = location
+        self._wbits = wbits
+        self._inflate = zlib.decompressobj(wbits)
+        self._begun = False
+        self._pending = b""
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        target = offset + (self._at if whence == os.SEEK_CUR else 0)
+        if target < self._at:
+            raise io.UnsupportedOperation("a compressed stream cannot be read backwards")
+        dropped = bytearray(min(_READ_BYTES, target - self._at))
+        while self._at < target:
+            if not self.readinto(memoryview(dropped)[: target - self._at]):
+                break
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        while view:
+            if self._inflate.eof:
+                self._pending = self._inflate.unused_data or self._stored.read1(_READ_BYTES)
+                if not self._pending.strip(b"\0"):  # the end, or padding after it
+                    return 0
+                self._inflate = zlib.decompressobj(self._wbits)
+            elif not self._pending:
+                self._pending = self._stored.read1(_READ_BYTES)
+                if not self._pending and not self._begun:
+                    return 0
+            data = self._some(len(view))
+            if data:
+                view[: len(data)] = data
+                self._at += len(data)
+                return len(data)
+        return 0
+
+    def _some(self, limit: int) -> bytes:
+        ended = not self._pending
+        try:
+            data = self._inflate.decompress(self._pending, limit)
+        except zlib.error as error:
+            kind = "gzip" if self._wbits == GZIP else "zlib"
+            raise SourceCorruptError(
+                f"{self._location} is not a {kind} file or is damaged: {error} (after {self._at} inflated bytes)"
+            ) from error
+        self._begun = True
+        self._pending = self._inflate.unconsumed_tail
+        if ended and not data and not self._inflate.eof:
+            raise SourceCorruptError(
+                f"{self._location} is truncated: its compressed data ends after {self._at} inflated bytes"
+            )
+        return data
+
+    def close(self) -> None:
+        self._stored.close()
+        super().close()
+
+
+def inflated(stored: io.BufferedReader, location: str, wbits: int) -> io.BufferedReader:
+    """What ``stored`` holds, inflated; closing it closes ``stored``.
+
+    Raises:
+        SourceCorruptError: when reading, if the data is truncated or of another format.
+    """
+    return io.BufferedReader(_Inflated(stored, location, wbits), _READ_BYTES)

@@ -1,0 +1,32 @@
+"""``Dataset.from_list``: the items of a sequence, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.graph.nodes import FromList
+from millrace.planning.tables import SplitTable, positions_table
+
+
+def list_source(node: FromList) -> SplitTable:
+    """One position per item."""
+    return positions_table(node.count)
+
+
+def open_source(node: FromList, table: SplitTable) -> _List:
+    """What looks the items up."""
+    return _List(node.items.value)
+
+
+class _List:
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[Any]:
+        if isinstance(positions, range):
+            return [self._items[i] for i in positions]
+        return [self._items[i] for i in positions.tolist()]

@@ -1,0 +1,104 @@
+"""The language of patterns: ``*``, ``?``, ``[...]`` and ``**`` as in :mod:`glob`, and ``{000..012}`` or ``{a,b}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_GLOB = re.compile(r"[*?[]")
+_BRACE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
+_ANY_FOLDERS = r"(?:(?!\.)[^/]+/)*"
+_ANY_NAME = r"(?!\.)[^/]+"
+
+
+def has_glob(text: str) -> bool:
+    """Whether ``text`` contains ``*``, ``?`` or ``[``."""
+    return _GLOB.search(text) is not None
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """``shard-{000..012}.tar`` and ``{train,val}.tar`` written out, as a shell does; numbers keep their width."""
+    brace = _BRACE.search(pattern)
+    if brace is None:
+        yield pattern
+        return
+    for choice in _choices(brace):
+        yield from expand_braces(pattern[: brace.start()] + choice + pattern[brace.end() :])
+
+
+def _choices(brace: re.Match[str]) -> Iterator[str]:
+    first, last, names = brace.groups()
+    if names is not None:
+        yield from names.split(",")
+        return
+    start, stop = int(first), int(last)
+    padded = any(len(text) > 1 and text.lstrip("-").startswith("0") for text in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    step = 1 if start <= stop else -1
+    for number in range(start, stop + step, step):
+        yield f"{number:0{width}d}" if width else str(number)
+
+
+def fixed_folder(pattern: str) -> str:
+    """The folder, with its slash, above the first component with a glob character; empty if there is none."""
+    glob = _GLOB.search(pattern)
+    end = glob.start() if glob else len(pattern)
+    return pattern[: pattern.rfind("/", 0, end) + 1]
+
+
+def prefixes(pattern: str) -> list[str]:
+    """``a``, ``a/*``, ``a/*/c`` ... for ``a/*/c/d``: the pattern cut before each slash, shortest first."""
+    return [pattern[: slash.start()] for slash in re.finditer("/", pattern) if slash.start() > 0]
+
+
+def compile_glob(pattern: str) -> re.Pattern[str]:
+    """Matches whole paths as :func:`glob.glob` does with ``recursive=True``: leading dots only if asked for."""
+    parts = pattern.split("/")
+    pieces: list[str] = []
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if part == "**":
+            pieces.append(_ANY_FOLDERS + (_ANY_NAME if last else ""))
+        else:
+            pieces.append(_component(part) + ("" if last else "/"))
+    return re.compile("".join(pieces) + r"\Z", re.DOTALL)
+
+
+def _component(part: str) -> str:
+    if not has_glob(part):
+        return re.escape(part)
+    pieces = [] if part.startswith(".") else [r"(?!\.)"]
+    at = 0
+    while at < len(part):
+        char = part[at]
+        at += 1
+        if char == "*":
+            pieces.append("[^/]*")
+        elif char == "?":
+            pieces.append("[^/]")
+        elif char == "[" and (close := part.find("]", at + 2 if part[at : at + 1] == "!" else at + 1)) > 0:
+            pieces.append(_char_class(part[at:close]))
+            at = close + 1
+        else:
+            pieces.append(re.escape(char))
+    # A component of wildcards alone must not match the empty name between two slashes.
+    return r"(?=[^/])" + "".join(pieces)
+
+
+def _char_class(inside: str) -> str:
+    negate = inside.startswith("!")
+    chars = inside[1:] if negate else inside
+    ranges: list[str] = []
+    at = 0
+    while at < len(chars):
+        if at + 2 < len(chars) and chars[at + 1] == "-":
+            low, high = chars[at], chars[at + 2]
+            if low <= high:
+                ranges.append(f"{re.escape(low)}-{re.escape(high)}")
+            at += 3
+        else:
+            ranges.append(re.escape(chars[at]))
+            at += 1
+    if not ranges:
+        return "[^/]" if negate else "(?!)"
+    return f"[^/{''.join(ranges)}]" if negate else f"(?!/)[{''.join(ranges)}]"

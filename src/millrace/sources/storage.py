@@ -1,0 +1,448 @@
+"""The one door to stored bytes: local paths, ``file://``, and object stores through obstore.
+
+A location is a path or a URL: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key``, ``http(s)://host/path``
+or ``memory://key`` (a store inside this process, for tests). Endpoints and credentials come from the environment, as
+the stores' own tools read them (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_SKIP_SIGNATURE=true`` for public
+buckets, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...). Local files are read with plain
+system calls. obstore retries what is transient (5xx, timeouts, broken connections, also in the middle of a body); what
+still fails raises :class:`millrace.errors.SourceError` and is never skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from stat import S_ISDIR
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+from millrace.errors import MillraceError, PipelineError, SourceError, SourceNotFoundError
+
+READ_AHEAD_BYTES = 1 << 20
+"""Bytes that a sequential reader of an object store asks for at a time."""
+LOCAL_BUFFER_BYTES = 256 << 10
+_REQUESTS_AT_ONCE = 32
+_LIST_PAGE = 1000
+_BUCKETS = ("s3", "gs", "az")
+_HTTP = ("http", "https")
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+# A body may take long as long as bytes keep coming, so the bound is on each read.
+_CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "24h"}
+_RETRY = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+class _AccessDeniedError(SourceError):
+    """To be told apart here: a store answers so for a missing file too, if one may not list."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Found(NamedTuple):
+    """A file: its location, its size in bytes, and an etag, or mtime and size; empty if the store gives neither."""
+
+    location: str
+    size: int
+    version: str
+
+
+# -- locations ---------------------------------------------------------------------------------------------------------
+
+
+def scheme_of(location: str) -> str:
+    """``s3``, ``http``, ... or empty for a local path.
+
+    Raises:
+        PipelineError: the scheme is none that can be read.
+    """
+    match = _SCHEME.match(location)
+    scheme = match[1].lower() if match else ""
+    if scheme in ("", "file"):
+        return ""
+    if scheme not in (*_BUCKETS, *_HTTP, "memory"):
+        raise PipelineError(
+            f"{location}: cannot read {scheme}://. Use a local path, or s3://, gs://, az://, http(s):// or memory://"
+        )
+    return scheme
+
+
+def is_remote(location: str) -> bool:
+    """Whether reading ``location`` waits for a network (or ``memory://``), so that several reads at once pay off."""
+    return scheme_of(location) != ""
+
+
+def local_path(location: str) -> str:
+    """The path of a local location: without ``file://``, with ``~`` expanded."""
+    if _SCHEME.match(location):
+        return unquote(location[len("file://") :])
+    return os.path.expanduser(location) if location.startswith("~") else location
+
+
+def bare(location: str) -> str:
+    """The location without the query that a web address may have: what its ending is to be read from."""
+    return location.partition("?")[0] if scheme_of(location) in _HTTP else location
+
+
+def split_url(location: str) -> tuple[str, str]:
+    """(root of the store, key in it); the two joined are the location."""
+    scheme = scheme_of(location)
+    start = len(scheme) + len("://")
+    if scheme == "memory":
+        return location[:start], location[start:]
+    slash = location.find("/", start)
+    if slash in (-1, start):
+        example = f"{scheme}://{'host' if scheme in _HTTP else 'bucket'}/path"
+        raise PipelineError(f"{location} names no file; write {example}")
+    return location[: slash + 1], location[slash + 1 :]
+
+
+def _open_store(location: str) -> tuple[Any, str]:
+    root, key = split_url(location)
+    scheme = scheme_of(root)
+    if scheme in _HTTP:
+        # The query (a signature, say) belongs to every request of this store: obstore keeps it on the base URL.
+        key, mark, query = key.partition("?")
+        return _store(os.getpid(), scheme, root + mark + query), unquote(key)
+    if scheme == "memory":
+        return _memory_store(), key
+    return _store(os.getpid(), scheme, root[len(scheme) + len("://") : -1]), key
+
+
+@functools.lru_cache(maxsize=256)
+def _store(pid: int, scheme: str, name: str) -> Any:
+    """The store of a bucket or host; ``pid`` is part of the key, so that a forked child opens its own."""
+    from obstore import store
+
+    _refuse_fork(pid)
+    options: dict[str, Any] = {"retry_config": _RETRY, "client_options": {**_CLIENT, "allow_http": True}}
+    if scheme == "s3":
+        return store.S3Store(name, **options)
+    if scheme == "gs":
+        return store.GCSStore(name, **options)
+    if scheme == "az":
+        return store.AzureStore(name, **options)
+    return store.HTTPStore(name, **options)
+
+
+def forget_stores() -> None:
+    """Lets the next read look at endpoints and credentials in the environment anew."""
+    _store.cache_clear()
+
+
+_runtime_pid = 0
+
+
+def _refuse_fork(pid: int) -> None:
+    # obstore's threads don't survive fork, and a read in the child would wait for them for ever.
+    global _runtime_pid  # noqa: PLW0603
+    if _runtime_pid not in (0, pid):
+        raise SourceError(
+            "This process was forked after its parent had read from an object store, whose threads do not survive a "
+            "fork. Start it with the 'spawn' or 'forkserver' method (in torch's DataLoader: "
+            "multiprocessing_context='spawn')"
+        )
+    _runtime_pid = pid
+
+
+_memory: list[Any] = []
+_memory_lock = threading.Lock()
+
+
+def _memory_store() -> Any:
+    from obstore.store import MemoryStore
+
+    with _memory_lock:
+        if not _memory:
+            _memory.append(MemoryStore())
+    return _memory[0]
+
+
+@contextlib.contextmanager
+def _remote_errors(location: str) -> Iterator[None]:
+    """Errors of obstore as millrace's, each with the location and what to do."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except MillraceError:
+        raise
+    except FileNotFoundError as error:
+        raise SourceNotFoundError(f"{location} does not exist") from error
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        hint = _CREDENTIALS.get(scheme_of(location))
+        advice = f". Credentials come from the environment: {hint}" if hint else ""
+        raise _AccessDeniedError(f"{location}: access denied{advice}") from error
+    except exceptions.NotSupportedError as error:
+        raise SourceError(f"{location}: the server cannot serve parts of a file ({_summary(error)})") from error
+    except (exceptions.BaseError, ValueError) as error:
+        raise SourceError(f"{location}: {_summary(error)}") from error
+
+
+def _summary(error: Exception) -> str:
+    return str(error).split("\n\nDebug source", 1)[0].strip()
+
+
+@contextlib.contextmanager
+def _local_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceNotFoundError(f"{path} does not exist") from error
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from error
+
+
+def concurrently(function: Callable[[T], R], items: list[T], threads: int = _REQUESTS_AT_ONCE) -> list[R]:
+    """``function`` of each item, in order; up to ``threads`` at once. For calls that wait for a network.
+
+    Raises:
+        Whatever ``function`` raised first in the order of the items; what has not begun by then is not begun.
+    """
+    if len(items) <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="millrace-requests") as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def stat(location: str) -> Found:
+    """Size and version of one file.
+
+    Raises:
+        SourceNotFoundError: it does not exist, or is a folder.
+    """
+    if not is_remote(location):
+        path = local_path(location)
+        with _local_errors(path):
+            info = os.stat(path)
+        if S_ISDIR(info.st_mode):
+            raise SourceNotFoundError(f"{path} is a folder; for the files in it write {os.path.join(path, '*')!r}")
+        return Found(path, info.st_size, f"{info.st_mtime_ns}-{info.st_size}")
+    import obstore
+
+    with _remote_errors(location):
+        store, key = _open_store(location)
+        return _found(location, obstore.head(store, key))
+
+
+def _found(location: str, meta: Any) -> Found:
+    return Found(location, meta["size"], meta["e_tag"] or f"{meta['last_modified']:%Y%m%d%H%M%S}-{meta['size']}")
+
+
+def existing(locations: list[str]) -> list[Found]:
+    """Those of ``locations`` that exist and may be read, in order; asked for at once where they are remote."""
+
+    def look(location: str) -> Found | None:
+        try:
+            return stat(location)
+        except (SourceNotFoundError, _AccessDeniedError):
+            return None
+
+    remote = any(is_remote(location) for location in locations)
+    found = concurrently(look, locations) if remote else [look(location) for location in locations]
+    return [item for item in found if item is not None]
+
+
+def read(location: str) -> bytes:
+    """The whole file."""
+    if not is_remote(location):
+        path = local_path(location)
+        with _local_errors(path), open(path, "rb", buffering=0) as file:
+            return file.read()
+    import obstore
+
+    with _remote_errors(location):
+        store, key = _open_store(location)
+        return bytes(obstore.get(store, key).bytes())
+
+
+def read_many(locations: list[str]) -> list[bytes]:
+    """The files, in order; remote ones are asked for at once."""
+    if any(is_remote(location) for location in locations):
+        return concurrently(read, locations)
+    return [read(location) for location in locations]
+
+
+def read_range(location: str, start: int, stop: int) -> bytes:
+    """Bytes ``start`` to ``stop`` of a file; fewer if it ends before."""
+    if stop <= start:
+        return b""
+    if not is_remote(location):
+        with open_range(location, start, stop, buffer_bytes=1) as stream:
+            return stream.read()
+    import obstore
+
+    with _remote_errors(location):
+        store, key = _open_store(location)
+        return bytes(obstore.get_range(store, key, start=start, end=stop))
+
+
+def open_range(
+    location: str, start: int = 0, stop: int = -1, *, buffer_bytes: int = LOCAL_BUFFER_BYTES
+) -> io.BufferedReader:
+    """A file to be read in sequence from byte ``start`` to ``stop`` (-1: the end).
+
+    ``tell()`` and ``seek()`` count from the start of the whole file. At most ``buffer_bytes`` (local), or
+    :data:`READ_AHEAD_BYTES` twice and what the network has under way (remote), are held.
+
+    Raises:
+        SourceNotFoundError: it does not exist.
+    """
+    if is_remote(location):
+        return io.BufferedReader(_RemoteRange(location, start, stop), READ_AHEAD_BYTES)
+    return io.BufferedReader(_LocalRange(local_path(location), start, stop), buffer_bytes)
+
+
+class _LocalRange(io.RawIOBase):
+    def __init__(self, path: str, start: int, stop: int) -> None:
+        self._fd = -1
+        with _local_errors(path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._path = path
+        self._at = start
+        self._stop = stop
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (self._at if whence == os.SEEK_CUR else 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        if self._stop >= 0:
+            view = view[: max(0, self._stop - self._at)]
+        try:
+            count = os.preadv(self._fd, [view], self._at)
+        except OSError as error:
+            raise SourceError(f"{self._path}: {error.strerror}") from error
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        super().close()
+
+
+class _RemoteRange(io.RawIOBase):
+    """One request whose body is read as it comes; a seek beyond what has come ends it and begins another."""
+
+    def __init__(self, location: str, start: int, stop: int) -> None:
+        self._location = location
+        self._at = start
+        self._stop = stop
+        self._size = -1
+        self._stream: Iterator[bytes] | None = None
+        self._chunk = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        target = offset + (self._at if whence == os.SEEK_CUR else 0)
+        ahead = target - self._at
+        if 0 <= ahead <= len(self._chunk):
+            self._chunk = self._chunk[ahead:]
+        else:
+            self._stream, self._chunk = None, memoryview(b"")
+        self._at = target
+        return target
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._chunk:
+            self._chunk = self._next()
+        view = memoryview(buffer)
+        count = min(len(view), len(self._chunk))
+        view[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        self._at += count
+        return count
+
+    def _next(self) -> memoryview:
+        end = self._size if self._stop < 0 else self._stop
+        if 0 <= end <= self._at:
+            return memoryview(b"")
+        with _remote_errors(self._location):
+            if self._stream is None:
+                self._stream = self._request()
+            return memoryview(next(self._stream, b""))
+
+    def _request(self) -> Iterator[bytes]:
+        import obstore
+
+        options: dict[str, Any] = {}
+        if self._stop >= 0:
+            options["range"] = (self._at, self._stop)
+        elif self._at > 0:
+            options["range"] = {"offset": self._at}
+        store, key = _open_store(self._location)
+        answer = obstore.get(store, key, options=options)  # type: ignore[arg-type]
+        self._size = answer.meta["size"]
+        return iter(answer.stream(min_chunk_size=READ_AHEAD_BYTES))
+
+    def close(self) -> None:
+        self._stream, self._chunk = None, memoryview(b"")
+        super().close()
+
+
+def write(location: str, data: bytes) -> None:
+    """Stores ``data`` at a URL; for ``memory://`` and tests."""
+    import obstore
+
+    with _remote_errors(location):
+        store, key = _open_store(location)
+        obstore.put(store, key, data)
+
+
+# -- listing -----------------------------------------------------------------------------------------------------------
+
+
+def list_folder(folder: str, *, recursive: bool) -> Iterable[Found]:
+    """Objects below a remote folder (a URL with its slash), in no order; without ``recursive`` those right in it."""
+    import obstore
+
+    root, _ = split_url(folder + "_")
+    with _remote_errors(folder):
+        store, key = _open_store(folder + "_")
+        prefix = key[: key.rfind("/") + 1] or None
+        if recursive:
+            for page in obstore.list(store, prefix, chunk_size=_LIST_PAGE):
+                yield from (_found(root + meta["path"], meta) for meta in page)
+        else:
+            answer = obstore.list_with_delimiter(store, prefix)
+            yield from (_found(root + meta["path"], meta) for meta in answer["objects"])

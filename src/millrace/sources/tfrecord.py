@@ -1,0 +1,258 @@
+"""TFRecord files: again and again length (u64), masked CRC of it (u32), data, masked CRC of them (u32), little-endian.
+
+Local uncompressed files are cut into pieces by hopping from header to header. Remote files are cut if an index made by
+``tfrecord2idx`` (lines of ``offset length``) lies next to them: ``a.tfrecord.idx``, ``a.idx``, or ``.index`` likewise;
+else, and if compressed, a file is one split whose number of records only reading can tell.
+
+Checksums of lengths are always verified. Those of the data are if ``google_crc32c`` or ``crc32c`` is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from millrace.errors import PipelineError, SourceCorruptError
+from millrace.graph.nodes import FromTFRecords
+from millrace.planning.tables import Split, SplitTable, splits_table
+from millrace.sources import storage
+from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
+from millrace.sources.inflate import GZIP, ZLIB, inflated
+from millrace.sources.listing import expand
+from millrace.sources.pieces import PIECE_BYTES, cut, whole
+from millrace.sources.storage import Found
+
+_HEADER = struct.Struct("<QI")
+_FOOTER = struct.Struct("<I")
+_FRAME = _HEADER.size + _FOOTER.size
+_HEADERS_AT_ONCE = 4096
+_INDEX_BUFFER_BYTES = 8 << 10
+_DOUBTFUL_BYTES = 16 << 20
+"""A longer record's length is verified before memory is asked for; the others' by the chunk."""
+_WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
+
+
+def list_source(node: FromTFRecords, piece_bytes: int = PIECE_BYTES) -> SplitTable:
+    """Pieces of about ``piece_bytes``, or whole files.
+
+    Raises:
+        SourceNotFoundError: no such file.
+        SourceCorruptError: a local file is truncated, or none of TFRecords; with the record's number and byte.
+    """
+    files = expand(node.patterns)
+    plain = [file for file in files if not _wbits(node, file.location)]
+    indexes = _indexes([file for file in plain if storage.is_remote(file.location)])
+    splits: list[Split] = []
+    for file in files:
+        if _wbits(node, file.location):
+            splits.append(whole(file))
+        elif not storage.is_remote(file.location):
+            splits.extend(cut(file, _hop(file), piece_bytes))
+        elif ends := indexes.get(file.location):
+            splits.extend(cut(file, ends, piece_bytes))
+        else:
+            splits.append(whole(file))
+    return splits_table(splits)
+
+
+def open_source(node: FromTFRecords, table: SplitTable) -> _TFRecords:
+    """What reads the records."""
+    return _TFRecords(node)
+
+
+def _wbits(node: FromTFRecords, location: str) -> int:
+    compression = node.compression
+    if compression is None:
+        compression = "GZIP" if storage.bare(location).endswith(".gz") else ""
+    if compression not in _WBITS:
+        raise PipelineError(f"from_tfrecords(compression={compression!r}): it must be None, '', 'GZIP' or 'ZLIB'")
+    return _WBITS[compression]
+
+
+# -- listing -----------------------------------------------------------------------------------------------------------
+
+
+def _hop(file: Found) -> Iterator[int]:
+    """Where each record of a local file ends."""
+    headers: list[bytes] = []
+    at, number = 0, 0
+    with storage.open_range(file.location, buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
+        while at < file.size:
+            header = stream.read(_HEADER.size)
+            headers.append(header)
+            if len(header) < _HEADER.size:
+                _verify_lengths(file.location, headers[:-1], number)
+                raise _truncated(file.location, number + len(headers) - 1, at)
+            end = at + _FRAME + int(_HEADER.unpack(header)[0])
+            if len(headers) == _HEADERS_AT_ONCE or end > file.size:
+                _verify_lengths(file.location, headers, number)
+                if end > file.size:
+                    raise _truncated(file.location, number + len(headers) - 1, at)
+                number += len(headers)
+                headers.clear()
+            yield end
+            at = stream.seek(end)
+    _verify_lengths(file.location, headers, number)
+
+
+def _indexes(files: list[Found]) -> dict[str, list[int]]:
+    """Where records end, for those of the remote ``files`` that have an index beside them."""
+    candidates: dict[str, Found] = {}
+    for file in files:
+        if storage.bare(file.location) != file.location:
+            continue  # a signature is good for one file
+        for stem in dict.fromkeys((file.location, os.path.splitext(file.location)[0])):
+            candidates.update({stem + ending: file for ending in (".idx", ".index")})
+    found = [index.location for index in storage.existing(list(candidates))]
+    ends: dict[str, list[int]] = {}
+    for location, text in zip(found, storage.read_many(found), strict=True):
+        file = candidates[location]
+        if file.location not in ends and (parsed := _parse_index(text, file, location)):
+            ends[file.location] = parsed
+    return ends
+
+
+def _parse_index(text: bytes, file: Found, location: str) -> list[int]:
+    try:
+        numbers = np.array([int(word) for word in text.split()], dtype=np.int64).reshape(-1, 2)
+    except (ValueError, OverflowError):
+        return []  # ".index" files of other kinds exist
+    ends = numbers[:, 0] + numbers[:, 1]
+    starts = np.concatenate([[0], ends[:-1]])
+    last = int(ends[-1]) if len(ends) else 0
+    if last != file.size or not np.array_equal(starts[: len(ends)], numbers[:, 0]):
+        warnings.warn(
+            f"{location} does not fit {file.location} (it ends at byte {last} of {file.size}) and is not used; make it "
+            "anew with tfrecord2idx",
+            stacklevel=2,
+        )
+        return []
+    found: list[int] = ends.tolist()
+    return found
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class _TFRecords:
+    def __init__(self, node: FromTFRecords) -> None:
+        self._node = node
+
+    def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[bytes]]:
+        if 0 <= stop <= start:
+            return
+        stream = storage.open_range(split.location, split.start, split.stop)
+        if wbits := _wbits(self._node, split.location):
+            stream = inflated(stream, split.location, wbits)
+        with contextlib.closing(stream):
+            reader = _Reader(stream, split)
+            reader.skip(start)
+            while stop < 0 or reader.done < stop:
+                wanted = max(1, chunk_size())
+                records = reader.take(wanted if stop < 0 else min(wanted, stop - reader.done))
+                if not records:
+                    break
+                yield records
+        if 0 <= reader.done < min(split.count, stop if stop >= 0 else split.count):
+            raise _truncated(split.location, max(0, split.first_record) + reader.done, split.stop)
+
+
+class _Reader:
+    """Records of one split, one after the other; ``done`` of them are read or skipped."""
+
+    def __init__(self, stream: io.BufferedReader, split: Split) -> None:
+        self.done = 0
+        self._stream = stream
+        self._location = split.location
+        self._first = max(0, split.first_record)
+        self._crc = fast_crc32c()
+
+    def skip(self, count: int) -> None:
+        """Hops over ``count`` records, reading their headers alone."""
+        headers: list[bytes] = []
+        for _ in range(count):
+            at = self._stream.tell()
+            header = self._stream.read(_HEADER.size)
+            if not header:
+                break
+            if len(header) < _HEADER.size:
+                self._fail(headers, len(header))
+            headers.append(header)
+            # Up to the last byte, which is read: seeking beyond the end of a file is no error.
+            self._stream.seek(at + _FRAME - 1 + int(_HEADER.unpack(header)[0]))
+            if not self._stream.read(1):
+                self._verify(headers)
+                raise _truncated(self._location, self._first + self.done + len(headers) - 1, at)
+            if len(headers) == _HEADERS_AT_ONCE:
+                self._verify(headers)
+                self.done += len(headers)
+                headers = []
+        self._verify(headers)
+        self.done += len(headers)
+
+    def take(self, count: int) -> list[bytes]:
+        """The next ``count`` records, or fewer at the end."""
+        read = self._stream.read
+        unpack = _HEADER.unpack
+        records: list[bytes] = []
+        headers: list[bytes] = []
+        footers: list[bytes] = []
+        for _ in range(count):
+            header = read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                if not header:
+                    break
+                self._fail(headers, len(header))
+            length = unpack(header)[0]
+            headers.append(header)
+            if length > _DOUBTFUL_BYTES:
+                self._verify(headers)
+            data = read(length)
+            footer = read(_FOOTER.size)
+            if len(footer) < _FOOTER.size:
+                self._fail(headers, _HEADER.size + len(data) + len(footer))
+            records.append(data)
+            footers.append(footer)
+        self._verify(headers)
+        if self._crc is not None:
+            self._verify_data(records, footers)
+        self.done += len(records)
+        return records
+
+    def _verify(self, headers: list[bytes]) -> None:
+        _verify_lengths(self._location, headers, self._first + self.done)
+
+    def _verify_data(self, records: list[bytes], footers: list[bytes]) -> None:
+        assert self._crc is not None
+        for number, (data, footer) in enumerate(zip(records, footers, strict=True), self._first + self.done):
+            if mask(self._crc(data)) != _FOOTER.unpack(footer)[0]:
+                raise SourceCorruptError(f"{self._location}, record {number}: the data do not match their checksum")
+
+    def _fail(self, headers: list[bytes], partial: int) -> None:
+        """The file ends ``partial`` bytes into a record; if its header came, it is the last of ``headers``."""
+        self._verify(headers)
+        whole_headers = len(headers) - (partial >= _HEADER.size)
+        raise _truncated(self._location, self._first + self.done + whole_headers, self._stream.tell() - partial)
+
+
+def _verify_lengths(location: str, headers: list[bytes], first: int) -> None:
+    """Checks the lengths of records ``first``, ``first + 1``, ... against their checksums."""
+    if not headers:
+        return
+    table = np.frombuffer(b"".join(headers), dtype=np.uint8).reshape(-1, _HEADER.size)
+    stored = np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
+    wrong = np.flatnonzero(masked_crc_of_lengths(table[:, :8]) != stored)
+    if len(wrong):
+        number = first + int(wrong[0])
+        hint = ": it is not a TFRecord file, or compressed (then give compression='GZIP')" if number == 0 else ""
+        raise SourceCorruptError(f"{location}, record {number}: the record's length does not match its checksum{hint}")
+
+
+def _truncated(location: str, number: int, at: int) -> SourceCorruptError:
+    return SourceCorruptError(f"{location} is truncated: it ends within record {number}, which begins at byte {at}")

@@ -1,0 +1,140 @@
+"""WebDataset shards: tar archives in which consecutive files of one name, up to the first dot, are one sample.
+
+Local ``.tar`` files are cut into pieces by hopping from header to header. Remote and compressed (``.tar.gz``, ``.tgz``)
+ones are one split each, whose number of samples only reading can tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from millrace.errors import SourceCorruptError
+from millrace.graph.nodes import FromWebDataset
+from millrace.planning.tables import Split, SplitTable, splits_table
+from millrace.sources import storage
+from millrace.sources.inflate import GZIP, inflated
+from millrace.sources.listing import expand
+from millrace.sources.pieces import PIECE_BYTES, cut, whole
+from millrace.sources.storage import Found
+from millrace.sources.tarfiles import members
+
+_INDEX_BUFFER_BYTES = 8 << 10
+_META = re.compile(r"__[^/]*__($|/)")
+"""Paths that WebDataset keeps for itself."""
+
+
+def list_source(node: FromWebDataset, piece_bytes: int = PIECE_BYTES) -> SplitTable:
+    """Pieces of about ``piece_bytes``, or whole files.
+
+    Raises:
+        SourceNotFoundError: no such file.
+        SourceCorruptError: a local file is truncated or no tar archive; with the member's number and byte.
+    """
+    splits: list[Split] = []
+    for file in expand(node.patterns):
+        if storage.is_remote(file.location) or _compressed(file.location):
+            splits.append(whole(file))
+        else:
+            splits.extend(cut(file, _hop(file), piece_bytes))
+    return splits_table(splits)
+
+
+def open_source(node: FromWebDataset, table: SplitTable) -> _WebDataset:
+    """What reads the samples."""
+    return _WebDataset()
+
+
+def _compressed(location: str) -> bool:
+    return storage.bare(location).endswith((".gz", ".tgz"))
+
+
+def _hop(file: Found) -> Iterator[int]:
+    """Where each sample of a local archive ends."""
+    key = None
+    end = 0
+    with storage.open_range(file.location, buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
+        for member in members(stream, file.location):
+            name = split_name(member.name)
+            if name is not None:
+                if key is not None and name[0] != key:
+                    yield member.offset
+                key = name[0]
+            end = stream.tell() + -(-member.size // 512) * 512
+    if key is not None:
+        yield end
+
+
+def split_name(path: str) -> tuple[str, str] | None:
+    """(key, field) of a member: its path up to the first dot of its last part, and the rest in lower case.
+
+    None if the member belongs to no sample: it has no dot, begins with one, or is WebDataset's own.
+    """
+    dot = path.find(".", path.rfind("/") + 1)
+    if dot <= 0 or path[dot - 1] == "/" or (path.startswith("__") and _META.match(path)):
+        return None
+    return path[:dot], path[dot + 1 :].lower()
+
+
+class _WebDataset:
+    def read(
+        self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]
+    ) -> Iterator[list[dict[str, Any]]]:
+        if 0 <= stop <= start:
+            return
+        done = start
+        with contextlib.closing(_samples(split, start)) as samples:
+            chunk: list[dict[str, Any]] = []
+            wanted = max(1, chunk_size())
+            for sample in samples:
+                chunk.append(sample)
+                done += 1
+                if len(chunk) >= wanted or done == stop:
+                    yield chunk
+                    chunk = []
+                    if done == stop:
+                        return
+                    wanted = max(1, chunk_size())
+            if chunk:
+                yield chunk
+        if done < split.count:
+            raise SourceCorruptError(
+                f"{split.location} is truncated: it ends before sample {max(0, split.first_record) + done}, which was "
+                "there when it was listed"
+            )
+
+
+def _samples(split: Split, start: int) -> Generator[dict[str, Any], None, None]:
+    """Samples from number ``start`` of the split on; of those before it only headers are read."""
+    stream = storage.open_range(split.location, split.start, split.stop)
+    if _compressed(split.location):
+        stream = inflated(stream, split.location, GZIP)
+    first = max(0, split.first_record)
+    with contextlib.closing(stream):
+        sample: dict[str, Any] = {}
+        key, number = None, -1
+        for member in members(stream, split.location):
+            name = split_name(member.name)
+            if name is None:
+                continue
+            if name[0] != key:
+                if sample:
+                    yield sample
+                key = name[0]
+                number += 1
+                sample = {"__key__": key} if number >= start else {}
+            if number < start:
+                continue
+            if name[1] in sample:
+                raise SourceCorruptError(f"{split.location}, record {first + number}: two files {member.name!r}")
+            data = stream.read(member.size)
+            if len(data) < member.size:
+                raise SourceCorruptError(
+                    f"{split.location} is truncated: it ends within record {first + number}, in "
+                    f"{member.name!r}, whose header is at byte {member.offset}"
+                )
+            sample[name[1]] = data
+        if sample:
+            yield sample

@@ -1,0 +1,298 @@
+"""Every format through real servers: S3 (moto, a process of its own) and HTTP."""
+
+import functools
+import gzip
+import http.server
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from millrace.errors import PipelineError, SourceCorruptError, SourceError, SourceNotFoundError
+from millrace.graph import nodes
+from millrace.graph.nodes import Node
+from millrace.sources import list_source, open_source, storage
+from millrace.sources.listing import expand
+
+RECORDS = [bytes([i % 256]) * (i * 997 % 30_000) for i in range(300)]
+SAMPLES: list[dict[str, Any]] = [
+    {"__key__": f"{i:04d}", "bin": data, "cls": str(i).encode()} for i, data in enumerate(RECORDS)
+]
+
+
+def read_all(node: Node) -> list[Any]:
+    table = list_source(node)
+    source: Any = open_source(node, table)
+    if table.cheap:
+        elements: list[Any] = source.fetch(np.arange(table.count))
+        return elements
+    return [
+        element
+        for split in table.splits
+        for chunk in source.read(split, 0, split.count, lambda: 64)
+        for element in chunk
+    ]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One data set of each format, as its own library writes it."""
+    root = tmp_path_factory.mktemp("formats")
+    with tf.io.TFRecordWriter(str(root / "a.tfrecord")) as writer:
+        for record in RECORDS:
+            writer.write(record)
+    (root / "a.tfrecord.gz").write_bytes(gzip.compress((root / "a.tfrecord").read_bytes()))
+    with tarfile.open(root / "a.tar", "w") as archive:
+        for sample in SAMPLES:
+            for field in ("bin", "cls"):
+                info = tarfile.TarInfo(f"{sample['__key__']}.{field}")
+                info.size = len(sample[field])
+                archive.addfile(info, io.BytesIO(sample[field]))
+    pq.write_table(pa.table({"id": range(len(RECORDS)), "data": RECORDS}), root / "a.parquet", row_group_size=100)
+    for i in range(40):
+        (root / "files" / f"{i % 3}").mkdir(parents=True, exist_ok=True)
+        (root / "files" / f"{i % 3}" / f"ü {i:02d}+%41.bin").write_bytes(RECORDS[i])
+    return root
+
+
+def check_formats(place: str) -> None:
+    assert read_all(nodes.FromTFRecords(patterns=(place + "a.tfrecord",))) == RECORDS
+    assert read_all(nodes.FromTFRecords(patterns=(place + "a.tfrecord.gz",))) == RECORDS
+    assert read_all(nodes.FromWebDataset(patterns=(place + "a.tar",))) == SAMPLES
+    rows = read_all(nodes.FromParquet(patterns=(place + "a.parquet",)))
+    assert rows == [{"id": i, "data": data} for i, data in enumerate(RECORDS)]
+    with storage.open_range(place + "a.tar", 100, 2_000_000) as stream:
+        stream.seek(1_500_000)
+        assert stream.read() == storage.read(place + "a.tar")[1_500_000:2_000_000]
+    for read in (lambda: storage.read(place + "no/such"), lambda: expand([place + "no/such"])):
+        with pytest.raises(SourceNotFoundError, match=rf"^{re.escape(place)}no/such does not exist$"):
+            read()
+
+
+# -- S3 ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def s3(files: Path) -> Iterator[str]:
+    """``s3://`` URL of a bucket that holds the files."""
+    command = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        try:
+            assert server.stderr is not None
+            address = next(found[1] for line in server.stderr if (found := re.search(rb"(http://[\d.:]+)", line)))
+            patch.setenv("AWS_ENDPOINT_URL", address.decode())
+            patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+            patch.setenv("AWS_REGION", "us-east-1")
+            drain = threading.Thread(target=server.stderr.read)
+            drain.start()
+            fill_bucket(files, address.decode())
+            storage.forget_stores()
+            yield "s3://millrace-test/"
+        finally:
+            server.terminate()
+            server.wait()
+            drain.join()
+            storage.forget_stores()
+
+
+def fill_bucket(files: Path, address: str) -> None:
+    boto3 = pytest.importorskip("boto3")
+    client = boto3.client("s3", endpoint_url=address, region_name="us-east-1")
+    client.create_bucket(Bucket="millrace-test")
+    for path in files.rglob("*.*"):
+        client.put_object(Bucket="millrace-test", Key=str(path.relative_to(files)), Body=path.read_bytes())
+    client.put_object(Bucket="millrace-test", Key="files/2/", Body=b"")  # as consoles mark folders
+    client.close()
+
+
+def test_s3_formats(s3: str) -> None:
+    check_formats(s3)
+
+
+def test_s3_files(s3: str, files: Path) -> None:
+    local = read_all(nodes.FromFiles(patterns=(f"{files}/files/**/*.bin",)))
+    remote = read_all(nodes.FromFiles(patterns=(s3 + "files/**/*.bin",)))
+    assert [element["path"].removeprefix(s3) for element in remote] == [
+        element["path"].removeprefix(f"{files}/") for element in local
+    ]
+    assert [element["bytes"] for element in remote] == [element["bytes"] for element in local]
+    assert len(expand([s3 + "files/1/*"])) == 13
+    assert len(expand([s3 + "files/**"])) == 40, "a folder's marker is no file"
+
+
+def test_s3_cuts_at_an_index(s3: str) -> None:
+    lines, at = [], 0
+    for record in RECORDS:
+        lines.append(f"{at} {len(record) + 16}")
+        at += len(record) + 16
+    storage.write(s3 + "indexed/a.tfrecord", storage.read(s3 + "a.tfrecord"))
+    storage.write(s3 + "indexed/a.tfrecord.idx", "\n".join(lines).encode())
+    node = nodes.FromTFRecords(patterns=(s3 + "indexed/*.tfrecord",))
+    table = list_source(node)
+    assert table.count == len(RECORDS)
+    assert len(table.splits) == 2
+    assert read_all(node) == RECORDS
+
+
+def test_s3_truncated(s3: str) -> None:
+    for name, node in (
+        ("t.tfrecord", nodes.FromTFRecords),
+        ("t.tfrecord.gz", nodes.FromTFRecords),
+        ("t.tar", nodes.FromWebDataset),
+        ("t.parquet", nodes.FromParquet),
+    ):
+        data = storage.read(s3 + "a" + name[1:])
+        storage.write(s3 + name, data[: len(data) // 2])
+        with pytest.raises(SourceCorruptError, match=rf"^{s3}{re.escape(name)} .*truncated"):
+            read_all(node(patterns=(s3 + name,)))
+
+
+def test_s3_says_what_is_missing(s3: str) -> None:
+    with pytest.raises(SourceNotFoundError, match=rf"{s3}files/ exists, but has nothing that matches 'x'"):
+        expand([s3 + "files/x/*.jpg"])
+    with pytest.raises(SourceNotFoundError, match=r"s3://millrace-nowhere/x does not exist"):
+        expand(["s3://millrace-nowhere/x"])
+
+
+# -- HTTP --------------------------------------------------------------------------------------------------------------
+
+
+class Site(http.server.SimpleHTTPRequestHandler):
+    """Files with byte ranges; troubles by request are counted down in ``server.troubles``."""
+
+    server: Any
+
+    def log_message(self, *args: Any) -> None:
+        self.server.requests.append((self.command, self.path, self.headers.get("Range")))
+
+    def do_GET(self) -> None:
+        self.serve(body=True)
+
+    def do_HEAD(self) -> None:
+        self.serve(body=False)
+
+    def serve(self, *, body: bool) -> None:
+        troubles = self.server.troubles
+        if troubles.get("secret") and "key=1%2F2" not in self.path:
+            self.send_error(403)
+            return
+        if troubles.get("busy", 0) > 0:
+            troubles["busy"] -= 1
+            self.send_error(503)
+            return
+        try:
+            data = Path(self.translate_path(self.path)).read_bytes()
+        except OSError:
+            self.send_error(404)
+            return
+        start, stop = 0, len(data)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and not troubles.get("no ranges"):
+            start, stop = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(stop - start))
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        if body and troubles.get("hang up", 0) > 0:
+            troubles["hang up"] -= 1
+            self.wfile.write(data[start : (start + stop) // 2])
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        elif body:
+            self.wfile.write(data[start:stop])
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), functools.partial(Site, directory=str(root)))
+        self.troubles: dict[str, int] = {}
+        self.requests: list[tuple[str, str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+
+
+@pytest.fixture
+def site(files: Path) -> Iterator[Server]:
+    with Server(files) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_http_formats(site: Server) -> None:
+    check_formats(site.url)
+
+
+def test_http_files_are_asked_for_at_once(site: Server, files: Path) -> None:
+    (element,) = read_all(nodes.FromFiles(patterns=(site.url + "files/1/%C3%BC%2001+%2541.bin",)))
+    assert element["bytes"] == RECORDS[1]
+    pattern = site.url + "files/{0..2}/%C3%BC%20{00..02}+%2541.bin"
+    with pytest.raises(SourceNotFoundError, match="files/0/%C3%BC%2001"):
+        expand([pattern])
+
+
+@pytest.mark.parametrize("trouble", ["busy", "hang up"])
+@pytest.mark.parametrize(
+    "read", [storage.read, lambda at: storage.open_range(at).read(), lambda at: storage.read_range(at, 0, 1 << 30)]
+)
+def test_transient_errors_are_retried(site: Server, files: Path, trouble: str, read: Callable[[str], bytes]) -> None:
+    site.troubles[trouble] = 2
+    assert read(site.url + "a.tar") == (files / "a.tar").read_bytes()
+    assert site.troubles[trouble] == 0, "the trouble was met"
+
+
+def test_a_signature_in_the_query_is_kept(site: Server) -> None:
+    site.troubles["secret"] = 1
+    node = nodes.FromTFRecords(patterns=(site.url + "a.tfrecord?key=1%2F2",))
+    assert read_all(node) == RECORDS
+    node = nodes.FromTFRecords(patterns=(site.url + "a.tfrecord.gz?key=1%2F2",))
+    assert read_all(node) == RECORDS
+    with pytest.raises(SourceError, match=r"a\.tfrecord: access denied$"):
+        expand([site.url + "a.tfrecord"])
+
+
+def test_patterns_need_a_listing(site: Server) -> None:
+    with pytest.raises(PipelineError, match=r"web servers have no listing to match '\*' with"):
+        expand([site.url + "*.tar"])
+
+
+def test_a_server_without_ranges(site: Server) -> None:
+    site.troubles["no ranges"] = 1
+    assert read_all(nodes.FromWebDataset(patterns=(site.url + "a.tar",))) == SAMPLES
+    with pytest.raises(SourceError, match="the server cannot serve parts of a file"):
+        storage.read_range(site.url + "a.tar", 5, 10)
+
+
+def test_reading_can_be_given_up(site: Server) -> None:
+    node = nodes.FromWebDataset(patterns=(site.url + "a.tar",))
+    table = list_source(node)
+    source: Any = open_source(node, table)
+    reading = source.read(table.splits[0], 0, -1, lambda: 2)
+    assert next(reading) == SAMPLES[:2]
+    reading.close()
+    assert next(source.read(table.splits[0], 290, -1, lambda: 2)) == SAMPLES[290:292]

@@ -1,0 +1,105 @@
+import os
+
+import pytest
+
+from millrace.errors import PipelineError, SourceNotFoundError
+from millrace.sources import storage
+from millrace.sources.listing import expand
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train/b.jpg", "train/a.jpg", "train/deep/c.jpg", "val/d.jpg", "val/{odd}[1].jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    return tmp_path
+
+
+def names(patterns):
+    return [file.location for file in expand(patterns)]
+
+
+def test_matches_come_sorted_and_patterns_in_order(tree):
+    assert names(["val/d.jpg", "train/*.jpg", "val/d.jpg"]) == [
+        "val/d.jpg",
+        "train/a.jpg",
+        "train/b.jpg",
+        "val/d.jpg",
+    ]
+    assert names(["train/**/*.jpg"]) == ["train/a.jpg", "train/b.jpg", "train/deep/c.jpg"]
+    assert names(["train/{b,a}.jpg"]) == ["train/b.jpg", "train/a.jpg"]
+
+
+def test_sizes_and_versions(tree):
+    (file,) = expand([str(tree / "train/a.jpg")])
+    assert file.size == len("train/a.jpg")
+    before = file.version
+    os.utime(file.location, ns=(1, 1))
+    assert expand([file.location])[0].version not in ("", before)
+
+
+def test_a_path_that_exists_is_taken_as_written(tree):
+    assert names(["val/{odd}[1].jpg"]) == ["val/{odd}[1].jpg"]
+
+
+def test_file_urls_and_home(tree, monkeypatch):
+    monkeypatch.setenv("HOME", str(tree))
+    assert names([f"file://{tree}/train/*.jpg"]) == [f"{tree}/train/a.jpg", f"{tree}/train/b.jpg"]
+    assert names(["~/val/d.jpg"]) == [f"{tree}/val/d.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("train/x.jpg", "train/x.jpg does not exist: the folder 'train' exists, but has nothing that matches 'x.jpg'"),
+        ("tain/*.jpg", "'tain/*.jpg' matches no file: the current folder, {cwd}, has nothing that matches 'tain'"),
+        ("train/*.png", "the folder 'train' exists, but has nothing that matches '*.png'"),
+        ("*/x/*.jpg", "'*' matches 'train' and maybe more, but nothing in there matches 'x'"),
+        ("train/a.jpg/*", "the file (not a folder) 'train/a.jpg' exists, but has nothing that matches '*'"),
+        ("train/d*", "'train/d*' matches no file: only folders match it"),
+        ("train", "train is a folder; for the files in it write 'train/*'"),
+        ("/no-such-root/*", "/ has nothing that matches 'no-such-root'"),
+    ],
+)
+def test_what_matches_nothing_says_how_far_it_matched(tree, pattern, message):
+    with pytest.raises(SourceNotFoundError) as caught:
+        expand([pattern])
+    assert message.format(cwd=os.getcwd()) in str(caught.value)
+
+
+def test_no_pattern(tree):
+    with pytest.raises(PipelineError, match="the list of paths is empty"):
+        expand([])
+
+
+def test_a_missing_shard_is_named(tree):
+    with pytest.raises(SourceNotFoundError, match=r"^train/z\.jpg does not exist"):
+        expand(["train/{a,z}.jpg"])
+
+
+def test_unknown_scheme():
+    with pytest.raises(PipelineError, match=r"cannot read ftp://.*s3://"):
+        expand(["ftp://host/a"])
+    with pytest.raises(PipelineError, match=r"s3://bucket names no file; write s3://bucket/path"):
+        expand(["s3://bucket"])
+
+
+def test_object_store(bucket):
+    for name in ("t/b", "t/a", "t/deep/c"):
+        storage.write(bucket + name, name.encode())
+    assert names([bucket + "t/*"]) == [bucket + "t/a", bucket + "t/b"]
+    assert names([bucket + "t/**"]) == [bucket + "t/a", bucket + "t/b", bucket + "t/deep/c"]
+    assert names([bucket + "t/b", bucket + "t/{a,b}"]) == [bucket + "t/b", bucket + "t/a", bucket + "t/b"]
+    assert expand([bucket + "t/a"])[0].size == 3
+    assert expand([bucket + "t/a"])[0].version == expand([bucket + "t/*"])[0].version != ""
+
+
+def test_object_store_says_how_far(bucket):
+    storage.write(bucket + "t/deep/c", b"")
+    with pytest.raises(SourceNotFoundError, match=rf"^{bucket}t/x does not exist$"):
+        expand([bucket + "t/x"])
+    with pytest.raises(SourceNotFoundError, match=rf"{bucket}t/ exists, but has nothing that matches 'dep'"):
+        expand([bucket + "t/dep/x/*.jpg"])
+    with pytest.raises(SourceNotFoundError, match=rf"{bucket}t/deep/ exists, but has nothing that matches '\*.jpg'"):
+        expand([bucket + "t/deep/*.jpg"])
