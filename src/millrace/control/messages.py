@@ -1,6 +1,6 @@
 """What workers and consumers say to the dispatcher, and it to them.
 
-Every message is a tagged struct; new fields are optional, unknown ones ignored, so that an older peer can be understood.
+Every message is a tagged struct; new fields are optional, unknown ones ignored: an older peer can be understood.
 A session (one bidirectional stream) carries them; when it breaks, the peer says hello again with what it holds.
 
     worker                                   dispatcher                                  consumer
@@ -245,8 +245,8 @@ class LeaseTask(Message, frozen=True):
     holders: list[tuple[int, str]] = []
     """For a tail: (task, address of the worker that keeps its leftovers)."""
     run: int = -1
-    """The plan's task to run; -1: the one that ``ref`` names. Without sharding (OFF) an epoch delivers a plan's task any
-    number of times, each time under a number of its own."""
+    """The plan's task to run; -1: the one that ``ref`` names. Without sharding (OFF) an epoch delivers a plan's task
+    any number of times, each time under a number of its own."""
     flush: bool = False
     """Flush what is left at the end although the task has a parent: no tail will run (OFF)."""
 
@@ -280,7 +280,7 @@ class StopWorker(Message, frozen=True):
 
 
 class JoinJob(Message, frozen=True):
-    """First message of a consumer's session: creates the job or joins it. ``client`` is unique per iterator's process."""
+    """First message of a consumer's session: creates the job or joins it. ``client`` is unique per iterator."""
 
     spec: JobSpec
     client: str
@@ -294,8 +294,10 @@ class JoinJob(Message, frozen=True):
 
 
 class BeginEpoch(Message, frozen=True):
-    """The consumer starts reading an epoch; None: the one after its last. What it had not read of an earlier one is
-    dropped."""
+    """The consumer starts reading an epoch; None: the one after its last.
+
+    What it had not read of an earlier one is dropped.
+    """
 
     epoch: int | None = None
 
@@ -337,6 +339,8 @@ class JobJoined(Message, frozen=True):
     consumer: int
     seed: int
     heartbeat_s: float
+    epoch: int = -1
+    """The last epoch begun at this place; -1 for none."""
 
 
 class EpochBegun(Message, frozen=True):

@@ -1,0 +1,59 @@
+"""What the dispatcher's shell is to do once the events are durable."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.messages import Failure, ToConsumer, ToWorker
+
+
+class SendToWorker(msgspec.Struct, frozen=True):
+    """Send on the worker's newest session; without one, the message is void (it will say hello and be told anew)."""
+
+    worker: str
+    message: ToWorker
+
+
+class SendToClient(msgspec.Struct, frozen=True):
+    """Send on the client's newest session; without one, the message is void."""
+
+    client: str
+    message: ToConsumer
+
+
+class CloseWorker(msgspec.Struct, frozen=True):
+    """End the worker's session because of ``failure``."""
+
+    worker: str
+    failure: Failure
+
+
+class CloseClient(msgspec.Struct, frozen=True):
+    """End the client's session; ``failure`` has been sent before, None if nothing is wrong."""
+
+    client: str
+    failure: Failure | None = None
+
+
+class StopWorkers(msgspec.Struct, frozen=True):
+    """Have the cluster end these processes, if it started them."""
+
+    workers: list[str]
+    reason: str
+
+
+class StoreBlob(msgspec.Struct, frozen=True):
+    """Keep ``data`` under ``digest`` for those who fetch it, as long as the job lives."""
+
+    job: str
+    digest: str
+    data: bytes
+
+
+class DropBlobs(msgspec.Struct, frozen=True):
+    """The job is gone, and with it its blobs."""
+
+    job: str
+
+
+Action = SendToWorker | SendToClient | CloseWorker | CloseClient | StopWorkers | StoreBlob | DropBlobs

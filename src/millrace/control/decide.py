@@ -1,0 +1,99 @@
+"""The dispatcher's mind: one input in, what became so and what is to be done out.
+
+A function of its arguments alone: no clock, no randomness, no I/O. It changes ``state`` only by applying the
+events that it returns, so that applying these to the state before gives the state after.
+"""
+
+from __future__ import annotations
+
+from millrace.control import inputs as inp
+from millrace.control import jobs, leasing, membership, schedule
+from millrace.control import messages as msg
+from millrace.control.actions import Action
+from millrace.control.events import AnyEvent
+from millrace.control.inputs import Input
+from millrace.control.observed import Observed, observe
+from millrace.control.state import State
+from millrace.control.turn import Turn, merged
+
+
+def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[AnyEvent], list[Action]]:
+    """What follows from one input.
+
+    Args:
+        state: is brought up to date by applying the events returned.
+        observed: is brought up to date with what the input tells about its sender.
+        item: the input.
+        now: seconds, of any clock that doesn't go back.
+    """
+    turn = Turn(state, observed, now)
+    react(turn, item)
+    return turn.events, merged(turn.actions)
+
+
+def react(turn: Turn, item: Input) -> None:
+    """As :func:`decide`, into ``turn``: what was decided before an error (a bug) is then not lost."""
+    observe(turn.observed, item, turn.now)
+    if isinstance(item, inp.WorkerSaid):
+        _worker_said(turn, item)
+    elif isinstance(item, inp.ConsumerSaid):
+        _consumer_said(turn, item)
+    elif isinstance(item, inp.JoinRequested):
+        jobs.join(turn, item)
+    elif isinstance(item, inp.WorkerSessionLost):
+        membership.session_lost(turn, item.worker)
+    elif isinstance(item, inp.WorkerEnded):
+        if item.worker in turn.state.workers:
+            membership.lost(turn, turn.state.workers[item.worker], item.reason)
+    elif isinstance(item, inp.ClientSessionLost):
+        place = turn.state.clients.get(item.client)
+        if place is not None:
+            jobs.consumer_lost(turn, turn.state.jobs[place[0]], place[1])
+    else:
+        membership.watch(turn)
+        jobs.collect(turn)
+    schedule.schedule(turn)
+
+
+def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
+    message = item.message
+    if isinstance(message, msg.WorkerHello):
+        membership.hello(turn, message)
+    elif item.worker not in turn.state.workers or isinstance(message, msg.WorkerReport):
+        return  # refused, or given up: its hello will tell it what is void
+    elif isinstance(message, msg.TaskFinished):
+        leasing.finished(turn, item.worker, message)
+    elif isinstance(message, msg.TaskReturned):
+        leasing.returned(turn, item.worker, message)
+    elif isinstance(message, msg.LeftoversLost):
+        leasing.leftovers_lost(turn, item.worker, message)
+    elif isinstance(message, msg.TaskFailed):
+        failed = leasing.task_failed(turn, item.worker, message)
+        if failed is not None:
+            jobs.fail_job(turn, *failed)
+    elif isinstance(message, msg.SourcesListed):
+        jobs.sources_listed(turn, item.worker, message)
+    elif isinstance(message, msg.SourcesFailed):
+        job = turn.state.jobs.get(message.job)
+        if job is not None and job.lister == item.worker:
+            jobs.fail_job(turn, job, message.failure)
+    elif isinstance(message, msg.ShardingChosen):
+        schedule.sharding_chosen(turn, item.worker, message)
+    else:
+        membership.retiring(turn, item.worker)
+
+
+def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
+    message = item.message
+    place = turn.state.clients.get(item.client)
+    if place is None:
+        return
+    job, consumer = turn.state.jobs[place[0]], place[1]
+    if isinstance(message, msg.LeaveJob):
+        jobs.consumer_gone(turn, job, consumer, "left")
+    elif job.failure is not None:
+        turn.to_consumer(job, consumer, msg.JobFailed(job.failure))
+    elif isinstance(message, msg.BeginEpoch):
+        jobs.begin_epoch(turn, job, consumer, message)
+    elif isinstance(message, msg.ConsumerReport):
+        jobs.progressed(turn, job, consumer, message)

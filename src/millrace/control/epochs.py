@@ -1,0 +1,72 @@
+"""Epochs of consumers: begun, settled, left behind."""
+
+from __future__ import annotations
+
+from millrace.control import events as ev
+from millrace.control.messages import EpochBegun, EpochEnds, ReadTasks, TaskRead
+from millrace.control.state import Job
+from millrace.control.supply import all_dealt, newest
+from millrace.control.turn import Turn
+
+
+def open_epoch(turn: Turn, job: Job, number: int) -> None:
+    """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
+    if number not in job.epochs:
+        turn.emit(ev.EpochOpened(job.name, number))
+        if all_dealt(job, job.epochs[number]):
+            turn.emit(ev.EpochSettled(job.name, number))  # there is nothing in it
+
+
+def open_next(turn: Turn, job: Job) -> None:
+    """Prepare the epoch after the newest, once all of that one is leased and if it will be read."""
+    last = newest(job)
+    epoch = job.epochs.get(last)
+    if epoch is None or not epoch.settled or last + 1 in job.epochs or not job.length:
+        return
+    if any(epoch.pending.values()) or (job.spec.epochs is not None and last + 1 >= job.spec.epochs):
+        return
+    open_epoch(turn, job, last + 1)
+
+
+def settle_epoch(turn: Turn, job: Job, number: int) -> None:
+    """If every task has its consumer, tell everybody what is theirs."""
+    epoch = job.epochs[number]
+    if epoch.settled or not all_dealt(job, epoch):
+        return
+    turn.emit(ev.EpochSettled(job.name, number))
+    for consumer in job.consumers:
+        send_ends(turn, job, number, consumer)
+
+
+def send_ends(turn: Turn, job: Job, number: int, consumer: int) -> None:
+    """Tell a consumer that reads this epoch all its tasks, if they are settled."""
+    epoch = job.epochs.get(number)
+    place = job.consumers.get(consumer)
+    if epoch is not None and epoch.settled and place is not None and place.epoch == number:
+        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ()))))
+
+
+def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
+    """Tell a consumer all about the epoch it reads: after it began it, once sources are listed, when it comes back."""
+    number = job.consumers[consumer].epoch
+    epoch = job.epochs.get(number)
+    if epoch is None or job.tables is None:
+        return
+    turn.to_consumer(job, consumer, EpochBegun(number, job.length))
+    reads = []
+    for task in sorted(epoch.unread.get(consumer, ())):
+        live = epoch.live[task]
+        worker = turn.state.workers.get(live.worker)
+        if worker is not None:
+            reads.append(TaskRead(task, live.lease, worker.id, worker.address))
+    if reads:
+        turn.to_consumer(job, consumer, ReadTasks(number, reads))
+    send_ends(turn, job, number, consumer)
+
+
+def close_epochs(turn: Turn, job: Job) -> None:
+    """Forget the epochs that all consumers have left behind."""
+    if job.consumers:
+        oldest = min(consumer.epoch for consumer in job.consumers.values())
+        for number in [n for n in job.epochs if n < oldest]:
+            turn.emit(ev.EpochClosed(job.name, number))

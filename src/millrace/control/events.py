@@ -1,0 +1,326 @@
+"""What happened: the only things that change the dispatcher's state, and what its journal holds.
+
+Each event says what became so, not what was asked; applying one looks nothing up outside the state and cannot fail.
+Fields may be added with a default; a field never changes its meaning.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.messages import Failure, JobSpec, TaskProgress
+from millrace.planning.tables import SplitTable
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all events."""
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+class WorkerJoined(Event, frozen=True):
+    """A worker registered, or came back after its session broke (then only its address may have changed)."""
+
+    worker: str
+    address: str
+    host: str = ""
+    pid: int = 0
+    cores: int = 1
+
+
+class WorkerDisconnected(Event, frozen=True):
+    """Its session broke at ``at`` (seconds of the dispatcher's clock); it has a moment to come back."""
+
+    worker: str
+    at: float
+
+
+class WorkerRetiring(Event, frozen=True):
+    """It wants to leave and gets no more leases."""
+
+    worker: str
+
+
+class WorkerReleased(Event, frozen=True):
+    """A leaving worker was told that nothing of it is needed any more."""
+
+    worker: str
+
+
+class WorkerLost(Event, frozen=True):
+    """It is gone; its tasks were released or dropped before."""
+
+    worker: str
+    reason: str
+
+
+class WorkerAssigned(Event, frozen=True):
+    """It serves this job from now on; ``reason`` is the policy's sentence."""
+
+    worker: str
+    job: str
+    at: float
+    reason: str
+
+
+class WorkerDismissed(Event, frozen=True):
+    """It was told to close the job: nothing of it is needed there any more."""
+
+    worker: str
+    job: str
+
+
+class TurnCut(Event, frozen=True):
+    """A job's worker was taken away in the middle of a task; the next cut comes later, so that it gets on."""
+
+    job: str
+
+
+# -- jobs and consumers ------------------------------------------------------------------------------------------------
+
+
+class JobCreated(Event, frozen=True):
+    """A job began. ``anonymous``: the service named it."""
+
+    spec: JobSpec
+    seed: int
+    digest: str
+    anonymous: bool
+    at: float
+
+
+class ConsumerJoined(Event, frozen=True):
+    """A client took a consumer's place, or came back to it; ``epoch`` is the last one begun there, -1 for none."""
+
+    job: str
+    consumer: int
+    client: str
+    epoch: int
+    host: str = ""
+    pid: int = 0
+
+
+class ConsumerDisconnected(Event, frozen=True):
+    """Its session broke; its place is kept for a while."""
+
+    job: str
+    consumer: int
+    at: float
+
+
+class ConsumerLeft(Event, frozen=True):
+    """It will not come back; its tasks were dropped or moved before."""
+
+    job: str
+    consumer: int
+    reason: str
+
+
+class JobBroke(Event, frozen=True):
+    """The job cannot go on. Everything leased for it is void."""
+
+    job: str
+    failure: Failure
+
+
+class JobRemoved(Event, frozen=True):
+    """Nobody reads it any more."""
+
+    job: str
+    reason: str
+
+
+class ListingAsked(Event, frozen=True):
+    """``worker`` lists the job's sources ("": nobody does)."""
+
+    job: str
+    worker: str
+
+
+class TableRecorded(Event, frozen=True):
+    """The job's sources are known, and with them how many tasks consumers get in an epoch (None: without end)."""
+
+    job: str
+    tables: dict[int, SplitTable]
+    digest: str
+    length: int | None
+
+
+# -- epochs and tasks --------------------------------------------------------------------------------------------------
+
+
+class EpochBegan(Event, frozen=True):
+    """A consumer reads this epoch from now on."""
+
+    job: str
+    consumer: int
+    epoch: int
+
+
+class EpochOpened(Event, frozen=True):
+    """Tasks of this epoch may be leased."""
+
+    job: str
+    epoch: int
+
+
+class OwnersAsked(Event, frozen=True):
+    """``worker`` asks the user's function which of ``workers`` runs what ("": nobody does)."""
+
+    job: str
+    epoch: int
+    worker: str
+    workers: list[str] = []
+
+
+class OwnersFixed(Event, frozen=True):
+    """Task i belongs to ``workers[choice[i]]``, or without a choice to ``workers[i % len(workers)]``."""
+
+    job: str
+    epoch: int
+    workers: list[str]
+    choice: list[int] | None = None
+
+
+class OwnerReplaced(Event, frozen=True):
+    """Share number ``share`` of the epoch has another owner."""
+
+    job: str
+    epoch: int
+    share: int
+    worker: str
+
+
+class EpochSettled(Event, frozen=True):
+    """All of its tasks have a consumer."""
+
+    job: str
+    epoch: int
+
+
+class EpochClosed(Event, frozen=True):
+    """All consumers are past it."""
+
+    job: str
+    epoch: int
+
+
+class TailDealt(Event, frozen=True):
+    """A tail has its consumer, and waits for the tasks whose leftovers it takes."""
+
+    job: str
+    epoch: int
+    task: int
+    consumer: int
+    cursors: dict[str, int] = {}
+
+
+class TaskLeased(Event, frozen=True):
+    """A worker runs a task for a consumer.
+
+    Attributes:
+        run: the plan's task, where that differs from ``task``; else -1.
+        fresh: leased for the first time in this epoch.
+        cursors: positions reached by this in the epoch's walks, by walk.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    lease: int
+    worker: str
+    consumer: int
+    run: int = -1
+    fresh: bool = False
+    cursors: dict[str, int] = {}
+
+
+class TaskEnded(Event, frozen=True):
+    """The worker ran it to its end."""
+
+    job: str
+    epoch: int
+    task: int
+    outputs: int
+    skipped: int = 0
+    leftovers: bool = False
+
+
+class TaskReleased(Event, frozen=True):
+    """Its lease is void, with whatever its worker kept; it waits to be leased again for the same consumer."""
+
+    job: str
+    epoch: int
+    task: int
+    reason: str = ""
+
+
+class TaskMoved(Event, frozen=True):
+    """It belongs to another consumer from now on; it was released before."""
+
+    job: str
+    epoch: int
+    task: int
+    consumer: int
+
+
+class TaskDone(Event, frozen=True):
+    """Nobody needs anything of it any more.
+
+    Attributes:
+        dropped: it wasn't read to its end.
+        parent: the tail that can do without it now, -1 for none.
+        inputs: what it took leftovers from, if it was a tail; these aren't needed any more either.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    dropped: bool = False
+    parent: int = -1
+    inputs: list[int] = []
+
+
+class Progressed(Event, frozen=True):
+    """What a consumer has of its tasks."""
+
+    job: str
+    consumer: int
+    epoch: int
+    tasks: list[TaskProgress]
+
+
+AnyEvent = (
+    WorkerJoined
+    | WorkerDisconnected
+    | WorkerRetiring
+    | WorkerReleased
+    | WorkerLost
+    | WorkerAssigned
+    | WorkerDismissed
+    | TurnCut
+    | JobCreated
+    | ConsumerJoined
+    | ConsumerDisconnected
+    | ConsumerLeft
+    | JobBroke
+    | JobRemoved
+    | ListingAsked
+    | TableRecorded
+    | EpochBegan
+    | EpochOpened
+    | OwnersAsked
+    | OwnersFixed
+    | OwnerReplaced
+    | EpochSettled
+    | EpochClosed
+    | TailDealt
+    | TaskLeased
+    | TaskEnded
+    | TaskReleased
+    | TaskMoved
+    | TaskDone
+    | Progressed
+)
+"""For decoding a journal."""

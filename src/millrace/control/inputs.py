@@ -1,0 +1,55 @@
+"""What reaches the dispatcher's mind. All that is random or measured comes in here, drawn by the shell."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.messages import FromConsumer, FromWorker, JoinJob
+
+
+class WorkerSaid(msgspec.Struct, frozen=True):
+    """A message on the session of ``worker``."""
+
+    worker: str
+    message: FromWorker
+
+
+class WorkerSessionLost(msgspec.Struct, frozen=True):
+    """The worker's newest session broke; it may come back."""
+
+    worker: str
+
+
+class WorkerEnded(msgspec.Struct, frozen=True):
+    """Its process has ended, says the cluster; it will not come back."""
+
+    worker: str
+    reason: str
+
+
+class JoinRequested(msgspec.Struct, frozen=True):
+    """A client's first message, with a name and a seed for the job if it has none."""
+
+    message: JoinJob
+    job: str
+    seed: int
+
+
+class ConsumerSaid(msgspec.Struct, frozen=True):
+    """A later message on the session of ``client``."""
+
+    client: str
+    message: FromConsumer
+
+
+class ClientSessionLost(msgspec.Struct, frozen=True):
+    """The client's newest session broke; it may come back."""
+
+    client: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Input = WorkerSaid | WorkerSessionLost | WorkerEnded | JoinRequested | ConsumerSaid | ClientSessionLost | Tick

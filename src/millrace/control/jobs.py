@@ -1,0 +1,214 @@
+"""Jobs and their consumers: created, joined, read, left, broken, removed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from millrace.control import events as ev
+from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
+from millrace.control.epochs import close_epochs, open_epoch, send_ends, send_epoch
+from millrace.control.inputs import JoinRequested
+from millrace.control.leasing import drop, settle, take_back
+from millrace.control.messages import (
+    BeginEpoch,
+    CloseJob,
+    ConsumerReport,
+    Failure,
+    JobFailed,
+    JobJoined,
+    Notice,
+    OpenJob,
+    SourcesListed,
+    TaskProgress,
+)
+from millrace.control.places import Refused, check_failed, check_new, check_spec, find_place, same_job
+from millrace.control.state import Job
+from millrace.control.supply import epoch_length
+from millrace.control.turn import Turn
+from millrace.errors import MillraceError
+from millrace.graph import serialize
+
+
+def join(turn: Turn, item: JoinRequested) -> None:
+    """A client wants to read: create the job or let it join, or refuse with a sentence."""
+    message = item.message
+    try:
+        check_spec(turn.state.settings, message)
+        name = message.spec.name or item.job
+        spec = msgspec.structs.replace(message.spec, name=name)
+        job = turn.state.jobs.get(name)
+        if job is not None and job.failure is not None:
+            check_failed(job, message)
+            remove_job(turn, job, "it had failed and was started again")
+            job = None
+        if job is not None:
+            same_job(job, spec)
+        else:
+            check_new(spec, message)
+        number = find_place(job, spec, message, turn.now, turn.state.settings)
+    except Refused as refused:
+        turn.act(SendToClient(message.client, JobFailed(refused.failure)))
+        turn.act(CloseClient(message.client, refused.failure))
+        return
+    if job is None:
+        seed = item.seed if spec.seed is None else spec.seed
+        digest = serialize.digest(spec.structure)
+        turn.emit(ev.JobCreated(spec, seed, digest, not message.spec.name, turn.now))
+        job = turn.state.jobs[name]
+    known = job.consumers.get(number)
+    if known is not None:
+        epoch = known.epoch
+    else:
+        # A late comer starts with the epoch that the others read, not with those that are over.
+        epoch = min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1
+    turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid))
+    turn.to_consumer(job, number, JobJoined(name, number, job.seed, turn.state.settings.heartbeat_s, epoch))
+    if known is not None and known.client == message.client:
+        send_epoch(turn, job, number)
+
+
+def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> None:
+    """A consumer starts reading an epoch; what it had not read of earlier ones is dropped."""
+    place = job.consumers[consumer]
+    number = place.epoch + 1 if message.epoch is None else message.epoch
+    if number < place.epoch:
+        text = f"consumer {consumer} of job {job.name!r} is at epoch {place.epoch} and cannot go back to {number}"
+        turn.to_consumer(job, consumer, JobFailed(Failure("PipelineError", text)))
+        return
+    if number > place.epoch:
+        turn.emit(ev.EpochBegan(job.name, consumer, number))
+        for earlier in [n for n in job.epochs if n < number]:
+            for task in sorted(job.epochs[earlier].unread.get(consumer, ())):
+                if task in job.epochs[earlier].live:
+                    drop(turn, job, earlier, task)
+        if job.tables is not None:
+            open_epoch(turn, job, number)
+        close_epochs(turn, job)
+    send_epoch(turn, job, consumer)
+
+
+def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> None:
+    """A consumer says what it has."""
+    epoch = job.epochs.get(message.epoch)
+    if epoch is None:
+        return
+    news: list[TaskProgress] = []
+    for progress in message.tasks:
+        live = epoch.live.get(progress.task)
+        moved = live is not None and (progress.complete or progress.received > live.received)
+        if moved and live is not None and live.consumer == consumer and not live.complete:
+            news.append(progress)
+    if news:
+        turn.emit(ev.Progressed(job.name, consumer, message.epoch, news))
+        for progress in news:
+            if progress.complete:
+                settle(turn, job, message.epoch, progress.task)
+
+
+def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
+    """The job can be planned."""
+    job = turn.state.jobs.get(message.job)
+    if job is None or job.lister != worker:
+        return
+    try:
+        plan = turn.state.make_plan(job.spec, job.seed, message.tables)
+    except MillraceError as error:
+        fail_job(turn, job, Failure(type(error).__name__, str(error)))
+        return
+    if plan.length is None and job.spec.sharding == "custom":
+        text = (
+            "a sharding function is asked about every task and this dataset has no end; add take(n), or name a policy"
+        )
+        fail_job(turn, job, Failure("PipelineError", text))
+        return
+    data = msgspec.msgpack.encode(message.tables)
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    turn.act(StoreBlob(job.name, digest, data))
+    turn.emit(ev.TableRecorded(job.name, message.tables, digest, epoch_length(job.spec, plan)))
+    for other in turn.state.workers.values():
+        if job.name in other.open:
+            turn.to_worker(other.id, open_message(job))
+    for consumer, place in job.consumers.items():
+        for text in plan.warnings:
+            turn.to_consumer(job, consumer, Notice(text))
+        if place.epoch >= 0:
+            open_epoch(turn, job, place.epoch)
+            send_epoch(turn, job, consumer)
+
+
+def open_message(job: Job) -> OpenJob:
+    """What a worker needs to run the job's tasks."""
+    return OpenJob(job.name, job.spec, job.seed, job.tables_digest)
+
+
+def consumer_lost(turn: Turn, job: Job, consumer: int) -> None:
+    """Its session broke."""
+    if job.consumers[consumer].lost_at is None:
+        turn.emit(ev.ConsumerDisconnected(job.name, consumer, turn.now))
+
+
+def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
+    """It will not come back: others get what it did not read, unless each reads its own share of a fixed order."""
+    place = job.consumers[consumer]
+    turn.act(CloseClient(place.client))
+    if len(job.consumers) == 1:
+        turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
+        remove_job(turn, job, f"its last consumer {reason}")
+        return
+    for number in sorted(job.epochs):
+        epoch = job.epochs[number]
+        tasks = [task for task in sorted(epoch.unread.get(consumer, ())) if task in epoch.live]
+        for task in tasks:
+            heirs = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number]
+            if job.spec.deterministic or not heirs:
+                drop(turn, job, number, task)
+                continue
+            if epoch.live[task].worker:
+                take_back(turn, job, number, task, f"consumer {consumer} {reason}")
+            heir = min(heirs, key=lambda i: (len(epoch.unread.get(i, ())), i))
+            turn.emit(ev.TaskMoved(job.name, number, task, heir))
+    turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
+    for number in list(job.epochs):
+        for other in job.consumers:
+            send_ends(turn, job, number, other)
+    close_epochs(turn, job)
+
+
+def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
+    """The job is over because of ``failure``; the others go on."""
+    turn.emit(ev.JobBroke(job.name, failure))
+    for consumer in job.consumers:
+        turn.to_consumer(job, consumer, JobFailed(failure))
+    close_everywhere(turn, job.name)
+
+
+def remove_job(turn: Turn, job: Job, reason: str) -> None:
+    """Forget the job."""
+    turn.emit(ev.JobRemoved(job.name, reason))
+    close_everywhere(turn, job.name)
+    turn.act(DropBlobs(job.name))
+
+
+def close_everywhere(turn: Turn, name: str) -> None:
+    """Have all workers drop what belongs to the job."""
+    for worker in turn.state.workers.values():
+        if name in worker.open:
+            turn.to_worker(worker.id, CloseJob(name))
+            turn.emit(ev.WorkerDismissed(worker.id, name))
+
+
+def collect(turn: Turn) -> None:
+    """Give up on consumers that have been away for too long."""
+    settings = turn.state.settings
+    for job in list(turn.state.jobs.values()):
+        grace = settings.job_gc_timeout_s
+        if job.anonymous or job.failure is not None:
+            grace = min(grace, settings.anonymous_grace_s)
+        for number, place in list(job.consumers.items()):
+            sight = turn.observed.clients.get(place.client)
+            if place.lost_at is not None and turn.now - place.lost_at > grace:
+                consumer_gone(turn, job, number, f"did not come back within {grace:g} s")
+            elif place.lost_at is None and sight is not None and turn.now - sight.last_seen > grace:
+                consumer_gone(turn, job, number, f"was silent for {grace:g} s")

@@ -1,0 +1,210 @@
+"""Leases: given to workers, ended by them, lost with them, over when nobody needs them."""
+
+from __future__ import annotations
+
+from millrace.control import events as ev
+from millrace.control.epochs import send_ends, settle_epoch
+from millrace.control.messages import (
+    Failure,
+    ForgetTasks,
+    LeaseTask,
+    LeftoversLost,
+    ReadTasks,
+    RevokeTask,
+    TaskFailed,
+    TaskFinished,
+    TaskRead,
+    TaskRef,
+    TaskReturned,
+)
+from millrace.control.state import Epoch, Job, LiveTask, State, Worker
+from millrace.control.supply import Offer, place_of, walk
+from millrace.control.turn import Turn
+
+
+def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> None:
+    """Give what was offered to the worker, and tell the consumer where to read it."""
+    if found.fresh and job.spec.sharding != "off" and turn.state.plan(job).task(found.task).inputs:
+        # Only where a walk starts with a tail; the others are dealt below.
+        turn.emit(ev.TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
+        settle_epoch(turn, job, found.epoch)
+        return
+    for number, task in in_the_way(job, worker, consumer, found):
+        take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
+    lease_id = turn.state.next_lease
+    turn.emit(
+        ev.TaskLeased(
+            job.name,
+            found.epoch,
+            found.task,
+            lease_id,
+            worker.id,
+            consumer,
+            run=found.run,
+            fresh=found.fresh,
+            cursors=found.cursors,
+        )
+    )
+    epoch = job.epochs[found.epoch]
+    live = epoch.live[found.task]
+    task = turn.state.plan(job).task(found.task if found.run < 0 else found.run)
+    turn.to_worker(
+        worker.id,
+        LeaseTask(
+            TaskRef(job.name, found.epoch, found.task),
+            lease_id,
+            consumer,
+            received=-1 if live.complete else live.received,
+            holders=_holders(turn.state, epoch, task.inputs),
+            run=found.run,
+            flush=job.spec.sharding == "off" and task.parent >= 0,
+        ),
+    )
+    place = job.consumers.get(consumer)
+    if place is not None and place.epoch == found.epoch and not live.complete:
+        read = TaskRead(found.task, lease_id, worker.id, worker.address)
+        turn.to_consumer(job, consumer, ReadTasks(found.epoch, [read]))
+    if found.fresh and job.spec.sharding != "off":
+        _deal_tails(turn, job, found, consumer)
+    settle_epoch(turn, job, found.epoch)
+
+
+def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:
+    """Tails that come next in the walk belong to the consumer of the task before, who reads longest anyway.
+
+    They are dealt at once, so that no consumer waits for another's to finish before it knows what is its.
+    """
+    epoch = job.epochs[found.epoch]
+    while True:
+        key, ahead = walk(job, epoch, found.share, consumer)
+        if ahead is None or not turn.state.plan(job).task(ahead[0]).inputs:
+            return
+        turn.emit(ev.TailDealt(job.name, found.epoch, ahead[0], consumer, {key: ahead[1]}))
+
+
+def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
+    lives = ((task, epoch.live.get(task)) for task in inputs)
+    return [(task, place_of(live, state.workers)) for task, live in lives if live is not None and live.leftovers]
+
+
+def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tuple[int, int]]:
+    """(epoch, task) of what the worker has for the consumer that is read only after what was offered.
+
+    The consumer's lane there may be full of it, and nobody would read it before the task has run.
+    """
+    order = (found.epoch, found.task if job.spec.deterministic else 0)
+    behind = []
+    for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
+        if name == job.name and (number, task if job.spec.deterministic else 0) > order:
+            live = job.epochs[number].live[task]
+            if live.consumer == consumer and not live.complete:
+                behind.append((number, task))
+    return behind
+
+
+def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+    """Void a lease; the task will run again, skipping what was received."""
+    live = job.epochs[epoch].live[task]
+    _tell_void(turn, job, epoch, task, live)
+    turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+
+
+def _tell_void(turn: Turn, job: Job, epoch: int, task: int, live: LiveTask) -> None:
+    if not live.worker:
+        return
+    ref = TaskRef(job.name, epoch, task)
+    turn.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))
+
+
+def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
+    """Nobody will read the task to its end; tails go without its leftovers."""
+    _tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
+    _over(turn, job, epoch, task, dropped=True)
+
+
+def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+    """The worker that had the task is gone."""
+    if job.spec.visitation != "at_most_once":
+        turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+        settle(turn, job, epoch, task)
+        return
+    consumer = job.epochs[epoch].live[task].consumer
+    _over(turn, job, epoch, task, dropped=True)
+    if job.epochs[epoch].settled:
+        send_ends(turn, job, epoch, consumer)
+
+
+def settle(turn: Turn, job: Job, number: int, task: int) -> None:
+    """See whether the task is over: read to the end, and its leftovers, if any, have become output that was read."""
+    epoch = job.epochs[number]
+    live = epoch.live.get(task)
+    if live is None or not live.complete:
+        return
+    parent = -1 if job.spec.sharding == "off" else turn.state.plan(job).task(task).parent
+    if parent >= 0 and not live.freed and (not live.finished or live.leftovers):
+        return
+    if live.worker:
+        turn.to_worker(live.worker, ForgetTasks([TaskRef(job.name, number, task)]))
+    _over(turn, job, number, task, dropped=False)
+
+
+def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> None:
+    planned = None if job.spec.sharding == "off" else turn.state.plan(job).task(task)
+    inputs = [] if planned is None else list(planned.inputs)
+    parent = -1 if planned is None or job.epochs[number].live[task].freed else planned.parent
+    turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
+    for below in inputs:
+        settle(turn, job, number, below)
+
+
+# -- what workers say about leases -------------------------------------------------------------------------------------
+
+
+def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job, LiveTask] | None:
+    """The job and the task of a lease that is in force; None if it has become void."""
+    job = state.jobs.get(ref.job)
+    epoch = job.epochs.get(ref.epoch) if job is not None else None
+    live = epoch.live.get(ref.task) if epoch is not None else None
+    if job is None or live is None or live.worker != worker or live.lease != number:
+        return None
+    return job, live
+
+
+def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
+    """A task ran to its end."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is None or found[1].finished:
+        return
+    job, _ = found
+    ref = message.ref
+    turn.emit(ev.TaskEnded(job.name, ref.epoch, ref.task, message.outputs, message.skipped, message.leftovers))
+    settle(turn, job, ref.epoch, ref.task)
+
+
+def returned(turn: Turn, worker: str, message: TaskReturned) -> None:
+    """A worker gave a lease back."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is not None:
+        turn.emit(ev.TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
+
+
+def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
+    """A tail couldn't get what it needs: the tasks that left it run again first."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is None:
+        return
+    job, _ = found
+    number = message.ref.epoch
+    reason = "a tail could not get its leftovers"
+    turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
+    inputs = turn.state.plan(job).task(message.ref.task).inputs
+    for task in message.missing:
+        live = job.epochs[number].live.get(task)
+        if task in inputs and live is not None and live.leftovers:
+            take_back(turn, job, number, task, reason)
+
+
+def task_failed(turn: Turn, worker: str, message: TaskFailed) -> tuple[Job, Failure] | None:
+    """The job and why it cannot go on, if the lease is in force."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    return (found[0], message.failure) if found is not None else None

@@ -1,0 +1,141 @@
+"""Workers: registered, silent, back again, leaving, lost."""
+
+from __future__ import annotations
+
+from millrace.control import events as ev
+from millrace.control.actions import CloseWorker, StopWorkers
+from millrace.control.jobs import open_message
+from millrace.control.leasing import finished, leased_by, lose, take_back
+from millrace.control.messages import (
+    ChooseSharding,
+    CloseJob,
+    Failure,
+    ListSources,
+    StopWorker,
+    TaskFinished,
+    WorkerHello,
+    WorkerWelcome,
+)
+from millrace.control.places import versions_differ
+from millrace.control.state import Worker
+from millrace.control.supply import by_worker
+from millrace.control.turn import Turn
+
+MISSED_HEARTBEATS = 2
+"""A worker is lost when so many reports in a row did not come."""
+
+
+def hello(turn: Turn, message: WorkerHello) -> None:
+    """A worker registers, or is back and says what it holds."""
+    settings = turn.state.settings
+    who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
+    differ = versions_differ(settings, who, message.version, message.python)
+    if differ:
+        turn.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
+        return
+    known = turn.state.workers.get(message.worker)
+    turn.emit(ev.WorkerJoined(message.worker, message.address, message.host, message.pid, max(1, message.cores)))
+    worker = turn.state.workers[message.worker]
+    held = {entry.lease: entry for entry in message.held}
+    stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
+    turn.to_worker(worker.id, WorkerWelcome(settings.heartbeat_s, sorted(stale)))
+    for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
+        turn.to_worker(worker.id, CloseJob(name))
+    if known is None:
+        return
+    for name in worker.open:
+        turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
+    for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
+        entry_or_none = held.get(lease)
+        job = turn.state.jobs[name]
+        if entry_or_none is None:
+            # The lease or its revocation crossed with the break; nothing of it is there any more.
+            take_back(turn, job, number, task, f"worker {worker.id} came back without it")
+        elif entry_or_none.finished:
+            entry = entry_or_none
+            finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
+    for job in turn.state.jobs.values():
+        if job.lister == worker.id:
+            turn.to_worker(worker.id, ListSources(job.name))
+        for number, epoch in job.epochs.items():
+            if epoch.chooser == worker.id and job.length is not None:
+                turn.to_worker(worker.id, ChooseSharding(job.name, number, job.length, epoch.candidates))
+
+
+def session_lost(turn: Turn, name: str) -> None:
+    """Its session broke; it has one heartbeat to come back."""
+    worker = turn.state.workers.get(name)
+    if worker is not None and worker.lost_at is None:
+        turn.emit(ev.WorkerDisconnected(name, turn.now))
+
+
+def lost(turn: Turn, worker: Worker, reason: str) -> None:
+    """It is gone; all it had goes to others."""
+    held = [*worker.unfinished.values(), *worker.kept.values()]
+    turn.emit(ev.WorkerDisconnected(worker.id, turn.now))
+    for name, number, task in held:
+        job = turn.state.jobs[name]
+        live = job.epochs[number].live.get(task)
+        if live is not None and live.worker == worker.id:
+            lose(turn, job, number, task, f"worker {worker.id} {reason}")
+    turn.emit(ev.WorkerLost(worker.id, reason))
+    _hand_over(turn, worker.id)
+
+
+def retiring(turn: Turn, name: str) -> None:
+    """It wants to leave in good order."""
+    if name in turn.state.workers:
+        turn.emit(ev.WorkerRetiring(name))
+        _hand_over(turn, name)
+
+
+def _hand_over(turn: Turn, name: str) -> None:
+    """Others do what it was asked or fixed to do."""
+    heirs = [w.id for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
+    for job in turn.state.jobs.values():
+        if job.lister == name and name not in turn.state.workers:
+            turn.emit(ev.ListingAsked(job.name, ""))
+        for number, epoch in job.epochs.items():
+            if epoch.chooser == name and name not in turn.state.workers:
+                turn.emit(ev.OwnersAsked(job.name, number, ""))
+            if not by_worker(job):
+                continue
+            for share, owner in enumerate(list(epoch.owners)):
+                if owner == name and heirs:
+                    heir = min(heirs, key=lambda w: (turn.state.workers[w].job != job.name, epoch.owners.count(w), w))
+                    turn.emit(ev.OwnerReplaced(job.name, number, share, heir))
+
+
+def adopt_shares(turn: Turn) -> None:
+    """Give shares whose owner went when nobody else was there to a worker that has come since."""
+    for job in turn.state.jobs.values():
+        if by_worker(job):
+            for epoch in job.epochs.values():
+                for owner in set(epoch.owners):
+                    if owner not in turn.state.workers or turn.state.workers[owner].retiring:
+                        _hand_over(turn, owner)
+
+
+def watch(turn: Turn) -> None:
+    """Give up on workers that are silent or have been away for too long, and let leaving ones go."""
+    heartbeat = turn.state.settings.heartbeat_s
+    limit = (MISSED_HEARTBEATS + 0.5) * heartbeat
+    for worker in list(turn.state.workers.values()):
+        sight = turn.observed.workers.get(worker.id)
+        if worker.lost_at is not None:
+            if turn.now - worker.lost_at > heartbeat:
+                lost(turn, worker, f"did not come back within {heartbeat:g} s")
+        elif sight is not None and turn.now - sight.last_seen > limit:
+            reason = f"was silent for {limit:g} s"
+            turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
+            turn.act(StopWorkers([worker.id], reason))
+            lost(turn, worker, reason)
+
+
+def release_retired(turn: Turn) -> None:
+    """Tell workers that want to leave when nothing of them is needed any more."""
+    for worker in turn.state.workers.values():
+        busy = worker.unfinished or worker.kept or worker.released or worker.lost_at is not None
+        if worker.retiring and not busy:
+            turn.emit(ev.WorkerReleased(worker.id))
+            turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))

@@ -1,0 +1,64 @@
+"""What peers report about themselves: looked at when deciding, never journalled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerEnded, WorkerSaid
+from millrace.control.messages import ConsumerReport, LeaveJob, WorkerReport
+
+DEFAULT_WANT = 2
+"""Unfinished leases of a worker that has not reported yet."""
+
+
+class WorkerSight(msgspec.Struct):
+    """Last seen of a worker. ``busy_share``: part of the time between its last two reports in which it computed."""
+
+    last_seen: float
+    reported: float = 0.0
+    report: WorkerReport | None = None
+    busy_share: float = 0.0
+
+
+class ClientSight(msgspec.Struct):
+    """Last seen of a consumer's client."""
+
+    last_seen: float
+    report: ConsumerReport | None = None
+
+
+class Observed(msgspec.Struct):
+    """By worker and by client."""
+
+    workers: dict[str, WorkerSight] = {}
+    clients: dict[str, ClientSight] = {}
+
+    def want(self, worker: str) -> int:
+        """Unfinished leases that the worker wants to hold, at least one."""
+        sight = self.workers.get(worker)
+        return max(1, sight.report.want) if sight is not None and sight.report is not None else DEFAULT_WANT
+
+
+def observe(observed: Observed, item: Input, now: float) -> None:
+    """Note when each peer was seen and what it reported."""
+    if isinstance(item, WorkerSaid):
+        sight = observed.workers.setdefault(item.worker, WorkerSight(now))
+        sight.last_seen = now
+        if isinstance(item.message, WorkerReport):
+            if sight.report is not None and now > sight.reported:
+                busy = item.message.busy_s - sight.report.busy_s
+                sight.busy_share = min(1.0, max(0.0, busy / (now - sight.reported)))
+            sight.report = item.message
+            sight.reported = now
+    elif isinstance(item, WorkerEnded):
+        observed.workers.pop(item.worker, None)
+    elif isinstance(item, JoinRequested):
+        observed.clients.setdefault(item.message.client, ClientSight(now)).last_seen = now
+    elif isinstance(item, ConsumerSaid):
+        if isinstance(item.message, LeaveJob):
+            observed.clients.pop(item.client, None)
+            return
+        client = observed.clients.setdefault(item.client, ClientSight(now))
+        client.last_seen = now
+        if isinstance(item.message, ConsumerReport):
+            client.report = item.message

@@ -1,0 +1,158 @@
+"""May this client join, and which consumer is it? Nothing here changes anything."""
+
+from __future__ import annotations
+
+from millrace.control.messages import Failure, JobSpec, JoinJob
+from millrace.control.state import Job, Settings
+from millrace.errors import ProtocolError
+from millrace.graph import serialize
+
+SHARDINGS = ("dynamic", "static", "off", "custom")
+VISITATIONS = ("exactly_once", "at_most_once", "zero_once_or_more")
+
+
+class Refused(Exception):  # noqa: N818 - no error of ours but an answer on its way
+    """The answer to a client that may not join."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+    @classmethod
+    def because(cls, kind: str, message: str) -> Refused:
+        """With an error class of :mod:`millrace.errors` and a sentence."""
+        return cls(Failure(kind, message))
+
+
+def versions_differ(settings: Settings, who: str, version: str, python: str) -> str:
+    """The sentence that names both, empty if a peer runs what the dispatcher runs (or doesn't say)."""
+    theirs = []
+    ours = []
+    if version and settings.version and version != settings.version:
+        theirs.append(f"millrace {version}")
+        ours.append(f"millrace {settings.version}")
+    if python and settings.python and python != settings.python:
+        theirs.append(f"Python {python}")
+        ours.append(f"Python {settings.python}")
+    if not theirs:
+        return ""
+    return (
+        f"{who} runs {' and '.join(theirs)}, the dispatcher {' and '.join(ours)}; "
+        "all processes of a service need the same versions"
+    )
+
+
+def check_spec(settings: Settings, message: JoinJob) -> None:
+    """Refuse what cannot work, whatever jobs there are."""
+    spec = message.spec
+    differ = versions_differ(settings, "this process", message.version, spec.python)
+    if differ:
+        raise Refused.because("VersionMismatchError", differ)
+    wrong = ""
+    if spec.sharding not in SHARDINGS:
+        wrong = f"sharding is one of {', '.join(SHARDINGS)}, not {spec.sharding!r}"
+    elif spec.visitation not in VISITATIONS:
+        wrong = f"visitation is one of {', '.join(VISITATIONS)}, not {spec.visitation!r}"
+    elif spec.sharding == "off" and spec.visitation != "zero_once_or_more":
+        wrong = (
+            "ShardingPolicy.OFF lets every worker walk through all data, so elements come any number of times; "
+            "name visitation=Visitation.ZERO_ONCE_OR_MORE, or shard with ShardingPolicy.DYNAMIC"
+        )
+    elif spec.sharding == "off" and spec.deterministic:
+        wrong = (
+            "with ShardingPolicy.OFF what is read depends on the workers, so deterministic=True cannot be kept; "
+            "shard with ShardingPolicy.DYNAMIC or STATIC"
+        )
+    elif spec.num_consumers is not None and spec.num_consumers < 1:
+        wrong = f"num_consumers is at least 1, not {spec.num_consumers}"
+    elif spec.tasks is not None and spec.tasks < 1:
+        wrong = f"tasks is at least 1, not {spec.tasks}"
+    if wrong:
+        raise Refused.because("PipelineError", wrong)
+    try:
+        serialize.unpack(spec.structure)
+    except ProtocolError as error:
+        raise Refused.because("ProtocolError", str(error)) from error
+
+
+def check_failed(job: Job, message: JoinJob) -> None:
+    """Refuse to join a job that has failed, unless nobody is left of it and this is a new start."""
+    if job.failure is not None and (message.resume or any(p.lost_at is None for p in job.consumers.values())):
+        raise Refused(job.failure)
+
+
+def check_new(spec: JobSpec, message: JoinJob) -> None:
+    """Refuse to go on with a job that isn't there."""
+    if message.resume:
+        raise Refused.because(
+            "JobFailedError",
+            f"the dispatcher was restarted and has no journal, so it knows nothing of job {spec.name!r} any more; "
+            "start the training loop again",
+        )
+
+
+def same_job(job: Job, spec: JobSpec) -> None:
+    """Refuse a client whose pipeline or parameters are not the job's."""
+    differ = []
+    if serialize.digest(spec.structure) != job.digest:
+        differ.append("the pipeline (its operators or their parameters)")
+    for field in ("sharding", "visitation", "deterministic", "tasks", "num_consumers"):
+        mine, theirs = getattr(spec, field), getattr(job.spec, field)
+        if mine != theirs:
+            differ.append(f"{field} ({mine!r} here, {theirs!r} there)")
+    if spec.seed is not None and spec.seed != job.seed:
+        differ.append(f"seed ({spec.seed} here, {job.seed} there)")
+    if differ:
+        raise Refused.because(
+            "JobConflictError",
+            f"job {job.name!r} exists already and differs in {', '.join(differ)}; "
+            "use another job_name, or end the other job first",
+        )
+
+
+def find_place(job: Job | None, spec: JobSpec, message: JoinJob, now: float, settings: Settings) -> int:
+    """The consumer that the client becomes: the one it was, the one it asks for, or the lowest that is free.
+
+    A place is taken while its client's session lives, and for one heartbeat more, so that a client whose connection
+    broke for a moment finds it free; after that a new client may have it, and goes on where the old one was.
+    """
+    count = spec.num_consumers
+    if spec.deterministic and count is None:
+        count = 1
+    places = {} if job is None else job.consumers
+    for number, place in places.items():
+        if place.client == message.client:
+            return number
+    wanted = message.consumer
+    if wanted is not None:
+        if wanted < 0 or (count is not None and wanted >= count):
+            limit = (
+                f"num_consumers={count}"
+                if spec.num_consumers is not None
+                else "one consumer, as no num_consumers was given"
+            )
+            raise Refused.because(
+                "ConsumerConflictError", f"consumer_index {wanted} does not exist: job {spec.name!r} has {limit}"
+            )
+        holder = places.get(wanted)
+        if holder is not None and holder.lost_at is None:
+            raise Refused.because(
+                "ConsumerConflictError",
+                f"consumer {wanted} of job {spec.name!r} is being read already by process {holder.pid} on "
+                f"{holder.host or 'another host'}; give each process its own consumer_index, or close the other one",
+            )
+        return wanted
+    number = 0
+    while count is None or number < count:
+        place_or_none = places.get(number)
+        if place_or_none is None:
+            return number
+        if place_or_none.lost_at is not None and now - place_or_none.lost_at > settings.heartbeat_s:
+            return number
+        number += 1
+    holders = ", ".join(f"{i}: process {p.pid} on {p.host or 'an unnamed host'}" for i, p in sorted(places.items()))
+    hint = "give num_consumers=" if spec.num_consumers is None else "raise num_consumers"
+    raise Refused.because(
+        "ConsumerConflictError",
+        f"all {count} consumers of job {spec.name!r} are taken ({holders}); {hint} if more processes are to read it",
+    )

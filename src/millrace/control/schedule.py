@@ -1,0 +1,136 @@
+"""After each input: workers to jobs, sources to list, shares to fix, tasks to lease."""
+
+from __future__ import annotations
+
+from millrace.control import events as ev
+from millrace.control.epochs import open_next
+from millrace.control.jobs import fail_job
+from millrace.control.leasing import in_the_way, lease
+from millrace.control.membership import adopt_shares, release_retired
+from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
+from millrace.control.state import Job, Worker
+from millrace.control.supply import Offer, active, by_worker, offer, starving, unread
+from millrace.control.turn import Turn
+from millrace.control.turns import (
+    assign_workers,
+    dismiss_idle,
+    revoke_blocked,
+    serving,
+    unread_cap,
+    yielding,
+)
+
+
+def schedule(turn: Turn) -> None:
+    """Bring everything up to date with the state as it is now."""
+    adopt_shares(turn)
+    for _ in range(1 + len(turn.state.workers)):
+        leaving = yielding(turn)
+        revoke_blocked(turn, leaving)
+        assign_workers(turn, leaving)
+        before = len(turn.events)
+        for job in list(turn.state.jobs.values()):
+            if job.failure is None:
+                _plan(turn, job)
+                _lease_all(turn, job, leaving)
+        if len(turn.events) == before:
+            break
+    release_retired(turn)
+    dismiss_idle(turn)
+
+
+def _plan(turn: Turn, job: Job) -> None:
+    """Have sources listed and shares fixed, where that is still to be done."""
+    workers = serving(turn, job)
+    if not workers:
+        return
+    if job.tables is None:
+        if not job.lister:
+            worker = min(workers, key=lambda w: (len(w.unfinished), w.id))
+            turn.emit(ev.ListingAsked(job.name, worker.id))
+            turn.to_worker(worker.id, ListSources(job.name))
+        return
+    open_next(turn, job)
+    if not by_worker(job):
+        return
+    for number, epoch in list(job.epochs.items()):
+        if epoch.owners or epoch.chooser or epoch.settled:
+            continue
+        names = [worker.id for worker in workers]
+        if job.spec.sharding == "static":
+            turn.emit(ev.OwnersFixed(job.name, number, names))
+        elif job.length is not None:
+            turn.emit(ev.OwnersAsked(job.name, number, names[0], names))
+            turn.to_worker(names[0], ChooseSharding(job.name, number, job.length, names))
+
+
+def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
+    """The user's function has said who runs what; held against what can be."""
+    job = turn.state.jobs.get(message.job)
+    epoch = job.epochs.get(message.epoch) if job is not None else None
+    if job is None or epoch is None or epoch.chooser != worker:
+        return
+    count = len(epoch.candidates)
+    wrong = ""
+    if len(message.owners) != job.length:
+        wrong = f"{len(message.owners)} answers for {job.length} tasks"
+    else:
+        bad = next(((task, o) for task, o in enumerate(message.owners) if not 0 <= o < count), None)
+        if bad is not None:
+            wrong = f"worker {bad[1]} for task {bad[0]}, and there are {count} workers, 0 to {count - 1}"
+    if wrong:
+        text = f"the sharding function of job {job.name!r} gave {wrong}; it returns the index of a worker for each task"
+        fail_job(turn, job, Failure("PipelineError", text))
+        return
+    turn.emit(ev.OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
+
+
+def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
+    if job.tables is None or not job.epochs:
+        return
+    workers = [worker for worker in serving(turn, job) if not (worker.id in leaving and worker.turn_leases)]
+    if not workers:
+        return
+    cap = unread_cap(turn, job)
+    for consumer in active(job):
+        # A consumer with nothing to read gets a task although no worker has room: lanes are per consumer, and those
+        # that fill the room may be waiting for a consumer that does not read.
+        if starving(job, consumer):
+            for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
+                found = offer(turn.state, job, worker, consumer, cap=cap, ahead=False)
+                if found is not None:
+                    lease(turn, job, worker, consumer, found)
+                    break
+    progress = True
+    while progress:
+        progress = False
+        open_next(turn, job)
+        for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
+            if len(worker.unfinished) < turn.observed.want(worker.id) and _lease_one(turn, job, worker, workers, cap):
+                progress = True
+
+
+def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap: int) -> bool:
+    consumers = sorted(active(job), key=lambda c: (unread(job, c), c))
+    for ahead in (False, True):
+        for consumer in consumers:
+            found = offer(turn.state, job, worker, consumer, cap=cap, ahead=ahead)
+            if found is not None and not _better_elsewhere(turn, job, worker, workers, consumer, found):
+                lease(turn, job, worker, consumer, found)
+                return True
+    return False
+
+
+def _better_elsewhere(
+    turn: Turn, job: Job, worker: Worker, workers: list[Worker], consumer: int, found: Offer
+) -> bool:
+    """Another worker with room could run it without throwing away what it has computed for later."""
+    if found.fresh or not in_the_way(job, worker, consumer, found):
+        return False
+    return any(
+        len(other.unfinished) < turn.observed.want(other.id)
+        and not in_the_way(job, other, consumer, found)
+        and offer(turn.state, job, other, consumer, cap=0, ahead=False) == found
+        for other in workers
+        if other is not worker
+    )

@@ -1,0 +1,256 @@
+"""What the dispatcher knows, and how events change it.
+
+Plain structs. ``State.apply`` is the only thing that changes them; decisions read them freely. Everything here follows
+from the events, so that replaying a journal gives an equal state; plans are derived, and cached beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from millrace.control.events import AnyEvent
+from millrace.control.messages import Failure, JobSpec
+from millrace.graph.nodes import Graph
+from millrace.graph.serialize import unpack
+from millrace.planning.plan import Task
+from millrace.planning.tables import SplitTable
+
+
+class PlanLike(Protocol):
+    """What is used of :class:`millrace.planning.plan.Plan`."""
+
+    @property
+    def length(self) -> int | None:
+        """Number of tasks; None: endless."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for the user."""
+
+    def task(self, index: int) -> Task:
+        """Task ``index`` of any epoch."""
+
+    def __hash__(self) -> int:
+        """By identity will do."""
+
+
+class Planner(Protocol):
+    """The signature of :func:`millrace.planning.plan.make_plan`."""
+
+    def __call__(self, graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None, seed: int) -> PlanLike:
+        """The plan of a graph over these tables."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the dispatcher is set to; times in seconds.
+
+    Attributes:
+        version: millrace's, that of all processes of the service.
+        python: "major.minor".
+        heartbeat_s: between two reports of a worker or consumer.
+        job_gc_timeout_s: how long a consumer's place is kept without a session.
+        anonymous_grace_s: the same for a job that the service named, as nobody else can ever join it.
+        blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
+        turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
+        turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
+    """
+
+    version: str = ""
+    python: str = ""
+    heartbeat_s: float = 5.0
+    job_gc_timeout_s: float = 300.0
+    anonymous_grace_s: float = 10.0
+    blocked_s: float = 5.0
+    turn_s: float = 0.5
+    turn_limit_s: float = 30.0
+
+
+class Worker(msgspec.Struct):
+    """A registered worker.
+
+    Attributes:
+        job: the job it serves, since ``turn_began``, with ``turn_leases`` given since; ``reason`` says why that one.
+        retiring: it wants to leave; ``released``: it was told that it can.
+        lost_at: when its session broke; None while there is one.
+        unfinished: by lease, the (job, epoch, task) that it runs.
+        kept: the same of tasks that it has finished and still holds outputs or leftovers of.
+        open: jobs that it was told of and not yet told to close.
+        served: by job, the number of the turn in which it began or ended to serve it.
+    """
+
+    id: str
+    address: str
+    host: str
+    pid: int
+    cores: int
+    job: str = ""
+    reason: str = ""
+    turn_began: float = 0.0
+    turn_leases: int = 0
+    retiring: bool = False
+    released: bool = False
+    lost_at: float | None = None
+    unfinished: dict[int, tuple[str, int, int]] = {}
+    kept: dict[int, tuple[str, int, int]] = {}
+    open: dict[str, None] = {}
+    served: dict[str, int] = {}
+
+
+class Consumer(msgspec.Struct):
+    """A place among a job's readers; ``epoch`` is the last one begun, -1 for none."""
+
+    client: str
+    host: str
+    pid: int
+    epoch: int
+    lost_at: float | None = None
+
+
+class LiveTask(msgspec.Struct):
+    """A task of which something is still needed. Without a worker it waits to be leased.
+
+    Attributes:
+        consumer: who reads it.
+        run: the plan's task, if its number is another (no sharding); else -1.
+        worker: who runs it or keeps it, under ``lease``; empty if it waits.
+        received: outputs that the consumer has, as last reported; ``complete`` if these are all.
+        finished: it ran to its end; ``leftovers``: and left something for its tail.
+        freed: the tail is done, or there will be none.
+    """
+
+    consumer: int
+    run: int = -1
+    worker: str = ""
+    lease: int = 0
+    received: int = 0
+    finished: bool = False
+    complete: bool = False
+    leftovers: bool = False
+    freed: bool = False
+
+
+class Epoch(msgspec.Struct):
+    """One epoch of a job.
+
+    Attributes:
+        cursors: how far each walk over the tasks has come; see :mod:`millrace.control.supply`.
+        live: tasks that have a consumer and aren't done.
+        pending: by consumer, its live tasks without a worker.
+        unread: by consumer, its live tasks that it has not read to the end.
+        dealt: by consumer, how many tasks became its.
+        fed: by tail, how many of its inputs are done and leave it nothing.
+        shares: by consumer, all tasks it ever got in this epoch (left empty where the plan is endless).
+        done: tasks that are over, ``dropped`` those of them that nobody read to the end.
+        settled: every task has its consumer.
+        owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
+        chooser: the worker that was asked to choose, among ``candidates``.
+    """
+
+    cursors: dict[str, int] = {}
+    live: dict[int, LiveTask] = {}
+    pending: dict[int, set[int]] = {}
+    unread: dict[int, set[int]] = {}
+    dealt: dict[int, int] = {}
+    fed: dict[int, int] = {}
+    shares: dict[int, list[int]] = {}
+    done: int = 0
+    dropped: int = 0
+    skipped: int = 0
+    settled: bool = False
+    owners: list[str] = []
+    choice: list[int] | None = None
+    chooser: str = ""
+    candidates: list[str] = []
+
+
+class Job(msgspec.Struct):
+    """A job.
+
+    Attributes:
+        served: number of the turn in which it last got or lost a worker: the lower, the longer it has waited.
+        length: tasks of an epoch as consumers see them; None without end, or not known yet.
+        lister: the worker that lists its sources.
+        left: consumers that were there and won't be waited for.
+        cuts: how often its task was too long for a turn.
+    """
+
+    name: str
+    spec: JobSpec
+    seed: int
+    digest: str
+    anonymous: bool
+    created: float
+    served: int
+    tables: dict[int, SplitTable] | None = None
+    tables_digest: str = ""
+    length: int | None = None
+    lister: str = ""
+    failure: Failure | None = None
+    consumers: dict[int, Consumer] = {}
+    left: set[int] = set()
+    epochs: dict[int, Epoch] = {}
+    cuts: int = 0
+    skipped: int = 0
+
+
+class State:
+    """All of it.
+
+    Args:
+        settings: of the running dispatcher, not journalled.
+        planner: makes plans; :func:`millrace.planning.plan.make_plan` unless a test has its own.
+    """
+
+    def __init__(self, settings: Settings | None = None, planner: Planner | None = None) -> None:
+        self.settings = settings or Settings()
+        self.jobs: dict[str, Job] = {}
+        self.workers: dict[str, Worker] = {}
+        self.clients: dict[str, tuple[str, int]] = {}
+        self.next_lease = 1
+        self.turns = 0
+        self._planner = planner
+        self._plans: dict[tuple[str, float], PlanLike] = {}
+
+    def apply(self, event: AnyEvent) -> None:
+        """Let it be so."""
+        from millrace.control.apply import APPLY
+
+        APPLY[type(event)](self, event)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that follows from the events, as plain values that can be compared and stored."""
+        parts = {
+            "jobs": self.jobs,
+            "workers": self.workers,
+            "clients": self.clients,
+            "next_lease": self.next_lease,
+            "turns": self.turns,
+        }
+        plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
+        return plain
+
+    def make_plan(self, spec: JobSpec, seed: int, tables: Mapping[int, SplitTable]) -> PlanLike:
+        """The plan of a job.
+
+        Raises:
+            PipelineError: if it can't be planned.
+        """
+        return (self._planner or _default_planner())(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed)
+
+    def plan(self, job: Job) -> PlanLike:
+        """The plan of a job whose tables are known."""
+        key = (job.name, job.created)
+        if key not in self._plans:
+            assert job.tables is not None
+            self._plans = {known: plan for known, plan in self._plans.items() if known[0] in self.jobs}
+            self._plans[key] = self.make_plan(job.spec, job.seed, job.tables)
+        return self._plans[key]
+
+
+def _default_planner() -> Callable[..., PlanLike]:
+    from millrace.planning.plan import make_plan
+
+    return make_plan

@@ -1,0 +1,233 @@
+"""Which task a worker could run next for a consumer. Looks only; :mod:`millrace.control.leasing` acts.
+
+A walk is a way through an epoch's tasks that remembers how far it has come (``Epoch.cursors``), so that a plan
+without end is never enumerated:
+
+    dynamic                    one walk for all             ""
+    dynamic, deterministic     one per consumer             "c1"
+    static, custom             one per share                "o3" ("o3c1" if deterministic)
+    off                        the epoch's numbers, and      ""
+                               each worker's own order       "off:worker"
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from millrace.control.messages import JobSpec
+from millrace.control.state import Epoch, Job, LiveTask, PlanLike, State, Worker
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A task that could be leased now; fields as in :class:`millrace.control.events.TaskLeased`."""
+
+    epoch: int
+    task: int
+    run: int = -1
+    fresh: bool = False
+    cursors: dict[str, int] = {}
+    share: int = -1
+
+
+def stride(job: Job) -> int:
+    """Number of consumers that a deterministic job is dealt to."""
+    return job.spec.num_consumers or 1
+
+
+def by_worker(job: Job) -> bool:
+    """The sharding fixes which worker runs what."""
+    return job.spec.sharding in {"static", "custom"}
+
+
+def active(job: Job) -> list[int]:
+    """Consumers to lease for: those that are there, and those that are expected and were never seen."""
+    there = {index for index, consumer in job.consumers.items() if consumer.lost_at is None}
+    if job.spec.num_consumers is not None:
+        there.update(i for i in range(job.spec.num_consumers) if i not in job.consumers and i not in job.left)
+    return sorted(there)
+
+
+def newest(job: Job) -> int:
+    """The highest epoch that a consumer has begun, -1 for none."""
+    return max((consumer.epoch for consumer in job.consumers.values()), default=-1)
+
+
+def unread(job: Job, consumer: int) -> int:
+    """Tasks leased for a consumer that it has not read to the end, over all epochs."""
+    return sum(
+        len(epoch.unread.get(consumer, ())) - sum(not epoch.live[t].complete for t in epoch.pending.get(consumer, ()))
+        for epoch in job.epochs.values()
+    )
+
+
+def starving(job: Job, consumer: int) -> bool:
+    """The consumer reads an epoch and no worker runs or keeps anything for it there."""
+    place = job.consumers.get(consumer)
+    epoch = job.epochs.get(place.epoch) if place is not None else None
+    if epoch is None:
+        return False
+    return not any(epoch.live[task].worker for task in epoch.unread.get(consumer, ()))
+
+
+def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ahead: bool) -> Offer | None:
+    """What ``worker`` could run next for ``consumer``.
+
+    Args:
+        state: of the dispatcher.
+        job: one whose tables are known.
+        worker: who would run it.
+        consumer: whom for.
+        cap: unread tasks beyond which the consumer gets no new ones; lost ones are leased again all the same.
+        ahead: the epoch after the newest may be offered.
+    """
+    last = newest(job)
+    place = job.consumers.get(consumer)
+    reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
+    full = unread(job, consumer) >= cap
+    for number in (reading, reading + 1):
+        epoch = job.epochs.get(number)
+        if epoch is None:
+            continue
+        if number > last and not ahead:
+            return None
+        found = _pending(state, job, number, epoch, worker, consumer)
+        if found is None and not full:
+            found = _fresh(state, job, number, epoch, worker, consumer)
+        if found is not None:
+            return found
+        if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(consumer, ())):
+            return None
+    return None
+
+
+def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
+    """A pending task must run again: not so if only its leftovers are gone and the tail has had them."""
+    if not epoch.live[task].complete:
+        return True
+    parent = epoch.live.get(state.plan(job).task(task).parent)
+    return parent is None or not parent.finished
+
+
+def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
+    tasks = epoch.pending.get(consumer)
+    if not tasks:
+        return None
+    off = job.spec.sharding == "off"
+    for task in sorted(tasks):
+        inputs = () if off else state.plan(job).task(task).inputs
+        if inputs:
+            if not _ready(epoch, task, inputs):
+                continue
+        elif by_worker(job) and owner(epoch, task) != worker.id:
+            continue
+        if wanted(state, job, epoch, task):
+            return Offer(number, task, epoch.live[task].run)
+    return None
+
+
+def _ready(epoch: Epoch, tail: int, inputs: tuple[int, ...]) -> bool:
+    """All that the tail takes leftovers from has finished."""
+    there = sum(task in epoch.live and epoch.live[task].finished for task in inputs)
+    return there + epoch.fed.get(tail, 0) >= len(inputs)
+
+
+def owner(epoch: Epoch, task: int) -> str:
+    """The worker that a task belongs to, once owners are fixed."""
+    share = epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
+    return epoch.owners[share]
+
+
+def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[int, int] | None]:
+    """A walk's key, and the task it has come to with the cursor behind it; None at its end.
+
+    Args:
+        job: which has the walk.
+        epoch: which has the walk.
+        share: number of the share if the sharding is by worker, else -1.
+        consumer: matters if the job is deterministic.
+    """
+    every = stride(job) if job.spec.deterministic else 1
+    mine = consumer if job.spec.deterministic else 0
+    key = f"c{consumer}" if job.spec.deterministic else ""
+    if share < 0:
+        at = epoch.cursors.get(key, mine)
+        return key, None if job.length is not None and at >= job.length else (at, at + every)
+    key = f"o{share}{key}"
+    if epoch.choice is None:
+        count = len(epoch.owners)
+        start = epoch.cursors.get(key, share)
+        # Shares and consumers fall together within `every` steps, or never.
+        candidates = range(start, start + count * every, count)
+    else:
+        count = 1
+        candidates = range(epoch.cursors.get(key, 0), len(epoch.choice))
+    for task in candidates:
+        if job.length is not None and task >= job.length:
+            break
+        if (epoch.choice is None or epoch.choice[task] == share) and task % every == mine % every:
+            return key, (task, task + count)
+    return key, None
+
+
+def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
+    if epoch.settled:
+        return None
+    if by_worker(job):
+        for share, name in enumerate(epoch.owners):
+            if name == worker.id:
+                key, ahead = walk(job, epoch, share, consumer)
+                if ahead is not None:
+                    return Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
+        return None
+    key, ahead = walk(job, epoch, -1, consumer)
+    if ahead is None:
+        return None
+    cursors = {key: ahead[1]}
+    if job.spec.sharding != "off":
+        return Offer(number, ahead[0], fresh=True, cursors=cursors)
+    mine = f"off:{worker.id}"
+    walks = [name for name in epoch.cursors if name.startswith("off:")]
+    ordinal = walks.index(mine) if mine in walks else len(walks)
+    step = epoch.cursors.get(mine, 0)
+    plan = state.plan(job)
+    if job.length is None:
+        while plan.task(step).inputs:
+            step += 1
+        run = step
+    else:
+        run = int(off_order(plan, job.seed, number, ordinal)[step % job.length])
+    return Offer(number, ahead[0], run, fresh=True, cursors={**cursors, mine: step + 1})
+
+
+def epoch_length(spec: JobSpec, plan: PlanLike) -> int | None:
+    """Tasks of an epoch as consumers see them: without sharding there are no tails."""
+    if plan.length is None or spec.sharding != "off":
+        return plan.length
+    return sum(not plan.task(index).inputs for index in range(plan.length))
+
+
+@lru_cache(maxsize=64)
+def off_order(plan: PlanLike, seed: int, epoch: int, ordinal: int) -> np.ndarray:
+    """The order in which the ``ordinal``-th worker of an epoch walks the plan's tasks (no tails), int64."""
+    mains = [index for index in range(plan.length or 0) if not plan.task(index).inputs]
+    key = np.random.SeedSequence([seed & (2**64 - 1), epoch, ordinal])
+    return np.random.Generator(np.random.Philox(key)).permutation(mains)
+
+
+def all_dealt(job: Job, epoch: Epoch) -> bool:
+    """Every task of the epoch has its consumer, those aside that were dealt to consumers that left."""
+    if job.length is None:
+        return False
+    if not job.spec.deterministic:
+        return sum(epoch.dealt.values()) >= job.length
+    count = stride(job)
+    return all(epoch.dealt.get(c, 0) >= len(range(c, job.length, count)) for c in range(count) if c not in job.left)
+
+
+def place_of(live: LiveTask, workers: dict[str, Worker]) -> str:
+    """Address of the worker that has the task, empty if it is gone."""
+    worker = workers.get(live.worker)
+    return worker.address if worker is not None else ""

@@ -1,0 +1,83 @@
+"""The work on one input: what is decided is applied at once, so that the next choice sees it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.actions import Action, SendToClient, SendToWorker
+from millrace.control.events import AnyEvent
+from millrace.control.messages import ForgetTasks, ReadTasks, ToConsumer, ToWorker
+from millrace.control.observed import Observed
+from millrace.control.state import Job, State
+
+
+class Turn:
+    """Collects the events and actions of one input.
+
+    Events are applied as they are emitted; actions only become real once the shell knows that the events are durable.
+    If they never do, the state is rebuilt from the journal.
+    """
+
+    __slots__ = ("actions", "events", "now", "observed", "state")
+
+    def __init__(self, state: State, observed: Observed, now: float) -> None:
+        self.state = state
+        self.observed = observed
+        self.now = now
+        self.events: list[AnyEvent] = []
+        self.actions: list[Action] = []
+
+    def emit(self, event: AnyEvent) -> None:
+        """This is so from now on."""
+        self.state.apply(event)
+        self.events.append(event)
+
+    def act(self, action: Action) -> None:
+        """The shell is to do this."""
+        self.actions.append(action)
+
+    def to_worker(self, worker: str, message: ToWorker) -> None:
+        """Tell a worker, if its session is alive: if not, it is told anew when it comes back."""
+        known = self.state.workers.get(worker)
+        if known is not None and known.lost_at is None:
+            self.actions.append(SendToWorker(worker, message))
+
+    def to_consumer(self, job: Job, consumer: int, message: ToConsumer) -> None:
+        """Tell a consumer, if it is there: if not, it is told anew when it comes back."""
+        known = job.consumers.get(consumer)
+        if known is not None and known.lost_at is None:
+            self.actions.append(SendToClient(known.client, message))
+
+
+def merged(actions: list[Action]) -> list[Action]:
+    """The same with neighbouring lists for one peer (tasks to read, tasks to forget) as one message."""
+    out: list[Action] = []
+    last: dict[str, int] = {}
+    for action in actions:
+        if isinstance(action, SendToClient):
+            key = f"client {action.client}"
+        elif isinstance(action, SendToWorker):
+            key = f"worker {action.worker}"
+        else:
+            out.append(action)
+            continue
+        at = last.get(key)
+        joined = None if at is None else _join(out[at], action)
+        if at is not None and joined is not None:
+            out[at] = joined
+        else:
+            last[key] = len(out)
+            out.append(action)
+    return out
+
+
+def _join(first: Action, second: Action) -> Action | None:
+    if isinstance(first, SendToClient) and isinstance(second, SendToClient):
+        a, b = first.message, second.message
+        if isinstance(a, ReadTasks) and isinstance(b, ReadTasks) and a.epoch == b.epoch:
+            return SendToClient(first.client, msgspec.structs.replace(a, reads=[*a.reads, *b.reads]))
+    if isinstance(first, SendToWorker) and isinstance(second, SendToWorker):
+        c, d = first.message, second.message
+        if isinstance(c, ForgetTasks) and isinstance(d, ForgetTasks):
+            return SendToWorker(first.worker, ForgetTasks([*c.refs, *d.refs]))
+    return None

@@ -1,0 +1,168 @@
+"""Which job each worker serves: a worker serves one at a time and changes at a task's end.
+
+Two steps. :func:`yielding` says which workers get no more tasks of their job because another job should have them;
+:func:`assign_workers` gives those that have nothing in hand to the job that policy names. What a worker keeps for
+consumers that have not read it yet stays where it is, and is served beside the new job.
+"""
+
+from __future__ import annotations
+
+from millrace.control import events as ev
+from millrace.control.jobs import open_message
+from millrace.control.leasing import take_back
+from millrace.control.messages import CloseJob
+from millrace.control.state import Job, Worker
+from millrace.control.supply import active, by_worker, newest, offer
+from millrace.control.turn import Turn
+from millrace.policies.assignment import JobNeed, assign
+
+SPARE_CAP = 4
+
+
+def available(turn: Turn) -> list[Worker]:
+    """Workers that can be given something, by id."""
+    workers = turn.state.workers
+    return [workers[name] for name in sorted(workers) if workers[name].lost_at is None and not workers[name].retiring]
+
+
+def serving(turn: Turn, job: Job) -> list[Worker]:
+    """Workers that serve the job and can be given something."""
+    return [worker for worker in available(turn) if worker.job == job.name]
+
+
+def unread_cap(turn: Turn, job: Job) -> int:
+    """Tasks that may lie unread at workers for one consumer: twice what the job's workers compute at a time."""
+    return max(SPARE_CAP, 2 * sum(turn.observed.want(worker.id) for worker in serving(turn, job)))
+
+
+def planning(job: Job, worker: Worker) -> bool:
+    """The worker lists the job's sources or chooses its shares."""
+    return job.lister == worker.id or any(epoch.chooser == worker.id for epoch in job.epochs.values())
+
+
+def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
+    """The job has something for this worker to do now, the next epoch's preparation aside."""
+    if job.failure is not None or not job.consumers:
+        return False
+    if job.tables is None:
+        return job.lister in {"", worker.id}
+    if by_worker(job):
+        last = newest(job)
+        if any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items()):
+            return True
+    cap = unread_cap(turn, job)
+    return any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job))
+
+
+def yielding(turn: Turn) -> set[str]:
+    """Workers that get no more tasks of their job, as many as other jobs wait for."""
+    workers = available(turn)
+    if len(turn.state.jobs) < 2 or any(not worker.job for worker in workers):
+        return set()
+    counts = {name: sum(worker.job == name for worker in workers) for name in turn.state.jobs}
+    chosen: set[str] = set()
+    for name in sorted(counts, key=lambda name: (counts[name], turn.state.jobs[name].served, name)):
+        waiting = turn.state.jobs[name]
+        candidates = [
+            worker
+            for worker in workers
+            if worker.id not in chosen
+            and worker.job != name
+            and (counts[name] == 0 or counts[worker.job] - counts[name] >= 2 or by_worker(waiting))
+            and _had_turn(turn, worker)
+            and runnable(turn, waiting, worker)
+        ]
+        if counts[name] and by_worker(waiting):
+            # Only the owners of its shares are of use to it, wherever they are now.
+            chosen.update(worker.id for worker in candidates)
+        elif candidates:
+            best = min(candidates, key=lambda worker: (-counts[worker.job], worker.turn_began, worker.id))
+            chosen.add(best.id)
+            counts[best.job] -= 1
+    return chosen
+
+
+def _had_turn(turn: Turn, worker: Worker) -> bool:
+    job = turn.state.jobs.get(worker.job)
+    if job is None or job.failure is not None or not runnable(turn, job, worker):
+        return True
+    few = max(1, len(active(job)))
+    if worker.turn_leases < few:
+        return False
+    return worker.turn_leases >= 4 * few or turn.now - worker.turn_began >= turn.state.settings.turn_s
+
+
+def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
+    """Take tasks from workers that others wait for and that would not come to a task's end in time."""
+    settings = turn.state.settings
+    for name in sorted(leaving):
+        worker = turn.state.workers[name]
+        job = turn.state.jobs.get(worker.job)
+        if job is None or not worker.unfinished:
+            continue
+        held = [key for key in worker.unfinished.values() if key[0] == job.name]
+        sight = turn.observed.workers.get(name)
+        report = sight.report if sight is not None else None
+        if sight is not None and report is not None and report.job == job.name and sight.reported > worker.turn_began:
+            lanes = [lane for lane in report.lanes if lane.running or lane.blocked_s > 0]
+            blocked = bool(lanes) and all(lane.blocked_s > settings.blocked_s for lane in lanes)
+        else:
+            blocked = False
+        late = turn.now - worker.turn_began > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
+        if late and not blocked:
+            turn.emit(ev.TurnCut(job.name))
+        for _, number, task in held:
+            place = job.consumers.get(job.epochs[number].live[task].consumer)
+            if blocked or late:
+                why = "its consumers do not read" if blocked else "its task is too long for one turn"
+                take_back(turn, job, number, task, f"{why}, and another job waits for worker {name}")
+            elif place is not None and place.epoch < number:
+                take_back(turn, job, number, task, f"prepared ahead, and another job waits for worker {name}")
+
+
+def assign_workers(turn: Turn, leaving: set[str]) -> None:
+    """Give workers that have nothing in hand to the job that should have them."""
+    for worker in available(turn):
+        job = turn.state.jobs.get(worker.job)
+        at_work = any(name == worker.job for name, _, _ in worker.unfinished.values())
+        if at_work or (job is not None and planning(job, worker)):
+            continue
+        if job is not None and worker.id not in leaving and runnable(turn, job, worker):
+            continue
+        others = [other for other in available(turn) if other.id != worker.id]
+        needs = [
+            JobNeed(
+                need.name,
+                _helpers(need, worker, others),
+                worker.served.get(need.name, 0) if by_worker(need) else need.served,
+                runnable(turn, need, worker),
+            )
+            for need in turn.state.jobs.values()
+            if need.failure is None
+        ]
+        decision = assign(needs, worker.job if job is not None and job.failure is None else "")
+        if decision.value and decision.value != worker.job:
+            _switch(turn, worker, decision.value, decision.reason)
+
+
+def _helpers(job: Job, worker: Worker, others: list[Worker]) -> int:
+    if by_worker(job) and any(worker.id in epoch.owners for epoch in job.epochs.values()):
+        return 0  # nobody else can run what is this worker's share
+    return sum(other.job == job.name for other in others)
+
+
+def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
+    known = name in worker.open
+    turn.emit(ev.WorkerAssigned(worker.id, name, turn.now, reason))
+    if not known:
+        turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
+
+
+def dismiss_idle(turn: Turn) -> None:
+    """Close jobs at workers that no longer serve them, once nothing is kept there."""
+    for worker in available(turn):
+        if len(worker.open) > 1:
+            used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
+            for name in [name for name in worker.open if name != worker.job and name not in used]:
+                turn.to_worker(worker.id, CloseJob(name))
+                turn.emit(ev.WorkerDismissed(worker.id, name))

@@ -1,0 +1,346 @@
+"""A service in memory: the dispatcher's mind, and workers and consumers as plain functions of its actions."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from millrace.control import actions as act
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.control.decide import decide
+from millrace.control.observed import Observed
+from millrace.control.state import Settings, State
+from millrace.graph.nodes import Graph, Range
+from millrace.graph.serialize import pack
+from millrace.planning.plan import Task
+from millrace.planning.tables import positions_table
+
+STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
+OTHER_STRUCTURE = pack(Graph(Range(start=0, stop=7)))[0]
+
+
+class FakePlan:
+    """``mains`` tasks (None: without end); with ``fan_in`` a tail after each so many, and one over those at the end."""
+
+    def __init__(self, mains: int | None, fan_in: int = 0) -> None:
+        self.warnings: tuple[str, ...] = ()
+        self.mains = mains
+        self.fan_in = fan_in
+        self.tasks: list[Task] = []
+        self.length: int | None = None
+        if mains is not None:
+            self.tasks = _tasks(mains, fan_in)
+            self.length = len(self.tasks)
+
+    def task(self, index: int) -> Task:
+        return self.tasks[index] if self.mains is not None else Task(index, index, index + 1)
+
+
+def _tasks(mains: int, fan_in: int) -> list[Task]:
+    if not fan_in or mains < 2:
+        return [Task(i, i, i + 1) for i in range(mains)]
+    tasks: list[dict[str, Any]] = []
+    tails = []
+    for first in range(0, mains, fan_in):
+        inputs = []
+        for main in range(first, min(first + fan_in, mains)):
+            inputs.append(len(tasks))
+            tasks.append({"start": main, "stop": main + 1})
+        tails.append(len(tasks))
+        for task in inputs:
+            tasks[task]["parent"] = tails[-1]
+        tasks.append({"start": 0, "stop": 0, "inputs": tuple(inputs)})
+    if len(tails) > 1:
+        for task in tails:
+            tasks[task]["parent"] = len(tasks)
+        tasks.append({"start": 0, "stop": 0, "inputs": tuple(tails)})
+    return [Task(i, **fields) for i, fields in enumerate(tasks)]
+
+
+class FakeWorker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.leases: dict[int, msg.LeaseTask] = {}
+        self.finished: dict[tuple[str, int, int], int] = {}
+        self.leftovers: set[tuple[str, int, int]] = set()
+        self.open: set[str] = set()
+        self.unread: dict[tuple[str, int, int], int] = {}
+        self.stale: list[int] = []
+        self.planning: deque[Any] = deque()
+        self.stopped = False
+        self.connected = True
+
+    def take(self, message: Any) -> None:
+        if isinstance(message, msg.OpenJob):
+            self.open.add(message.job)
+        elif isinstance(message, msg.LeaseTask):
+            assert message.ref.job in self.open
+            self.leases[message.lease] = message
+        elif isinstance(message, msg.RevokeTask):
+            self.leases.pop(message.lease, None)
+        elif isinstance(message, msg.ForgetTasks):
+            for ref in message.refs:
+                self.forget(ref)
+        elif isinstance(message, msg.CloseJob):
+            self.open.discard(message.job)
+            self.leases = {k: v for k, v in self.leases.items() if v.ref.job != message.job}
+            self.finished = {k: v for k, v in self.finished.items() if k[0] != message.job}
+            self.unread = {k: v for k, v in self.unread.items() if k[0] != message.job}
+            self.leftovers = {k for k in self.leftovers if k[0] != message.job}
+        elif isinstance(message, msg.ListSources | msg.ChooseSharding):
+            self.planning.append(message)
+        elif isinstance(message, msg.StopWorker):
+            self.stopped = True
+        elif isinstance(message, msg.WorkerWelcome):
+            self.stale = message.stale
+            for lease in message.stale:
+                self.leases.pop(lease, None)
+            for key, lease in list(self.finished.items()):
+                if lease in message.stale:
+                    self.forget(msg.TaskRef(*key))
+
+    def forget(self, ref: msg.TaskRef) -> None:
+        key = (ref.job, ref.epoch, ref.task)
+        self.finished.pop(key, None)
+        self.leftovers.discard(key)
+        self.unread.pop(key, None)
+        self.leases = {k: v for k, v in self.leases.items() if v.ref != ref}
+
+    def can_run(self, lease: int, room: int) -> bool:
+        """It is the first of its lane, and the lane's buffer has room: what blocks a real worker."""
+        task = self.leases[lease]
+        lane = [k for k, v in self.leases.items() if (v.ref.job, v.consumer) == (task.ref.job, task.consumer)]
+        full = sum(1 for key, c in self.unread.items() if (key[0], c) == (task.ref.job, task.consumer)) >= room
+        return task.received < 0 or (lane[0] == lease and not full)
+
+
+class FakeConsumer:
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.joined: msg.JobJoined | None = None
+        self.epoch: msg.EpochBegun | None = None
+        self.reads: dict[int, msg.TaskRead] = {}
+        self.complete: list[int] = []
+        self.ends: list[int] | None = None
+        self.failure: msg.Failure | None = None
+        self.notices: list[str] = []
+        self.closed = False
+
+    def take(self, message: Any) -> None:
+        if isinstance(message, msg.JobJoined):
+            self.joined = message
+        elif isinstance(message, msg.EpochBegun):
+            if self.epoch is None or message.epoch != self.epoch.epoch:
+                self.reads, self.complete, self.ends = {}, [], None
+            self.epoch = message
+        elif isinstance(message, msg.ReadTasks):
+            assert self.epoch is not None
+            assert message.epoch == self.epoch.epoch
+            for read in message.reads:
+                self.reads[read.task] = read
+        elif isinstance(message, msg.EpochEnds):
+            assert self.epoch is not None
+            assert message.epoch == self.epoch.epoch
+            self.ends = message.tasks
+        elif isinstance(message, msg.JobFailed):
+            self.failure = message.failure
+        elif isinstance(message, msg.Notice):
+            self.notices.append(message.text)
+
+    @property
+    def done(self) -> bool:
+        return self.ends is not None and set(self.ends) <= set(self.complete)
+
+
+def in_order(peer: FakeConsumer, task: int, service: Service) -> bool:
+    """A deterministic consumer reads its tasks by their numbers."""
+    assert peer.joined is not None
+    job = service.state.jobs[peer.joined.job]
+    if not job.spec.deterministic:
+        return True
+    step = job.spec.num_consumers or 1
+    return task == len(peer.complete) * step + peer.joined.consumer
+
+
+class Service:
+    """Everything at once, under virtual time. ``plan`` is what every job gets."""
+
+    def __init__(self, plan: FakePlan | None = None, **settings: Any) -> None:
+        self.plan = plan or FakePlan(8)
+        self.settings = Settings(version="1", python="3.11", **settings)
+        self.state = self.fresh_state()
+        self.observed = Observed()
+        self.now = 0.0
+        self.events: list[Any] = []
+        self.workers: dict[str, FakeWorker] = {}
+        self.consumers: dict[str, FakeConsumer] = {}
+        self.refused: dict[str, msg.Failure] = {}
+        self.last: list[Any] = []
+        self.blobs: dict[str, str] = {}
+        self.lost_leftovers = 0
+
+    def fresh_state(self) -> State:
+        return State(self.settings, planner=lambda graph, tables, *, tasks, seed: self.plan)
+
+    def say(self, item: Any) -> list[Any]:
+        events, actions = decide(self.state, self.observed, item, self.now)
+        self.events += events
+        self.last = actions
+        for action in actions:
+            if isinstance(action, act.SendToWorker):
+                worker = self.workers.get(action.worker)
+                if worker is not None and worker.connected:
+                    worker.take(action.message)
+            elif isinstance(action, act.SendToClient):
+                if action.client in self.consumers:
+                    self.consumers[action.client].take(action.message)
+            elif isinstance(action, act.CloseWorker):
+                self.refused[action.worker] = action.failure
+            elif isinstance(action, act.StoreBlob):
+                self.blobs[action.digest] = action.job
+            elif isinstance(action, act.DropBlobs):
+                self.blobs = {k: v for k, v in self.blobs.items() if v != action.job}
+        return actions
+
+    # -- workers
+
+    def add_worker(self, name: str, **fields: Any) -> FakeWorker:
+        self.workers[name] = FakeWorker(name)
+        self.hello(name, **fields)
+        return self.workers[name]
+
+    def hello(self, name: str, **fields: Any) -> None:
+        worker = self.workers[name]
+        worker.connected = True
+        held = [msg.HeldTask(lease.ref, lease.lease, lease.consumer) for lease in worker.leases.values()]
+        held += [
+            msg.HeldTask(msg.TaskRef(*key), lease, 0, True, 1, key in worker.leftovers)
+            for key, lease in worker.finished.items()
+        ]
+        hello = msg.WorkerHello(name, f"{name}:1", **{"version": "1", "python": "3.11", "held": held, **fields})
+        self.say(inp.WorkerSaid(name, hello))
+
+    def plan_tasks(self, worker: FakeWorker) -> None:
+        """Answer what the dispatcher has asked for."""
+        while worker.planning:
+            asked = worker.planning.popleft()
+            if isinstance(asked, msg.ListSources):
+                self.say(inp.WorkerSaid(worker.name, msg.SourcesListed(asked.job, {0: positions_table(100)})))
+            else:
+                owners = [task % len(asked.workers) for task in range(asked.tasks)]
+                self.say(inp.WorkerSaid(worker.name, msg.ShardingChosen(asked.job, asked.epoch, owners)))
+
+    def finish(self, worker: FakeWorker, lease: int, *, leftovers: bool | None = None) -> None:
+        task = worker.leases.pop(lease)
+        key = (task.ref.job, task.ref.epoch, task.ref.task)
+        planned = self.plan.task(task.ref.task if task.run < 0 else task.run)
+        missing = []
+        for holder_task, address in task.holders:
+            holder = self.workers.get(address.split(":")[0])
+            if holder is None or (task.ref.job, task.ref.epoch, holder_task) not in holder.leftovers:
+                missing.append(holder_task)
+        if missing:
+            self.lost_leftovers += len(missing)
+            self.say(inp.WorkerSaid(worker.name, msg.LeftoversLost(task.ref, lease, missing)))
+            return
+        keeps = planned.parent >= 0 and not task.flush if leftovers is None else leftovers
+        worker.finished[key] = lease
+        if task.received >= 0:
+            worker.unread[key] = task.consumer
+        if keeps:
+            worker.leftovers.add(key)
+        self.say(inp.WorkerSaid(worker.name, msg.TaskFinished(task.ref, lease, 1, leftovers=keeps)))
+
+    def kill(self, name: str) -> None:
+        """Its process ends, and the cluster says so."""
+        del self.workers[name]
+        self.say(inp.WorkerEnded(name, "was killed"))
+
+    def report(self, name: str, **fields: Any) -> None:
+        self.say(inp.WorkerSaid(name, msg.WorkerReport(job=self.state.workers[name].job, **fields)))
+
+    # -- consumers
+
+    def join(self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any) -> FakeConsumer:
+        extra = {k: fields.pop(k) for k in ("resume", "version", "host", "pid") if k in fields}
+        spec = msg.JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
+        peer = self.consumers.setdefault(client, FakeConsumer(client))
+        self.say(inp.JoinRequested(msg.JoinJob(spec, client, consumer, **extra), f"job-of-{client}", 11))
+        if begin and peer.failure is None:
+            self.begin(peer)
+        return peer
+
+    def begin(self, peer: FakeConsumer, epoch: int | None = None) -> None:
+        self.say(inp.ConsumerSaid(peer.client, msg.BeginEpoch(epoch)))
+
+    def read(self, peer: FakeConsumer, task: int) -> None:
+        """Read a task to its end and say so."""
+        assert peer.epoch is not None
+        assert task not in peer.complete
+        peer.complete.append(task)
+        worker = self.workers.get(peer.reads[task].worker)
+        if worker is not None and peer.joined is not None:
+            worker.unread.pop((peer.joined.job, peer.epoch.epoch, task), None)
+        progress = msg.TaskProgress(task, 1, complete=True)
+        self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, [progress])))
+
+    def readable(self, peer: FakeConsumer) -> list[int]:
+        """Tasks that lie finished where the consumer was told."""
+        if peer.epoch is None or peer.joined is None or peer.failure is not None:
+            return []
+        found = []
+        for task, place in sorted(peer.reads.items()):
+            worker = self.workers.get(place.worker)
+            key = (peer.joined.job, peer.epoch.epoch, task)
+            if worker is not None and task not in peer.complete and worker.finished.get(key) == place.lease:
+                found.append(task)
+        return found
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Time passes; everybody connected gives a sign of life."""
+        self.now += seconds
+        for name, worker in list(self.workers.items()):
+            if worker.connected and name in self.state.workers:
+                self.report(name)
+        self.say(inp.Tick())
+
+    # -- all together
+
+    def work(self, *, read: bool = True, room: int = 1000) -> bool:
+        """One step of everybody; whether anything moved."""
+        moved = False
+        for worker in list(self.workers.values()):
+            if worker.planning:
+                self.plan_tasks(worker)
+                moved = True
+            for lease in list(worker.leases):
+                if lease in worker.leases and worker.connected and worker.can_run(lease, room):
+                    self.finish(worker, lease)
+                    moved = True
+        if read:
+            for peer in self.consumers.values():
+                for task in self.readable(peer):
+                    if in_order(peer, task, self):
+                        self.read(peer, task)
+                        moved = True
+        return moved
+
+    def run(self, limit: int = 500, room: int = 1000) -> None:
+        """Until nothing moves any more."""
+        for _ in range(limit):
+            if not self.work(room=room):
+                return
+        raise AssertionError("it goes on for ever")
+
+    def replayed(self) -> State:
+        """A state made of the events alone, by way of their encoding."""
+        state = self.fresh_state()
+        from millrace.control.events import AnyEvent
+
+        decoder = msgspec.msgpack.Decoder(AnyEvent)
+        for event in self.events:
+            state.apply(decoder.decode(msgspec.msgpack.encode(event)))
+        return state

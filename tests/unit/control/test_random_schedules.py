@@ -1,0 +1,157 @@
+"""Whatever joins, dies, breaks and comes back, in whatever order: every task is read once, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from control_driver import FakeConsumer, FakePlan, Service
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+
+KINDS = {
+    "dynamic": {},
+    "deterministic": {"deterministic": True},
+    "static": {"sharding": "static"},
+    "static in order": {"sharding": "static", "deterministic": True},
+    "custom": {"sharding": "custom"},
+    "off": {"sharding": "off", "visitation": "zero_once_or_more"},
+}
+PLANS = [(0, 0), (1, 3), (5, 0), (9, 3), (13, 4)]
+
+
+def disturb(service: Service, rng: random.Random, names: list[str]) -> None:
+    """One thing that happens to workers, or time."""
+    alive = list(service.workers)
+    what = rng.choice(["kill", "add", "break", "back", "tick", "lose", "leave", "return", "crash"])
+    if what == "kill" and len(alive) > 1:
+        service.kill(rng.choice(alive))
+    elif what == "crash" and len(alive) > 1:
+        name = rng.choice(alive)
+        del service.workers[name]
+        service.say(inp.WorkerSessionLost(name))
+    elif what == "add" and len(alive) < 5:
+        names.append(f"w{len(names)}")
+        service.add_worker(names[-1])
+    elif what == "break":
+        name = rng.choice(alive)
+        service.workers[name].connected = False
+        service.say(inp.WorkerSessionLost(name))
+    elif what == "back":
+        for name in alive:
+            if not service.workers[name].connected:
+                service.hello(name)
+    elif what == "tick":
+        service.tick(rng.choice([0.1, 1.0, 3.0]))
+    elif what == "lose":
+        worker = service.workers[rng.choice(alive)]
+        worker.leftovers.clear()
+    elif what == "leave" and len(alive) > 2:
+        service.say(inp.WorkerSaid(rng.choice(alive), msg.WorkerLeaving()))
+    elif what == "return":
+        worker = service.workers[rng.choice(alive)]
+        if worker.leases and worker.connected:
+            lease, task = worker.leases.popitem()
+            service.say(inp.WorkerSaid(worker.name, msg.TaskReturned(task.ref, lease)))
+
+
+def calm(service: Service, names: list[str]) -> None:
+    """From here on everything works: all are back, and one worker is fresh."""
+    for name, worker in list(service.workers.items()):
+        if not worker.connected:
+            service.hello(name)
+    names.append(f"w{len(names)}")
+    service.add_worker(names[-1])
+
+
+def settle(service: Service, peers: list[FakeConsumer], room: int) -> None:
+    """Go on until all have what is theirs; time passes when nothing else moves."""
+    for _ in range(3000):
+        if all(peer.done for peer in peers):
+            return
+        if not service.work(room=room):
+            for name in list(service.workers):
+                if service.workers[name].stopped:
+                    service.kill(name)
+            blocked = 100.0
+            service.now += 6.0
+            for name, worker in service.workers.items():
+                if name in service.state.workers:
+                    lanes = [msg.LaneReport(task.consumer, True, blocked, 0) for task in worker.leases.values()]
+                    service.report(name, lanes=lanes)
+            for peer in peers:
+                if peer.epoch is not None:
+                    service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch)))
+            service.say(inp.Tick())
+    stuck = [(peer.client, peer.ends, peer.complete, peer.failure) for peer in peers if not peer.done]
+    raise AssertionError(f"these wait for ever: {stuck}")
+
+
+def check_epoch(service: Service, job: str, peers: list[FakeConsumer]) -> None:
+    read = sorted(task for peer in peers for task in peer.complete)
+    assert read == list(range(service.state.jobs[job].length or 0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**9),
+    plan=st.sampled_from(PLANS),
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3),
+    consumers=st.integers(1, 3),
+    room=st.integers(1, 3),
+)
+def test_every_task_is_read_once_and_nobody_waits_for_ever(seed, plan, kinds, consumers, room):
+    rng = random.Random(seed)
+    service = Service(FakePlan(*plan))
+    names = ["w0", "w1"]
+    for name in names:
+        service.add_worker(name)
+    jobs = {
+        f"job{number}": [
+            service.join(f"c{number}.{i}", f"job{number}", num_consumers=consumers, **KINDS[kind])
+            for i in range(consumers)
+        ]
+        for number, kind in enumerate(kinds)
+    }
+    everybody = [peer for peers in jobs.values() for peer in peers]
+    for _ in range(2):
+        for _ in range(rng.randrange(30)):
+            if rng.random() < 0.4:
+                disturb(service, rng, names)
+            else:
+                service.work(read=rng.random() < 0.7, room=room)
+        calm(service, names)
+        settle(service, everybody, room)
+        for job, peers in jobs.items():
+            check_epoch(service, job, peers)
+        for peer in everybody:
+            service.begin(peer)
+    assert service.replayed().snapshot() == service.state.snapshot()
+    for peer in everybody:
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    assert not service.state.jobs
+    assert not service.state.clients
+    assert all(not worker.open for worker in service.state.workers.values())
+    assert all(not worker.unfinished and not worker.kept for worker in service.state.workers.values())
+    assert not service.blobs
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_without_disturbance_every_kind_reads_all_in_three_epochs(kind):
+    for plan in PLANS:
+        for workers in (1, 2, 5):
+            for consumers in (1, 3):
+                service = Service(FakePlan(*plan))
+                for i in range(workers):
+                    service.add_worker(f"w{i}")
+                peers = [service.join(f"c{i}", num_consumers=consumers, **KINDS[kind]) for i in range(consumers)]
+                for epoch in range(3):
+                    service.run(room=2)
+                    assert all(peer.done and peer.epoch.epoch == epoch for peer in peers)
+                    check_epoch(service, "a", peers)
+                    for peer in peers:
+                        service.begin(peer)
+                assert service.lost_leftovers == 0
