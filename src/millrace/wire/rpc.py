@@ -53,6 +53,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # A peer that hangs or vanished is noticed after 20 s, whether or not messages flow.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of the pings that measure bandwidth; keepalive waits behind them
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

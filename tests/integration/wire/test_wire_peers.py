@@ -21,6 +21,7 @@ from millrace.errors import (
     ShippingError,
     VersionMismatchError,
 )
+from millrace.wire import channel as channel_module
 from millrace.wire.access import OWN, Identity
 from millrace.wire.channel import ControlChannel
 
@@ -183,6 +184,19 @@ def test_a_killed_dispatcher_is_noticed(peer):
         with peer("dispatcher", address):
             assert channel.connect() == OWN
             works(address)
+
+
+def test_a_dispatcher_that_hangs_is_noticed(peer, monkeypatch):
+    hurried = {**dict(channel_module._OPTIONS), "grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 500}
+    hurried["grpc.http2.ping_timeout_ms"] = 500
+    monkeypatch.setattr(channel_module, "_OPTIONS", tuple(hurried.items()))
+    with peer("dispatcher") as (process, address), ControlChannel(address) as channel, ThreadPoolExecutor() as pool:
+        session = channel.open_session(Ping)
+        session.send(Ping(1))
+        assert next(session) == Ping(1)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ServiceUnreachableError, match=r"lost the dispatcher at .* \(.*timeout\)"):
+            pool.submit(next, session).result(2 * PROMPTLY_S)
 
 
 def test_a_stopped_dispatcher_says_so(serving):
