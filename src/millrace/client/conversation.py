@@ -102,7 +102,7 @@ class Conversation:
         self._failure: MillraceError | None = None
         self._measure: Measure | None = None
         self._notices: set[str] = set()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         self._session: ClientSession | None = None
         self._threads: list[threading.Thread] = []
         self._channel = ControlChannel(address, token, timeout)

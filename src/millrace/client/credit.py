@@ -49,6 +49,7 @@ class CreditPool:
         self.held += size
         if worker in self._granted:
             self._granted[worker] -= size
+        self._short.pop(worker, None)  # it could send after all, with credit that was on its way
         if self._forced == worker:
             self._forced = None
 
@@ -76,6 +77,8 @@ class CreditPool:
             return {}
         self._granted[worker] -= returned
         self._short[worker] = size
+        if self._forced == worker:  # part of what was granted came back with it
+            self._forced = None
         return self._serve()
 
     def force(self, worker: str | None) -> dict[str, int]:

@@ -75,8 +75,12 @@ class ConsumerSession:
         """Whether :meth:`close` was called."""
         return self._conversation.closed
 
-    def epoch(self, number: int | None = None) -> EpochReader:
+    def epoch(self, number: int | None = None, *, keep: object = None) -> EpochReader:
         """Begins an epoch, which ends the one before; None: the next one.
+
+        Args:
+            number: of the epoch.
+            keep: lives at least as long as the epoch is being read, e.g. the service it comes from.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -86,7 +90,7 @@ class ConsumerSession:
         former = self._reader() if self._reader is not None else None
         if former is not None:
             former.close()
-        reader = EpochReader(self, self._conversation, number)
+        reader = EpochReader(self, self._conversation, number, keep)
         self._reader = weakref.ref(reader)
         return reader
 
@@ -129,8 +133,9 @@ class EpochReader(Iterator[Any]):
         number: of the epoch.
     """
 
-    def __init__(self, session: ConsumerSession, conversation: Conversation, number: int | None) -> None:
+    def __init__(self, session: ConsumerSession, conversation: Conversation, number: int | None, keep: object) -> None:
         self._session: ConsumerSession | None = session  # it lives as long as somebody reads
+        self._keep = keep
         self._conversation = conversation
         self._tally = tally = _Tally()
         self.number = conversation.begin(number, tally.measure)
@@ -173,7 +178,7 @@ class EpochReader(Iterator[Any]):
 
     def close(self) -> None:
         """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
-        self._session = None
+        self._session = self._keep = None
         self._tally.current = iter(())
         if self._finalizer.detach() is not None:
             self._conversation.end(self.number)

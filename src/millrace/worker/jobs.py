@@ -72,7 +72,7 @@ class Job:
         """
         with self._lock:
             function = self._unpack()[1][-1]
-        return checked_owners(function(tasks, workers), tasks, len(workers))
+        return checked_owners(function(range(tasks), workers), tasks, len(workers))
 
     def program(self) -> Program:
         """The pipeline, ready to run tasks.
@@ -133,7 +133,7 @@ def checked_owners(chosen: Any, tasks: int, workers: int) -> list[int]:
     if len(owners) != tasks or not all(0 <= owner < workers for owner in owners):
         shown = repr(chosen)
         raise PipelineError(
-            f"a sharding function takes (number of tasks, list of workers) and returns a list with the index of a "
+            f"a sharding function takes (tasks, workers) and returns a list with the index of a "
             f"worker for each task, here {tasks} numbers from 0 to {workers - 1}; it returned "
             f"{shown if len(shown) <= 80 else shown[:77] + '...'}"
         )

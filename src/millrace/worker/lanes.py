@@ -15,6 +15,7 @@ from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskRef
 from millrace.errors import ElementTooLargeError
 from millrace.wire import delivery
 from millrace.worker.buffers import LaneBuffer, Message, Parcel, TaskKey
+from millrace.worker.packing import TARGET
 
 
 class Stop(enum.Enum):
@@ -167,6 +168,11 @@ class Lane:
         """
         with self._changed:
             self._check()
+
+    @property
+    def message_bytes(self) -> int:
+        """What messages should have: a mebibyte, or less if the buffer would not hold a few of them."""
+        return max(1, min(TARGET, self._buffer.limit // 4))
 
     @property
     def hungry(self) -> bool:

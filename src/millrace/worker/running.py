@@ -147,7 +147,7 @@ class Runner:
         # What the consumer has is computed again, but neither encoded nor kept; -1: it has all of it.
         keep = lease.received >= 0
         outputs = 0
-        packer = Packer(codec.encode, max(lease.received, 0))
+        packer = Packer(codec.encode, max(lease.received, 0), lane.message_bytes)
         with program.run(task, ref.epoch, leftovers) as run:
             for chunk in run:
                 lane.check()

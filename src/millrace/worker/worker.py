@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import platform
@@ -59,6 +60,7 @@ class Worker:
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs that wait to be read, all consumers together.
         leave_s: seconds that an orderly end may take.
+        name: unique in the service; None draws one.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Worker:
         threads: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         leave_s: float = LEAVE_S,
+        name: str | None = None,
     ) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = name or uuid.uuid4().hex
         self._dispatcher = dispatcher
         self._token = token
         self._host = host
@@ -86,7 +89,7 @@ class Worker:
         self._report_now = threading.Event()
         self._heartbeat_s = 5.0
         self._over = threading.Event()
-        self._leaving = threading.Event()
+        self._leaving = False
         self._error: MillraceError | None = None
         self._desk = Desk(self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes)
 
@@ -123,11 +126,10 @@ class Worker:
 
         May be called from a signal handler.
         """
-        if self._leaving.is_set():
-            self._over.set()
-            return
-        self._leaving.set()
-        threading.Thread(target=self._leave, args=(reason,), name="millrace-leave", daemon=True).start()
+        # A signal may come while this very thread holds any lock; another thread can wait for it.
+        again, self._leaving = self._leaving, True
+        target = self._over.set if again else functools.partial(self._leave, reason)
+        threading.Thread(target=target, name="millrace-leave", daemon=True).start()
 
     def _leave(self, reason: str) -> None:
         _logger.info("leaving: %s", reason)
@@ -176,7 +178,7 @@ class Worker:
                     self._desk.held(),
                 )
             )
-            if self._leaving.is_set():
+            if self._leaving:
                 session.send(WorkerLeaving())
             self._session = session
 
@@ -187,8 +189,7 @@ class Worker:
                 self._desk.drop(set(stale))
                 self._report_now.set()
             case StopWorker(reason=reason):
-                if not self._leaving.is_set():
-                    self.stop(reason)
+                self.stop(reason)  # once it is leaving this says that nothing of it is needed any more
             case JobFailed(failure=failure):
                 raise error_of(failure)
             case _:

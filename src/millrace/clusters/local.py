@@ -1,0 +1,170 @@
+"""Workers, and whole services, as processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from millrace.clusters.processes import hang_up, kill, reap, spawn
+from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
+
+START_S = 60.0
+"""How long a dispatcher may take to say where it listens; on a busy machine imports alone take seconds."""
+LAST_LINES = 20
+
+
+class LocalService:
+    """A service on this machine: a dispatcher and its workers, as long as this object lives.
+
+    All of its processes end with :meth:`close`, with a ``with`` block, or with this process, however it ends.
+
+    Args:
+        min_workers: at least so many workers.
+        max_workers: at most so many; None: one for each core. All of them are started.
+        cache_dir: where blocks will be kept; not used by this version.
+        cache_bytes: how many bytes of them; not used by this version.
+        host: address to listen on; others than loopback demand a token.
+        port: to listen on; 0 takes a free one.
+        token: that clients must present.
+        threads: for user functions in each worker; None: the cores, shared among the workers.
+
+    Attributes:
+        address: to give to ``distribute``, e.g. ``grpc://127.0.0.1:40123``.
+
+    Raises:
+        PipelineError: the numbers make no sense.
+        AddressInUseError: the port is taken.
+        ServiceError: the dispatcher did not start; the message has its last words.
+    """
+
+    def __init__(
+        self,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        *,
+        cache_dir: str | None = None,
+        cache_bytes: int | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        cores = os.cpu_count() or 1
+        workers = max(cores, min_workers) if max_workers is None else max_workers
+        if min_workers < 0 or workers < max(min_workers, 1):
+            raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
+        self._token = token
+        threads = threads or max(1, cores // workers)
+        self._process = spawn(
+            ["dispatcher", "--host", host, "--port", str(port), "--local-workers", str(workers)]
+            + ["--threads", str(threads)],
+            worker=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            extra={"MILLRACE_TOKEN": token} if token else None,
+        )
+        self._words = _Words(self._process)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._words)
+        try:
+            self.address: str = _address_of(self._process, self._words)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._finalizer.alive
+
+    def status(self) -> dict[str, Any]:
+        """What the service is doing, as of ``millrace status --json``.
+
+        Raises:
+            ServiceError: if it can't be asked.
+        """
+        from millrace.dispatcher.status import fetch_status
+
+        return fetch_status(self.address, self._token)
+
+    def close(self) -> None:
+        """Ends all processes of the service. May be called any number of times."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ShippingError("a LocalService cannot be pickled: pass its .address on")
+
+    def __repr__(self) -> str:
+        return f"LocalService({'closed' if self.closed else self.address})"
+
+
+class _Words:
+    """What a process says on stderr: passed on to ours, the last lines kept."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._process = process
+        self._thread = threading.Thread(target=self._read, name="millrace-service-stderr", daemon=True)
+        self.started = False
+        self._thread.start()
+
+    @property
+    def last(self) -> list[str]:
+        return list(self._lines)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            text = line.decode(errors="replace")
+            self._lines.append(text.rstrip())
+            if self.started and sys.stderr is not None:
+                sys.stderr.write(text)
+        self._process.stderr.close()
+
+
+def _address_of(process: subprocess.Popen[bytes], words: _Words) -> str:
+    assert process.stdout is not None
+    hurry = threading.Timer(START_S, kill, (process,))
+    hurry.daemon = True
+    hurry.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        hurry.cancel()
+        hurry.join()
+    try:
+        address: str = json.loads(line)["address"]
+    except (ValueError, KeyError, TypeError):
+        status = reap(process)
+        words.join()
+        last = words.last
+        kind = AddressInUseError if any("another process" in each for each in last) else ServiceError
+        said = "\n  ".join(last) or f"nothing; exit status {status}"
+        raise kind(f"the embedded service did not start. Its dispatcher said:\n  {said}") from None
+    words.started = True
+    return address
+
+
+def _end(process: subprocess.Popen[bytes], words: _Words) -> None:
+    hang_up(process)
+    reap(process)
+    if process.stdout is not None:
+        process.stdout.close()
+    words.join()

@@ -1,0 +1,99 @@
+"""Child processes that end with their parent, however it ends.
+
+Each has a session of its own, so that Ctrl-C in a terminal reaches the parent alone, and a pipe from the parent as
+standard input: the kernel closes it when the parent dies, by SIGKILL too, and the child then ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import millrace
+
+STOP_S = 5.0
+"""How long a child may take to end after it was told to."""
+
+_THREADS = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
+_MALLOC = {
+    # A large array is taken from and given back to the kernel each time by default, and cleared page by page in
+    # between; with these, memory that was used once is used again.
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+    "MALLOC_TOP_PAD_": str(16 << 20),
+}
+
+
+def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker process: one thread per library, memory kept; what is set already stays.
+
+    It has to be there before the process starts, because libraries read it as they are loaded.
+    """
+    return {**_THREADS, **_MALLOC, "ARROW_IO_THREADS": "4", **_import_path(inherited)}
+
+
+def _import_path(inherited: Mapping[str, str]) -> dict[str, str]:
+    """``inherited``, with the place this millrace was imported from if Python would not look there by itself."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(str(millrace.__file__))))
+    known = [place for place in inherited.get("PYTHONPATH", "").split(os.pathsep) if place]
+    if os.path.basename(root) in ("site-packages", "dist-packages") or root in map(os.path.abspath, known):
+        return dict(inherited)
+    return {**inherited, "PYTHONPATH": os.pathsep.join([*known, root])}
+
+
+def spawn(
+    arguments: Sequence[str],
+    *,
+    worker: bool,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts ``millrace ARGUMENTS --parent-pipe``.
+
+    Args:
+        arguments: of the command line.
+        worker: give it a worker's environment.
+        stdout: as for :class:`subprocess.Popen`.
+        stderr: as for :class:`subprocess.Popen`.
+        extra: variables to set besides.
+    """
+    inherited = {**os.environ, **(extra or {})}
+    environment = worker_environment(inherited) if worker else _import_path(inherited)
+    return subprocess.Popen(  # noqa: S603 (this interpreter, our module)
+        [sys.executable, "-P", "-m", "millrace", *arguments, "--parent-pipe"],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Closes the pipe: the child ends at once, in good order."""
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def reap(process: subprocess.Popen[bytes], seconds: float = STOP_S) -> int:
+    """Waits for a child that was told to end; kills it, and whatever it started in its session, if it doesn't."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        process.wait()
+    hang_up(process)
+    return process.returncode
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a child that has not been waited for, with all of its process group."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)

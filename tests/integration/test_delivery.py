@@ -1,0 +1,328 @@
+"""A worker's desk and a consumer's feed, over real connections, with the test as their dispatcher."""
+
+import threading
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.client.feed import Feed
+from millrace.control.messages import (
+    CloseJob,
+    ForgetTasks,
+    JobSpec,
+    LeaseTask,
+    LeftoversLost,
+    ListSources,
+    OpenJob,
+    RevokeTask,
+    SourcesListed,
+    TaskFailed,
+    TaskFinished,
+    TaskRead,
+    TaskRef,
+    TaskReturned,
+)
+from millrace.elements import codec
+from millrace.errors import ElementTooLargeError
+from millrace.functions.shipping import pack
+from millrace.graph import serialize
+from millrace.wire.bulk import BulkServer
+from millrace.wire.failures import error_of
+from millrace.worker.desk import Desk
+
+
+class Service:
+    """A worker, and what it says."""
+
+    def __init__(self, dataset, *, buffer_bytes=64 << 20, tasks=None, deterministic=False, seed=1):
+        structure, slots = serialize.pack(dataset.graph)
+        self.blobs = {"bundle": pack([slot.value for slot in slots], [slot.name for slot in slots])}
+        self.spec = JobSpec("job", structure, "bundle", tasks=tasks, deterministic=deterministic)
+        self.seed = seed
+        self.said = []
+        self.changed = threading.Condition()
+        self.desk = Desk(self.hear, self.blobs.__getitem__, token=None, threads=1, buffer_bytes=buffer_bytes)
+        self.server = BulkServer("127.0.0.1", self.desk.serve)
+        self.desk.address = self.server.address
+        self.lease = 0
+
+    def __enter__(self):
+        self.desk.told(OpenJob("job", self.spec, self.seed))
+        self.desk.told(ListSources("job"))
+        tables = self.wait(lambda m: isinstance(m, SourcesListed)).tables
+        self.blobs["tables"] = msgspec.msgpack.encode(tables)
+        self.desk.told(OpenJob("job", self.spec, self.seed, "tables"))
+        return self
+
+    def __exit__(self, *_):
+        self.desk.close()
+        self.server.close()
+
+    def hear(self, message):
+        with self.changed:
+            self.said.append(message)
+            self.changed.notify_all()
+
+    def wait(self, wanted, count=1):
+        with self.changed:
+            assert self.changed.wait_for(lambda: sum(map(wanted, self.said)) >= count, 20), self.said
+            return [message for message in self.said if wanted(message)][-1]
+
+    def run(self, task, epoch=0, received=0, holders=()):
+        self.lease += 1
+        self.desk.told(LeaseTask(TaskRef("job", epoch, task), self.lease, 0, received, list(holders)))
+        return TaskRead(task, self.lease, "w", self.server.address)
+
+    def finished(self, task, epoch=0):
+        return self.wait(lambda m: isinstance(m, TaskFinished) and m.ref == TaskRef("job", epoch, task))
+
+
+@pytest.fixture
+def feed():
+    opened = []
+
+    def make(buffer_bytes=64 << 20):
+        feed = Feed("job", 0, "client", token=None, buffer_bytes=buffer_bytes, wake=lambda: None)
+        opened.append(feed)
+        return feed
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def read(feed, epoch=0, limit=None):
+    out = []
+    while (limit is None or len(out) < limit) and (arrival := feed.take(epoch)) is not None:
+        out.extend(codec.decode(arrival.payload)[arrival.skip :])
+    return out
+
+
+def all_tasks(service, tasks, epoch=0):
+    return [service.run(task, epoch) for task in range(tasks)]
+
+
+def test_all_elements_of_all_tasks_arrive_once(feed):
+    dataset = mr.Dataset.range(1000).map(lambda x: x * 2)
+    with Service(dataset, tasks=7) as service:
+        consumer = feed()
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, all_tasks(service, 7))
+        consumer.ends(0, range(7))
+        assert Counter(read(consumer)) == Counter(range(0, 2000, 2))
+
+
+def test_in_order_reads_task_after_task(feed):
+    with Service(mr.Dataset.range(1000), tasks=7, deterministic=True) as service:
+        consumer = feed()
+        consumer.begin(0, in_order=True)
+        reads = [service.run(task) for task in (3, 1, 0, 2, 6, 5, 4)]
+        consumer.assign(0, reads)
+        consumer.ends(0, range(7))
+        assert read(consumer) == list(range(1000))
+
+
+def test_buffers_much_smaller_than_the_data_are_enough(feed):
+    dataset = mr.Dataset.range(300).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=4, buffer_bytes=100_000) as service:
+        consumer = feed(buffer_bytes=90_000)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, all_tasks(service, 4))
+        consumer.ends(0, range(4))
+        assert sorted(int(array[0]) for array in read(consumer)) == list(range(300))
+
+
+def test_in_order_does_not_deadlock_when_later_tasks_hold_all_credit(feed):
+    dataset = mr.Dataset.range(40).map(lambda i: np.full(10_000, i, np.int32))
+    with (
+        Service(dataset, tasks=4, buffer_bytes=100_000, deterministic=True) as one,
+        Service(dataset, tasks=4, buffer_bytes=100_000, deterministic=True) as two,
+    ):
+        consumer = feed(buffer_bytes=90_000)
+        consumer.begin(0, in_order=True)
+        consumer.assign(0, [two.run(task) for task in (1, 2, 3)])
+        consumer.assign(0, [one.run(0)])
+        consumer.ends(0, range(4))
+        got = [int(array[0]) for array in read(consumer)]
+        assert sorted(got) == list(range(40))
+
+
+def test_a_consumer_that_stops_reading_blocks_its_lane_and_can_go_on(feed):
+    dataset = mr.Dataset.range(100).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=1, buffer_bytes=200_000) as service:
+        consumer = feed(buffer_bytes=200_000)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [service.run(0)])
+        consumer.ends(0, [0])
+        first = read(consumer, limit=3)
+        assert not any(isinstance(message, TaskFinished) for message in service.said)
+        report = service.desk.report()
+        assert report.lanes[0].running
+        assert report.lanes[0].buffered_bytes <= 200_000
+        assert len(first) + len(read(consumer)) == 100
+
+
+def test_outputs_that_were_received_are_not_sent_again(feed):
+    with Service(mr.Dataset.range(100), tasks=1) as service:
+        consumer = feed()
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [service.run(0, received=90)])
+        # As if 90 had been received from another worker.
+        with pytest.raises(mr.ProtocolError, match="output 0 is missing"):
+            read(consumer)
+        assert service.finished(0).outputs == 100
+
+
+def test_a_task_moves_to_another_worker_in_the_middle(feed):
+    dataset = mr.Dataset.range(200).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=1, buffer_bytes=200_000) as one, Service(dataset, tasks=1) as two:
+        consumer = feed(buffer_bytes=400_000)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [one.run(0)])
+        consumer.ends(0, [0])
+        got = read(consumer, limit=20)
+        one.server.close()
+        received = consumer.progress()[1][0].received
+        assert 20 <= received < 200
+        consumer.assign(0, [two.run(0, received=received - 5)])
+        got += read(consumer)
+        assert [int(array[0]) for array in got] == list(range(200))
+
+
+def test_a_connection_that_breaks_is_made_again(feed):
+    dataset = mr.Dataset.range(200).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=1, buffer_bytes=200_000) as service:
+        consumer = feed(buffer_bytes=400_000)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [service.run(0)])
+        consumer.ends(0, [0])
+        got = read(consumer, limit=20)
+        for connection in list(consumer._connections.values()):
+            connection.close()
+        got += read(consumer)
+        assert [int(array[0]) for array in got] == list(range(200))
+
+
+def test_leftovers_go_to_the_tail_from_wherever_they_are(feed):
+    dataset = mr.Dataset.range(100).filter(lambda x: x % 3 == 0).batch(8)
+    with Service(dataset, tasks=3) as one, Service(dataset, tasks=3) as two:
+        consumer = feed()
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [one.run(0), one.run(1), two.run(2)])
+        left = [
+            (task, service.server.address)
+            for service, task in ((one, 0), (one, 1), (two, 2))
+            if service.finished(task).leftovers
+        ]
+        assert left
+        consumer.assign(0, [two.run(3, holders=left)])
+        consumer.ends(0, range(4))
+        batches = read(consumer)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(0, 100, 3))
+        assert sum(len(batch) < 8 for batch in batches) <= 1
+
+
+def test_a_tail_says_which_leftovers_are_gone():
+    dataset = mr.Dataset.range(100).filter(lambda x: x % 3 == 0).batch(8)
+    with Service(dataset, tasks=3) as one, Service(dataset, tasks=3) as two:
+        for task in range(3):
+            one.run(task)
+            one.finished(task)
+        one.desk.told(ForgetTasks([TaskRef("job", 0, 1)]))
+        holders = [(task, one.server.address) for task in range(3)]
+        two.run(3, holders=holders)
+        assert two.wait(lambda m: isinstance(m, LeftoversLost)).missing == [1]
+        one.server.close()
+        two.run(3, holders=holders)
+        assert two.wait(lambda m: isinstance(m, LeftoversLost), 2).missing == [0, 1, 2]
+
+
+def test_only_leftovers_wanted_keeps_no_outputs():
+    dataset = mr.Dataset.range(100).filter(lambda x: x % 3 == 0).batch(8)
+    with Service(dataset, tasks=3) as service:
+        service.run(0, received=-1)
+        finished = service.finished(0)
+        assert finished.leftovers
+        assert finished.outputs > 0
+        assert service.desk.report().lanes[0].buffered_bytes == 0
+
+
+def test_errors_of_user_functions_name_operator_and_element():
+    def broken(x):
+        return 1 // (x - 13)
+
+    with Service(mr.Dataset.range(100).map(broken), tasks=1) as service:
+        service.run(0)
+        error = error_of(service.wait(lambda m: isinstance(m, TaskFailed)).failure)
+        assert isinstance(error, mr.ElementError)
+        assert "map(broken)" in error.operator
+        assert "13" in error.where
+        assert "ZeroDivisionError" in error.user_traceback
+
+
+def test_revoking_returns_the_lease_whether_it_runs_or_not(feed):
+    dataset = mr.Dataset.range(100).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=2, buffer_bytes=100_000) as service:
+        running, waiting = service.run(0), service.run(1)
+        service.desk.told(RevokeTask(TaskRef("job", 0, 1), waiting.lease))
+        assert service.wait(lambda m: isinstance(m, TaskReturned)).lease == waiting.lease
+        service.desk.told(RevokeTask(TaskRef("job", 0, 0), running.lease))
+        assert service.wait(lambda m: isinstance(m, TaskReturned), 2).lease == running.lease
+        assert service.desk.held() == []
+
+
+def test_an_earlier_epoch_comes_before_what_was_computed_ahead(feed):
+    dataset = mr.Dataset.range(30).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=1, buffer_bytes=100_000) as service:
+        ahead = service.run(0, epoch=1)
+        with service.changed:
+            pass
+        consumer = feed()
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [service.run(0, epoch=0)])
+        consumer.ends(0, [0])
+        assert len(read(consumer)) == 30
+        returned = [message.lease for message in service.said if isinstance(message, TaskReturned)]
+        assert returned in ([], [ahead.lease])
+
+
+def test_an_element_larger_than_the_buffers_is_refused_with_the_remedy(feed):
+    dataset = mr.Dataset.range(2).map(lambda i: np.zeros(1_000_000, np.uint8))
+    with Service(dataset, tasks=1, buffer_bytes=100_000) as service:
+        service.run(0)
+        error = error_of(service.wait(lambda m: isinstance(m, TaskFailed)).failure)
+        assert isinstance(error, ElementTooLargeError)
+        assert "--buffer-bytes" in str(error)
+    with Service(dataset, tasks=1) as service:
+        consumer = feed(buffer_bytes=100_000)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [service.run(0)])
+        with pytest.raises(ElementTooLargeError, match="buffer of 100,000"):
+            read(consumer)
+
+
+def test_closing_the_job_stops_it():
+    dataset = mr.Dataset.range(100).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=1, buffer_bytes=100_000) as service:
+        service.run(0)
+        service.desk.told(CloseJob("job"))
+        assert service.desk.held() == []
+        assert service.desk.report().job == ""
+
+
+def test_epochs_left_early_cost_nothing_later(feed):
+    dataset = mr.Dataset.range(200).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=1, buffer_bytes=200_000) as service:
+        consumer = feed(buffer_bytes=400_000)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, [service.run(0)])
+        read(consumer, limit=5)
+        consumer.stop(0)
+        service.desk.told(ForgetTasks([TaskRef("job", 0, 0)]))
+        consumer.begin(1, in_order=False)
+        consumer.assign(1, [service.run(0, epoch=1)])
+        consumer.ends(1, [0])
+        assert len(read(consumer, epoch=1)) == 200
