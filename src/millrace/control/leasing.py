@@ -92,6 +92,9 @@ def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tu
 
     The consumer's lane there may be full of it, and nobody would read it before the task has run.
     """
+    place = job.consumers.get(consumer)
+    if place is not None and place.epoch > found.epoch:
+        return []  # only its leftovers are wanted; the consumer reads on, so that the lane moves
     order = (found.epoch, found.task if job.spec.deterministic else 0)
     behind = []
     for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:

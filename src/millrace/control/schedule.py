@@ -101,6 +101,7 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
                 if found is not None:
                     lease(turn, job, worker, consumer, found)
                     break
+        _make_room(turn, job, workers, consumer)
     progress = True
     while progress:
         progress = False
@@ -108,6 +109,20 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
         for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
             if len(worker.unfinished) < turn.observed.want(worker.id) and _lease_one(turn, job, worker, workers, cap):
                 progress = True
+
+
+def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
+    """Lease what waits to run again, or a tail, although no worker has room, where what fills the room is read later."""
+    while True:
+        found = [(worker, offer(turn.state, job, worker, consumer, cap=0, ahead=False)) for worker in workers]
+        offers = [(worker, item) for worker, item in found if item is not None]
+        if not offers or any(len(worker.unfinished) < turn.observed.want(worker.id) for worker, _ in offers):
+            return
+        blocked = [(worker, item) for worker, item in offers if in_the_way(job, worker, consumer, item)]
+        if not blocked:
+            return
+        worker, item = min(blocked, key=lambda pair: (len(in_the_way(job, pair[0], consumer, pair[1])), pair[0].id))
+        lease(turn, job, worker, consumer, item)
 
 
 def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap: int) -> bool:

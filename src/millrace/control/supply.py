@@ -87,17 +87,17 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
     place = job.consumers.get(consumer)
     reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
     full = unread(job, consumer) >= cap
-    for number in (reading, reading + 1):
-        epoch = job.epochs.get(number)
-        if epoch is None:
-            continue
-        if number > last and not ahead:
+    for number in sorted(job.epochs):
+        if number > reading + 1 or (number > last and not ahead):
             return None
+        epoch = job.epochs[number]
         found = _pending(state, job, number, epoch, worker, consumer)
-        if found is None and not full:
+        if found is None and number >= reading and not full:
             found = _fresh(state, job, number, epoch, worker, consumer)
         if found is not None:
             return found
+        if number < reading:
+            continue  # left behind, but others' tails may need what its tasks left over
         if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(consumer, ())):
             return None
     return None

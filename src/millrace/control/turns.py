@@ -143,6 +143,7 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
         decision = assign(needs, worker.job if job is not None and job.failure is None else "")
         if decision.value and decision.value != worker.job:
             _switch(turn, worker, decision.value, decision.reason)
+        leaving.discard(worker.id)  # its turn begins, be it with the same job
 
 
 def _helpers(job: Job, worker: Worker, others: list[Worker]) -> int:

@@ -26,7 +26,7 @@ class JobNeed(msgspec.Struct, frozen=True):
 
 
 def assign(needs: Sequence[JobNeed], current: str = "") -> Decision[str]:
-    """The job for a worker that has nothing in hand; its current one, or "", if no other has use for it.
+    """The job for a worker that has nothing in hand; its ``current`` one, or "", if no other has use for it.
 
     No job with work waits for ever: each time a worker comes free, those served later stand behind it.
     """
@@ -37,7 +37,7 @@ def assign(needs: Sequence[JobNeed], current: str = "") -> Decision[str]:
             return Decision(current, reason)
         idle = min(needs, key=lambda need: (need.workers, need.served, need.job))
         return Decision(idle.job, f"no job has work now; stands by for {idle.job}", {"jobs": len(needs)})
-    best = min(open_needs, key=lambda need: (need.workers, need.served, need.job))
+    best = min(open_needs, key=lambda need: (need.workers, need.served, need.job == current, need.job))
     rivals = [need for need in open_needs if need.workers == best.workers and need.job != best.job]
     others = "1 other worker" if best.workers == 1 else f"{best.workers or 'no'} other workers"
     if not rivals:
