@@ -7,17 +7,25 @@ from collections.abc import Iterable
 from millrace.planning.tables import Split
 from millrace.sources.storage import Found
 
-PIECE_BYTES = 4 << 20
-"""About how large a piece is: small enough that a lost one costs little, large enough that opening it is nothing."""
+_PIECE_BYTES = 4 << 20
+"""Large enough that opening a piece is nothing."""
+_SMALL_PIECE_BYTES = 64 << 10
+_PIECES = 128
+"""Of little data there are about so many pieces, so that each task has several to mix."""
 
 
-def cut(file: Found, ends: Iterable[int], piece_bytes: int = PIECE_BYTES) -> list[Split]:
-    """Splits of whole records, of ``piece_bytes`` or just above; ``ends`` are the bytes where records end."""
+def piece_bytes(files: Iterable[Found]) -> int:
+    """About how large pieces of these files should be, in bytes."""
+    return min(_PIECE_BYTES, max(_SMALL_PIECE_BYTES, sum(file.size for file in files) // _PIECES))
+
+
+def cut(file: Found, ends: Iterable[int], size: int) -> list[Split]:
+    """Splits of whole records, of ``size`` bytes or just above; ``ends`` are the bytes where records end."""
     splits: list[Split] = []
     start = end = first = count = 0
     for end in ends:
         count += 1
-        if end - start >= piece_bytes:
+        if end - start >= size:
             splits.append(_split(file, start, end, first, count))
             start, first, count = end, first + count, 0
     if count:

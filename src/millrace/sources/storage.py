@@ -394,6 +394,8 @@ class _RemoteRange(io.RawIOBase):
         return count
 
     def _next(self) -> memoryview:
+        if self._size < 0 and self._stop < 0 and self._at > 0:
+            self._size = stat(self._location).size  # stores refuse a range that begins at the end
         end = self._size if self._stop < 0 else self._stop
         if 0 <= end <= self._at:
             return memoryview(b"")

@@ -25,7 +25,7 @@ from millrace.sources import storage
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
 from millrace.sources.inflate import GZIP, ZLIB, inflated
 from millrace.sources.listing import expand
-from millrace.sources.pieces import PIECE_BYTES, cut, whole
+from millrace.sources.pieces import cut, piece_bytes, whole
 from millrace.sources.storage import Found
 
 _HEADER = struct.Struct("<QI")
@@ -38,14 +38,15 @@ _DOUBTFUL_BYTES = 16 << 20
 _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
-def list_source(node: FromTFRecords, piece_bytes: int = PIECE_BYTES) -> SplitTable:
-    """Pieces of about ``piece_bytes``, or whole files.
+def list_source(node: FromTFRecords, size: int | None = None) -> SplitTable:
+    """Pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
         SourceNotFoundError: no such file.
         SourceCorruptError: a local file is truncated, or none of TFRecords; with the record's number and byte.
     """
     files = expand(node.patterns)
+    size = piece_bytes(files) if size is None else size
     plain = [file for file in files if not _wbits(node, file.location)]
     indexes = _indexes([file for file in plain if storage.is_remote(file.location)])
     splits: list[Split] = []
@@ -53,9 +54,9 @@ def list_source(node: FromTFRecords, piece_bytes: int = PIECE_BYTES) -> SplitTab
         if _wbits(node, file.location):
             splits.append(whole(file))
         elif not storage.is_remote(file.location):
-            splits.extend(cut(file, _hop(file), piece_bytes))
+            splits.extend(cut(file, _hop(file), size))
         elif ends := indexes.get(file.location):
-            splits.extend(cut(file, ends, piece_bytes))
+            splits.extend(cut(file, ends, size))
         else:
             splits.append(whole(file))
     return splits_table(splits)

@@ -17,7 +17,7 @@ from millrace.planning.tables import Split, SplitTable, splits_table
 from millrace.sources import storage
 from millrace.sources.inflate import GZIP, inflated
 from millrace.sources.listing import expand
-from millrace.sources.pieces import PIECE_BYTES, cut, whole
+from millrace.sources.pieces import cut, piece_bytes, whole
 from millrace.sources.storage import Found
 from millrace.sources.tarfiles import members
 
@@ -26,19 +26,21 @@ _META = re.compile(r"__[^/]*__($|/)")
 """Paths that WebDataset keeps for itself."""
 
 
-def list_source(node: FromWebDataset, piece_bytes: int = PIECE_BYTES) -> SplitTable:
-    """Pieces of about ``piece_bytes``, or whole files.
+def list_source(node: FromWebDataset, size: int | None = None) -> SplitTable:
+    """Pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
         SourceNotFoundError: no such file.
         SourceCorruptError: a local file is truncated or no tar archive; with the member's number and byte.
     """
+    files = expand(node.patterns)
+    size = piece_bytes(files) if size is None else size
     splits: list[Split] = []
-    for file in expand(node.patterns):
+    for file in files:
         if storage.is_remote(file.location) or _compressed(file.location):
             splits.append(whole(file))
         else:
-            splits.extend(cut(file, _hop(file), piece_bytes))
+            splits.extend(cut(file, _hop(file), size))
     return splits_table(splits)
 
 
