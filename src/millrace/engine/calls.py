@@ -44,18 +44,17 @@ class Calls:
         if function.takes_rng:
             bound = _Randomly(call, self.key(node, chunk.origin), chunk)
             return self._each(label, bound, chunk)
+        if not self._raises:
+            return self._each(label, lambda index: call(chunk.elements[index]), chunk)
         elements = iter(chunk.elements)
         try:
             results = list(map(call, elements))
         except Exception as error:
             failed = len(chunk.elements) - operator.length_hint(elements) - 1
-            if self._raises:
-                raise self.error(label, chunk, failed, error) from error
-        else:
-            if len(results) == len(chunk.elements):
-                return None, results
-            # StopIteration from the function ends map() quietly; called again one by one it is seen.
-        return self._each(label, lambda index: call(chunk.elements[index]), chunk)
+            raise self.error(label, chunk, failed, error) from error
+        if len(results) < len(chunk.elements):  # a StopIteration from the function ends map() quietly
+            raise self.error(label, chunk, len(results), StopIteration("raised by the function"))
+        return None, results
 
     def guard(self, label: str, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
         """See :meth:`millrace.ops.contract.Context.guard`."""
@@ -63,6 +62,8 @@ class Calls:
             return True, action()
         except Exception as error:
             failure = self.error(label, chunk, index, error)
+            if not isinstance(failure, ElementError):  # the data or the pipeline is at fault, not the element
+                raise
             if self._on_error == "skip":
                 with self._lock:
                     self.skipped += 1
@@ -91,7 +92,7 @@ class Calls:
 
     def error(self, label: str, chunk: Chunk, index: int, error: Exception) -> MillraceError:
         """The error to raise for ``error`` at element ``index``: with operator, origin and the user's traceback."""
-        if isinstance(error, ElementError):
+        if isinstance(error, MillraceError):
             return error
         where = self._describe(chunk.origin, int(chunk.positions[index]))
         text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()

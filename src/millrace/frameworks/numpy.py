@@ -1,0 +1,29 @@
+"""Elements for plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from millrace.elements.tree import tree_map
+from millrace.frameworks.readable import Readable
+
+
+class NumpyDataset:
+    """Elements with numpy scalars in place of Python numbers; each ``iter()`` is one epoch."""
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tree_map(_to_numpy, element) for element in self._source.read_epoch())
+
+    def __len__(self) -> int:
+        """Elements of an epoch, where that is known."""
+        return len(self._source)
+
+
+def _to_numpy(leaf: Any) -> Any:
+    return np.asarray(leaf)[()] if isinstance(leaf, (bool, int, float, complex)) else leaf

@@ -1,0 +1,47 @@
+"""Errors on their way from one process to another: by the name of their class in :mod:`millrace.errors`."""
+
+from __future__ import annotations
+
+import traceback
+
+from millrace import errors
+from millrace.control.messages import Failure
+
+
+def failure_of(error: BaseException, doing: str = "") -> Failure:
+    """``error`` as data. What is not an error of millrace's becomes one, with its traceback.
+
+    Args:
+        error: what was raised.
+        doing: what was being done, e.g. ``task 3 of job 'resnet50'``; used for errors that don't say it themselves.
+    """
+    if isinstance(error, errors.ElementError):
+        message = str(error.args[0]) if error.args else ""
+        return Failure(type(error).__name__, message, error.operator, error.where, error.user_traceback)
+    if isinstance(error, errors.MillraceError):
+        return Failure(_public_name(error), str(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception(error))
+    return Failure("MillraceError", f"{doing}: {summary}" if doing else summary, user_traceback=text)
+
+
+def error_of(failure: Failure) -> errors.MillraceError:
+    """The error that :func:`failure_of` was given, as far as it is one of millrace's."""
+    found = getattr(errors, failure.kind, None)
+    kind: type[errors.MillraceError] = errors.MillraceError
+    if isinstance(found, type) and issubclass(found, errors.MillraceError):
+        kind = found
+    if kind is errors.ElementError:
+        return errors.ElementError(
+            failure.message,
+            operator=failure.operator,
+            where=failure.where,
+            user_traceback=failure.user_traceback,
+        )
+    text = f"{failure.message}\n\n{failure.user_traceback}" if failure.user_traceback else failure.message
+    return kind(text)
+
+
+def _public_name(error: errors.MillraceError) -> str:
+    """The nearest class that the other side knows."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
