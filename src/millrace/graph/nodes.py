@@ -185,8 +185,8 @@ class WithOptions(Node):
     """Options for the whole pipeline; of several, the one nearest the end wins, option by option. None: the default.
 
     Attributes:
-        on_error: ``"raise"`` (the default), ``"skip"``, or a function of the :class:`millrace.ElementError` that returns
-            the element to use instead.
+        on_error: ``"raise"`` (the default), ``"skip"``, or a function of the :class:`millrace.ElementError` that
+            returns the element to use instead.
         buffer_bytes: bound on the bytes that a running task holds (default 256 MiB).
         num_threads: threads of one process that run user functions (default: by the machine).
         seed: seed of everything random that has none of its own.
@@ -363,11 +363,19 @@ class Graph:
     """A root node and, by number, all nodes below it: inputs before the nodes that use them.
 
     Node ids are positions in :attr:`nodes`; they depend on structure alone, so that they agree between processes.
+
+    Attributes:
+        root: the node that yields the dataset's elements.
+        nodes: all nodes, by id.
+        keys: for each node the number that stands for it in the keys of random generators. Nodes that only pass, choose
+            or order elements are numbered apart, so that adding or moving a ``prefetch`` or a ``shuffle`` leaves the
+            random choices of all others as they are.
     """
 
     def __init__(self, root: Node) -> None:
         self.root = root
         self.nodes: tuple[Node, ...] = tuple(_postorder(root))
+        self.keys: tuple[int, ...] = tuple(_keys(self.nodes))
         self._ids = {id(node): number for number, node in enumerate(self.nodes)}
 
     def id_of(self, node: Node) -> int:
@@ -403,6 +411,15 @@ def _postorder(root: Node) -> Iterator[Node]:
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((child, False) for child in reversed(node.inputs))
+
+
+def _keys(nodes: tuple[Node, ...]) -> Iterator[int]:
+    kinds = ((), (Shuffle, Take, Skip, Shard), (Prefetch, Cache, Autocache, WithOptions))
+    counts = [0, 0, 0]
+    for node in nodes:
+        kind = next((number for number, types in enumerate(kinds) if isinstance(node, types)), 0)
+        yield (kind << 32) + counts[kind]
+        counts[kind] += 1
 
 
 def rewrite(root: Node, change: Callable[[Node], Node]) -> Node:

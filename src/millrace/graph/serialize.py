@@ -45,9 +45,11 @@ _DECODER = msgspec.msgpack.Decoder(_GraphRecord)
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return all(_is_plain(item) and not isinstance(item, tuple) for item in value)
-    return value is None or type(value) in (bool, int, float, str)
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 64  # what msgpack holds
+    return value is None or type(value) in (bool, float, str)
 
 
 def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:

@@ -1,11 +1,11 @@
 """A plan: an epoch cut into tasks, before any worker is involved.
 
-Pure: the same graph, split tables and seed give the same tasks anywhere. Epochs don't matter here; they decide which data a
-unit is (:mod:`millrace.planning.units`), not where tasks begin.
+Pure: the same graph, split tables and seed give the same tasks anywhere. Epochs don't matter here; they decide which
+data a unit is (:mod:`millrace.planning.units`), not where tasks begin.
 
 Where an operator collects a varying number of elements, tasks leave some over. These go to *tails*: after every
-:data:`FAN_IN` tasks one tail takes what they left and leaves the rest to a tail of the next level, and so on to the one at
-the end of the round, which flushes. Tails stand right behind the tasks they serve:
+:data:`FAN_IN` tasks one tail takes what they left and leaves the rest to a tail of the next level, and so on to the one
+at the end of the round, which flushes. Tails stand right behind the tasks they serve:
 
     tasks   0 1 ... 15 | 16 takes 0..15 | 17 ... 32 | 33 takes 17..32 | ... | the last takes 16, 33, ...
 """
@@ -53,6 +53,15 @@ class Task(msgspec.Struct, frozen=True):
         """Whether this task runs the whole graph in order."""
         return self.stop < 0
 
+    @property
+    def is_tail(self) -> bool:
+        """Whether this task has no units of its own."""
+        return self.start == self.stop
+
+
+WHOLE = Task(0, 0, -1)
+"""The whole graph as one task, without a plan."""
+
 
 class Plan:
     """The tasks of an epoch, computed when asked for.
@@ -87,7 +96,7 @@ class Plan:
         if index < 0 or (self.length is not None and index >= self.length):
             raise IndexError(f"task {index} of a plan of {self.length}")
         if self._sequence:
-            return Task(0, 0, -1)
+            return WHOLE
         turn, within = divmod(index, self._round) if self._period < self._units else (0, index)
         if self._round == self._mains:
             return self._main(index, turn, within, -1)
@@ -106,7 +115,7 @@ class Plan:
             if level == 0:
                 return self._main(index, turn, first_main, parent)
             tail = first_index + _tree(mains, level) - 1
-            full_mains = FAN_IN ** (level - 1)
+            full_mains = _full(level - 1)
             full = _tree(full_mains, level - 1)
             children = -(-mains // full_mains)
             if index == tail:
@@ -125,17 +134,22 @@ class Plan:
 def _levels(mains: int) -> int:
     """Levels of tails above ``mains`` tasks."""
     level = 0
-    while FAN_IN**level < mains:
+    while _full(level) < mains:
         level += 1
     return level
+
+
+def _full(level: int) -> int:
+    """Tasks below a tail of ``level`` levels that has all it can have."""
+    return int(FAN_IN**level)
 
 
 def _tree(mains: int, level: int) -> int:
     """Tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
     if level == 0:
         return mains
-    whole, rest = divmod(mains, FAN_IN ** (level - 1))
-    full = _tree(FAN_IN ** (level - 1), level - 1) if whole else 0
+    whole, rest = divmod(mains, _full(level - 1))
+    full = _tree(_full(level - 1), level - 1) if whole else 0
     return whole * full + (_tree(rest, level - 1) if rest else 0) + 1
 
 
@@ -166,8 +180,10 @@ def plan_of(units_of: UnitMap, tasks: int | None = None) -> Plan:
 
 
 def _size(root: Units, tasks: int | None) -> int:
-    """Units per task: of about 32 MiB of stored data or a sensible number of elements; more and smaller tasks if there
-    is little data, so that a few workers find work; never so few elements that a tail would get most of them.
+    """Units per task: about 32 MiB of stored data or a sensible number of elements.
+
+    More and smaller tasks if there is little data, so that a few workers find work; never so few elements that a tail
+    would get most of them.
     """
     if root.count >= INFINITE:
         per_task = (

@@ -1,14 +1,16 @@
 """Units: how every node of a graph can be cut, and where its cuts come from.
 
-A node's units are a virtual sequence ``0 .. count - 1`` that can be cut anywhere. Cutting the root's units makes tasks; pushing
-a range of units down, node by node (:mod:`millrace.engine.lowering`), finds what to read. Three kinds of yield say how units
-relate to elements; only where each unit is one element can positions be counted, zipped or skipped without reading.
+A node's units are a virtual sequence ``0 .. count - 1`` that can be cut anywhere. Cutting the root's units makes tasks;
+pushing a range of units down, node by node (:mod:`millrace.engine.lowering`), finds what to read. Three kinds of yield
+say how units relate to elements; only where each unit is one element can positions be counted, zipped or skipped
+without reading.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +20,10 @@ import numpy.typing as npt
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.planning.keys import derive
-from millrace.planning.mixture import Mixture, choices
+from millrace.planning.mixture import ENDLESS, Mixture, choices
 from millrace.planning.tables import SplitTable
 
-INFINITE = 1 << 62
+INFINITE = ENDLESS
 """Count of a node that never ends."""
 
 Positions = npt.NDArray[np.int64]
@@ -44,6 +46,8 @@ class Units:
         yields: elements per unit.
         cheap: any order of units costs the same, so that a shuffle may permute them all.
         collecting: an operator at or below collects a varying number of elements and may leave some at a task's end.
+        task_local: an operator at or below works on what a whole task has (a window, a collection), so that there must
+            be one of it in a task.
         period: units after which collecting operators flush; ``count`` unless a ``repeat`` stands above them.
         reads: source elements (whole splits count as ``bytes``) behind one unit, roughly.
         bytes: stored bytes behind one unit, roughly; 0 if unknown.
@@ -55,6 +59,7 @@ class Units:
     yields: Yield
     cheap: bool
     collecting: bool = False
+    task_local: bool = False
     period: int = INFINITE
     reads: float = 1.0
     bytes: float = 0.0
@@ -103,6 +108,16 @@ class UnitMap:
         """Units of a node's inputs."""
         return [self.of(self.graph.id_of(child)) for child in node.inputs]
 
+    @functools.cached_property
+    def starts(self) -> dict[int, Positions]:
+        """By source whose splits have known counts, the position of each split's first element, int64."""
+        found = {}
+        for number, table in self.tables.items():
+            if table.splits and table.count >= 0:
+                counts = np.array([split.count for split in table.splits], np.int64)
+                found[number] = np.cumsum(counts) - counts
+        return found
+
     def _analyse(self, number: int, node: g.Node) -> Units | UnplannableError:
         try:
             if isinstance(node, g.Source):
@@ -124,43 +139,67 @@ class UnitMap:
 
     def boundaries(self, number: int) -> Positions:
         """Unit numbers, from 0 to the count, at which a finite node is best cut: where its files are."""
-        node, units = self.graph.nodes[number], self.of(number)
-        ends = np.array([0, units.count], np.int64)
-        if isinstance(node, g.Source):
-            table = self.tables[number]
-            if table.cheap:
-                return np.unique(np.linspace(0, units.count, 65).astype(np.int64))
-            if units.yields is Yield.MANY:
-                return np.arange(units.count + 1, dtype=np.int64)
-            return np.concatenate([[0], np.cumsum([split.count for split in table.splits])]).astype(np.int64)
+        node, count = self.graph.nodes[number], self.of(number).count
         below = [self.graph.id_of(child) for child in node.inputs]
-        if any(self.of(child).count >= INFINITE for child in below):
-            return np.unique(np.linspace(0, units.count, 65).astype(np.int64))
-        inner = self.boundaries(below[0])
-        if isinstance(node, g.Concatenate):
-            parts, offset = [], 0
-            for child in below:
-                parts.append(self.boundaries(child) + offset)
-                offset += self.of(child).count
-            inner = np.concatenate(parts)
+        if isinstance(node, g.Source):
+            inner = self._source_boundaries(number)
+        elif any(self.of(child).count >= INFINITE for child in below):
+            inner = np.linspace(0, count, _SOME_BLOCKS + 1)
+        elif isinstance(node, g.Concatenate):
+            inner = self._side_by_side(below)
         elif isinstance(node, g.Repeat):
-            period = self.of(below[0]).count
-            inner = np.concatenate([inner + turn * period for turn in range(node.count or 1)]) if period else ends
-        elif isinstance(node, g.Skip):
-            inner = inner - (node.count if node.count >= 0 else units.count)
-        elif isinstance(node, g.Shard):
-            inner = (inner - node.index + node.num_shards - 1) // node.num_shards
-        elif isinstance(node, (g.Batch, g.PaddedBatch)) and not units.collecting:
-            inner = inner // node.batch_size
-        elif isinstance(node, (g.Shuffle, g.SampleFromDatasets)):
-            inner = np.linspace(0, units.count, len(inner)).astype(np.int64)
-        inside = inner[(inner > 0) & (inner < units.count)]
-        return np.unique(np.concatenate([ends, inside])).astype(np.int64)
+            inner = self._repeated(self.boundaries(below[0]), count)
+        else:
+            inner = self._through(node, self.boundaries(below[0]), count)
+        ends = np.array([0, count], np.int64)
+        inner = inner.astype(np.int64)
+        return np.unique(np.concatenate([ends, inner[(inner > 0) & (inner < count)]]))
+
+    def _source_boundaries(self, number: int) -> npt.NDArray[Any]:
+        table, count = self.tables[number], self.of(number).count
+        if table.cheap:
+            return np.linspace(0, count, _SOME_BLOCKS + 1)
+        if table.count < 0:
+            return np.arange(count)
+        return self.starts.get(number, np.empty(0, np.int64))
+
+    def _side_by_side(self, numbers: list[int]) -> Positions:
+        parts, offset = [], 0
+        for number in numbers:
+            parts.append(self.boundaries(number) + offset)
+            offset += self.of(number).count
+        return np.concatenate([*parts, np.empty(0, np.int64)])
+
+    @staticmethod
+    def _repeated(inner: Positions, count: int) -> npt.NDArray[Any]:
+        period = int(inner[-1])
+        if not period or len(inner) * (count // period) > _MOST_BLOCKS:
+            return np.linspace(0, count, _MOST_BLOCKS + 1)
+        return (np.arange(0, count, period)[:, None] + inner).ravel()
+
+    def _through(self, node: g.Node, inner: Positions, count: int) -> npt.NDArray[Any]:
+        """Boundaries of a node's first input as units of the node."""
+        if isinstance(node, g.Skip):
+            return inner - (node.count if node.count >= 0 else inner[-1])
+        if isinstance(node, g.Shard):
+            return (inner - node.index + node.num_shards - 1) // node.num_shards
+        if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
+            return inner // node.batch_size
+        if isinstance(node, (g.Shuffle, g.SampleFromDatasets)):
+            return np.linspace(0, count, len(inner))
+        return inner
+
+    def collectors(self, root: g.Node) -> Iterator[int]:
+        """The operators in ``root`` and below that may leave elements at a task's end."""
+        for node in g.Graph(root).nodes:
+            number = self.graph.id_of(node)
+            if isinstance(node, _COLLECTORS) and self.of(number).collecting:
+                yield number
 
     def permutes(self, number: int) -> bool:
         """Whether this shuffle is a permutation of all units of its input, rather than of blocks with a window."""
         (below,) = self.child_units(self.graph.nodes[number])
-        return below.cheap and below.yields <= Yield.AT_MOST_ONE and below.count < INFINITE
+        return _permutable(below)
 
     def length(self) -> int | None:
         """Number of elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
@@ -173,6 +212,13 @@ class UnitMap:
 
 _TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
 """Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
+
+_SOME_BLOCKS = 64
+"""Blocks of units that a shuffle permutes where the data have no boundaries of their own."""
+_MOST_BLOCKS = 1 << 16
+
+_COLLECTORS = (g.Batch, g.PaddedBatch, g.BucketBySequenceLength, g.GroupByWindow, g.Rebatch)
+"""Operators that collect, where they don't take a known number of elements."""
 
 _Rule = Callable[[UnitMap, int, Any, list[Units]], Units]
 
@@ -195,8 +241,12 @@ def _many(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Uni
 
 
 def _shuffle(_map: UnitMap, _number: int, _node: g.Shuffle, below: list[Units]) -> Units:
-    cheap = below[0].cheap and below[0].yields <= Yield.AT_MOST_ONE and below[0].count < INFINITE
-    return replace(below[0], cheap=cheap)
+    cheap = _permutable(below[0])
+    return replace(below[0], cheap=cheap, task_local=below[0].task_local or not cheap)
+
+
+def _permutable(units: Units) -> bool:
+    return units.cheap and units.yields <= Yield.AT_MOST_ONE and units.count < INFINITE
 
 
 def _batch(_map: UnitMap, _number: int, node: g.Batch | g.PaddedBatch, below: list[Units]) -> Units:
@@ -228,7 +278,7 @@ def _collect(node: g.Node, units: Units, group: int) -> Units:
             node, "collects elements across a repeat of what another operator has collected; put repeat last"
         )
     group = max(units.group, group)
-    return replace(units, yields=Yield.MANY, cheap=False, collecting=True, group=group)
+    return replace(units, yields=Yield.MANY, cheap=False, collecting=True, task_local=True, group=group)
 
 
 def _need_positions(node: g.Node, below: list[Units]) -> None:
@@ -272,26 +322,32 @@ def _zip(_map: UnitMap, _number: int, node: g.Zip, below: list[Units]) -> Units:
         min(units.count for units in below),
         Yield.ONE,
         cheap=all(units.cheap for units in below),
+        task_local=any(units.task_local for units in below),
         reads=sum(units.reads for units in below),
         bytes=sum(units.bytes for units in below),
         target=min(units.target for units in below),
     )
 
 
-def _concatenate(_map: UnitMap, _number: int, node: g.Concatenate, below: list[Units]) -> Units:
+def _concatenate(units_of: UnitMap, _number: int, node: g.Concatenate, below: list[Units]) -> Units:
     if any(units.period < INFINITE for units in below):
         raise UnplannableError(node, "follows a repeat of collected elements; put repeat last")
+    collectors = [number for child in node.inputs for number in units_of.collectors(child)]
+    if len(set(collectors)) < len(collectors):
+        # What the shared operator leaves at the end of a task could belong to either input.
+        raise UnplannableError(node, "has inputs that share an operator which collects elements")
     count = min(INFINITE, sum(units.count for units in below))
     yields = max(units.yields for units in below)
     finite = [units for units in below if units.count < INFINITE]
-    total = max(sum(units.count for units in finite), 1)
+    total = sum(units.count for units in finite)
     return Units(
         count,
         yields,
         cheap=yields is Yield.ONE and all(units.cheap for units in below),
         collecting=any(units.collecting for units in below),
-        reads=sum(units.reads * units.count for units in finite) / total if finite else below[0].reads,
-        bytes=sum(units.bytes * units.count for units in finite) / total if finite else below[0].bytes,
+        task_local=any(units.task_local for units in below),
+        reads=sum(units.reads * units.count for units in finite) / total if total else below[0].reads,
+        bytes=sum(units.bytes * units.count for units in finite) / total if total else below[0].bytes,
         group=max(units.group for units in below),
         target=min(units.target for units in below),
     )
@@ -309,14 +365,15 @@ def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> 
 
 def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: list[Units]) -> Units:
     _need_positions(node, below)
-    seed = derive(units_of.seed if node.seed is None else node.seed, number)
+    seed = derive(units_of.seed if node.seed is None else node.seed, units_of.graph.keys[number])
     mixture = choices(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
     units_of.mixtures[number] = mixture
     weights = [weight / sum(node.weights) for weight in node.weights]
     return Units(
-        min(mixture.total, INFINITE),
+        mixture.total,
         Yield.ONE,
         cheap=all(units.cheap for units in below),
+        task_local=any(units.task_local for units in below),
         reads=sum(units.reads * weight for units, weight in zip(below, weights, strict=True)),
         bytes=sum(units.bytes * weight for units, weight in zip(below, weights, strict=True)),
         target=min(units.target for units in below),
