@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+import os
 import platform
-import weakref
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import PipelineError
+from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Sharing(enum.Enum):
     LOCKSTEP = "lockstep"
 
 
-class DistributedDataset:
+class DistributedDataset(Readable):
     """A dataset whose elements are computed by a service. Each ``iter()`` is one epoch.
 
     Holds its place in the service (and the service itself, if it is an embedded one) from the first ``iter()`` until
@@ -76,13 +78,14 @@ class DistributedDataset:
         token: str | None,
     ) -> None:
         self._dataset, self._service = dataset, service
-        self._token = token
+        self._token = token or os.environ.get("MILLRACE_TOKEN")
+        self._share: tuple[int, int] | None = None
         self._consumer_index = consumer_index
         self._sharding = sharding
         _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
         _check_later(sharing, target_workers, accelerators, compression)
         self._parameters: dict[str, Any] = {
-            "name": job_name or "",
+            "name": job_name or f"job-{secrets.token_hex(4)}",
             "visitation": visitation.value,
             "deterministic": deterministic,
             "num_consumers": num_consumers,
@@ -96,7 +99,21 @@ class DistributedDataset:
 
     def __iter__(self) -> EpochReader:
         """The next epoch: an iterator with ``close()``, and a context manager."""
-        return self._joined().epoch()
+        return self.read_epoch()
+
+    def read_epoch(self, number: int | None = None, share: tuple[int, int] | None = None) -> EpochReader:
+        """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own."""
+        if share != self._share:
+            self._join_as(share)
+        return self._joined().epoch(number, keep=self)
+
+    def peek(self, count: int) -> list[Any]:
+        """The first ``count`` elements, computed in this process."""
+        return self._dataset.peek(count)
+
+    def prepare_to_fork(self) -> None:
+        """Starts the embedded service, if there is to be one, here rather than once in each process."""
+        self.service_address()
 
     def epochs(self, count: int) -> Iterator[Any]:
         """Elements of ``count`` epochs, one after the other; nothing is prepared beyond the last."""
@@ -132,18 +149,24 @@ class DistributedDataset:
     ) -> None:
         self.close()
 
-    def for_consumer(self, index: int, count: int) -> DistributedDataset:
-        """The same job as read by consumer ``index`` of ``count``; for loaders that split one consumer into processes."""
-        other = object.__new__(DistributedDataset)
-        other.__dict__.update(self.__dict__)
-        other._embedded = other._session = None
-        other._consumer_index = index
-        other._parameters = {**self._parameters, "num_consumers": count}
-        return other
+    def status(self) -> dict[str, Any]:
+        """What the service is doing, as of ``millrace status --json``."""
+        from millrace.client.status import fetch_status
+
+        return fetch_status(self.service_address(), self._token)
+
+    def _join_as(self, share: tuple[int, int] | None) -> None:
+        """From now on this copy, in a helper's process, is sub-consumer i of n of what was one consumer."""
+        self._session, self._share = None, share
+        part, parts = share or (0, 1)
+        index, count = self._consumer_index, self._parameters["num_consumers"]
+        self._consumer_index = (index or 0) * parts + part
+        self._parameters = {**self._parameters, "num_consumers": (count or 1) * parts}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process joins by itself; an embedded service stays with the original."""
-        return {**self.__dict__, "_embedded": None, "_session": None}
+        service = self._embedded.address if self._embedded is not None else self._service
+        return {**self.__dict__, "_embedded": None, "_session": None, "_service": service}
 
     @property
     def dataset(self) -> Dataset:
@@ -159,7 +182,6 @@ class DistributedDataset:
 
             count = self._workers if isinstance(self._workers, int) else None
             self._embedded = LocalService(max_workers=count)
-            weakref.finalize(self, self._embedded.close)
         return self._embedded.address
 
     def _joined(self) -> ConsumerSession:
@@ -177,9 +199,13 @@ class DistributedDataset:
                 **self._parameters,
             )
             self._session = ConsumerSession(
-                address, spec, self._bundle, consumer=self._consumer_index, token=self._token
+                address,
+                spec,
+                self._bundle,
+                consumer=self._consumer_index,
+                token=self._token,
+                linger=self._share is not None,
             )
-            weakref.finalize(self, self._session.close)
         return self._session
 
 

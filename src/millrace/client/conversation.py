@@ -73,6 +73,7 @@ class Conversation:
         token: of the service.
         buffer_bytes: for elements that wait to be read.
         timeout: seconds until the service must have answered.
+        linger: the place is left to a successor: closing does not leave the job.
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
@@ -90,7 +91,9 @@ class Conversation:
         token: str | None,
         buffer_bytes: int,
         timeout: float,
+        linger: bool = False,
     ) -> None:
+        self._linger = linger
         self.client = uuid.uuid4().hex
         self.pid = os.getpid()
         self._over = threading.Event()
@@ -324,7 +327,8 @@ class Conversation:
         if os.getpid() != self.pid or not self._closing.acquire(blocking=False):
             return
         self.report()
-        self._send(LeaveJob())
+        if not self._linger:
+            self._send(LeaveJob())
         self._over.set()
         self._words.put(REPORT)
         with self._changed:

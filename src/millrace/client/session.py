@@ -29,6 +29,7 @@ class ConsumerSession:
         token: of the service; None if it has none.
         buffer_bytes: bound on the elements that wait here to be read.
         connect_timeout: seconds until the service must have answered.
+        linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next life.
 
     Attributes:
         job: the job's name.
@@ -53,6 +54,7 @@ class ConsumerSession:
         token: str | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         connect_timeout: float = 10.0,
+        linger: bool = False,
     ) -> None:
         self._conversation = Conversation(
             address,
@@ -62,6 +64,7 @@ class ConsumerSession:
             token=token,
             buffer_bytes=buffer_bytes,
             timeout=connect_timeout,
+            linger=linger,
         )
         # Dropped without close(), which may happen in any thread, inside anything: only leave a word.
         weakref.finalize(self, self._conversation.say, CLOSE).atexit = False

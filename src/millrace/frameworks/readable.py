@@ -18,13 +18,13 @@ class Readable(ABC):
     """Something that is read epoch by epoch; its elements as the arrays of a framework."""
 
     @abstractmethod
-    def read_epoch(self, number: int | None = None, part: int = 0, parts: int = 1) -> Iterator[Any]:
+    def read_epoch(self, number: int | None = None, share: tuple[int, int] | None = None) -> Iterator[Any]:
         """Elements of one epoch; the iterator may have ``close()``.
 
         Args:
             number: of the epoch, from 0; None: the next.
-            part: of ``parts`` processes that read the epoch together, which one this is.
-            parts: how many there are; what they get is disjoint, and together the epoch.
+            share: (i, n): this process is helper i of n that read for one consumer, and may come and go between epochs;
+                what they get is disjoint, and together the consumer's. None: it is the consumer.
         """
 
     @abstractmethod

@@ -34,8 +34,8 @@ class TorchDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        part, parts = (0, 1) if info is None else (info.id, info.num_workers)
-        elements = self._source.read_epoch(self._epochs.next(), part, parts)
+        share = None if info is None else (info.id, info.num_workers)
+        elements = self._source.read_epoch(self._epochs.next(), share)
         return (tree_map(to_tensor, element) for element in elements)
 
     def __len__(self) -> int:
