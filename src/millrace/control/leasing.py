@@ -47,7 +47,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     )
     epoch = job.epochs[found.epoch]
     live = epoch.live[found.task]
-    task = turn.state.plan(job).task(found.task if found.run < 0 else found.run)
+    planned = turn.state.plan(job).task(found.task if found.run < 0 else found.run)
     turn.to_worker(
         worker.id,
         LeaseTask(
@@ -55,9 +55,9 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             lease_id,
             consumer,
             received=-1 if live.complete else live.received,
-            holders=_holders(turn.state, epoch, task.inputs),
+            holders=_holders(turn.state, epoch, planned.inputs),
             run=found.run,
-            flush=job.spec.sharding == "off" and task.parent >= 0,
+            flush=job.spec.sharding == "off" and planned.parent >= 0,
         ),
     )
     place = job.consumers.get(consumer)

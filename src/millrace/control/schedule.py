@@ -112,7 +112,7 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
 
 
 def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
-    """Lease what waits to run again, or a tail, although no worker has room, where what fills the room is read later."""
+    """Lease tails and what runs again although no worker has room, where what fills the room is read later."""
     while True:
         found = [(worker, offer(turn.state, job, worker, consumer, cap=0, ahead=False)) for worker in workers]
         offers = [(worker, item) for worker, item in found if item is not None]
@@ -136,9 +136,7 @@ def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap:
     return False
 
 
-def _better_elsewhere(
-    turn: Turn, job: Job, worker: Worker, workers: list[Worker], consumer: int, found: Offer
-) -> bool:
+def _better_elsewhere(turn: Turn, job: Job, worker: Worker, workers: list[Worker], consumer: int, found: Offer) -> bool:
     """Another worker with room could run it without throwing away what it has computed for later."""
     if found.fresh or not in_the_way(job, worker, consumer, found):
         return False

@@ -264,7 +264,9 @@ class Service:
 
     # -- consumers
 
-    def join(self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any) -> FakeConsumer:
+    def join(
+        self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any
+    ) -> FakeConsumer:
         extra = {k: fields.pop(k) for k in ("resume", "version", "host", "pid") if k in fields}
         spec = msg.JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))

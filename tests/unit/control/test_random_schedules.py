@@ -1,4 +1,4 @@
-"""Whatever joins, dies, breaks and comes back, in whatever order: every task is read once, and nobody waits for ever."""
+"""Whatever joins, dies and comes back, in whatever order: every task is read once, and nobody waits for ever."""
 
 from __future__ import annotations
 

@@ -1,0 +1,31 @@
+"""What can start and stop worker processes, as the dispatcher sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+
+class Cluster(Protocol):
+    """Starts and stops workers somewhere. Implementations are in :mod:`millrace.clusters`."""
+
+    def watch(self, ended: Callable[[str, str], None]) -> None:
+        """Called once before anything is started.
+
+        Args:
+            ended: to be called when a worker's process has ended, however that came, with its worker id ("" if it is
+                not known) and in words how it ended (e.g. ``was killed by SIGKILL``). May be called from any thread.
+        """
+
+    async def start(self, workers: int) -> None:
+        """Ask for so many more workers; they register by themselves when they are there.
+
+        Raises:
+            ServiceError: if they can't be asked for.
+        """
+
+    async def stop(self, workers: Sequence[str]) -> None:
+        """End these workers' processes, at once if need be; ids of others are ignored."""
+
+    async def close(self) -> None:
+        """End all workers that it has started, and wait for that. ``ended`` is no longer called."""

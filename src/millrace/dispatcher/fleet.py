@@ -1,0 +1,116 @@
+"""Keeps as many workers running as planned: starts new ones for those that end, more slowly if they end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from millrace.dispatcher.cluster import Cluster
+from millrace.errors import MillraceError
+from millrace.policies.respawn import respawn_at
+
+_REMEMBERED = 100
+_logger = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The workers that a cluster runs for this service. Belongs to the event loop.
+
+    Args:
+        cluster: starts and stops them.
+        plan: how many there should be.
+        on_end: called with a worker's id and how it ended.
+        notice: called with a sentence for all consumers.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster | None,
+        plan: int,
+        *,
+        on_end: Callable[[str, str], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        self.plan = plan
+        self.requested = 0
+        self.why = ""
+        self._cluster = cluster
+        self._on_end = on_end
+        self._notice = notice
+        self._deaths: list[float] = []
+        self._starting: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Ask for all of them.
+
+        Raises:
+            ServiceError: if the cluster can't start them.
+        """
+        if self._cluster is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._cluster.watch(lambda worker, how: _threadsafe(loop, self._ended, worker, how))
+        self.requested = self.plan
+        await self._cluster.start(self.plan)
+
+    async def close(self) -> None:
+        """End all of them."""
+        self._closed = True
+        if self._starting is not None:
+            self._starting.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._cluster is not None:
+            await self._cluster.close()
+
+    def stop(self, workers: list[str]) -> None:
+        """End the processes of these, if they are the cluster's."""
+        if self._cluster is not None and not self._closed:
+            self._run(self._cluster.stop(workers))
+
+    def _ended(self, worker: str, how: str) -> None:
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        self.requested = max(0, self.requested - 1)
+        self._deaths = [*self._deaths, loop.time()][-_REMEMBERED:]
+        _logger.warning("worker %s ended: %s", worker or "(not registered)", how)
+        if worker:
+            self._on_end(worker, how)
+        decision = respawn_at(self._deaths, loop.time())
+        if decision.value > loop.time():
+            self.why = f"{decision.reason}; the last one {how}"
+            self._notice(f"workers of this service keep ending: {self.why}")
+        if self._starting is None:
+            self._starting = loop.call_at(decision.value, self._refill)
+
+    def _refill(self) -> None:
+        self._starting = None
+        missing = self.plan - self.requested
+        if self._cluster is not None and missing > 0 and not self._closed:
+            self.requested = self.plan
+            self._run(self._cluster.start(missing))
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            await work
+        except MillraceError as error:
+            self.why = str(error)
+            _logger.error("the cluster failed: %s", error)  # noqa: TRY400 - the message says it all
+        except Exception:
+            _logger.exception("the cluster failed")
+
+
+def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, *args)

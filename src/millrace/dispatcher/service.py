@@ -1,0 +1,275 @@
+"""The dispatcher's shell: sockets, timers, blobs and the journal around :mod:`millrace.control`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from millrace.control import actions as act
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.control.decide import react
+from millrace.control.events import AnyEvent, JobCreated
+from millrace.control.observed import Observed
+from millrace.control.state import Planner, Settings, State
+from millrace.control.turn import Turn, merged
+from millrace.dispatcher.blobs import BlobStore
+from millrace.dispatcher.cluster import Cluster
+from millrace.dispatcher.fleet import Fleet
+from millrace.dispatcher.journal import Journal, MemoryJournal
+from millrace.dispatcher.status import status
+from millrace.errors import MillraceError, ProtocolError, ServiceError
+from millrace.version import __version__
+from millrace.wire import blobs as wire_blobs
+from millrace.wire.control import Call, ControlServer, Session
+from millrace.wire.failures import error_of
+
+BLOB_BYTES = 2 << 30
+STATUS = "Status"
+"""Call: None -> :func:`millrace.dispatcher.status.status`."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """One dispatcher. Belongs to the event loop in which it was started.
+
+    Args:
+        address: where to listen; port 0 takes a free one.
+        token: what peers must present; demanded on any address but loopback.
+        cluster: starts workers; None if they are started by others.
+        workers: how many it keeps running.
+        heartbeat_s: seconds between two reports of a worker or consumer.
+        job_gc_timeout: seconds that a consumer's place is kept after its session broke.
+        journal: makes events durable.
+        blob_bytes: bound on functions and split tables kept for workers.
+        planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
+
+    Attributes:
+        address: ``host:port`` that it listens on, once started.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:0",
+        token: str | None = None,
+        *,
+        cluster: Cluster | None = None,
+        workers: int = 0,
+        heartbeat_s: float = 5.0,
+        job_gc_timeout: float = 300.0,
+        journal: Journal | None = None,
+        blob_bytes: int = BLOB_BYTES,
+        planner: Planner | None = None,
+    ) -> None:
+        self.address = address
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        settings = Settings(__version__, python, heartbeat_s=heartbeat_s, job_gc_timeout_s=job_gc_timeout)
+        self._state = State(settings, planner)
+        self._observed = Observed()
+        self._journal = journal or MemoryJournal()
+        self._blobs = BlobStore(blob_bytes)
+        self._fleet = Fleet(
+            cluster, workers if cluster is not None else 0, on_end=self._worker_ended, notice=self._notice
+        )
+        self._workers: dict[str, Session] = {}
+        self._clients: dict[str, Session] = {}
+        self._decided: list[tuple[list[AnyEvent], list[act.Action]]] = []
+        self._some_decided = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server = ControlServer(
+            address,
+            on_session=self._session,
+            message=msg.FromWorker | msg.FromConsumer,
+            calls={
+                wire_blobs.HAS: Call(str, self._has_blob),
+                wire_blobs.PUT: Call(wire_blobs.Blob, self._put_blob),
+                wire_blobs.FETCH: Call(str, self._fetch_blob),
+                STATUS: Call(None, self._status),
+            },
+            token=token,
+        )
+
+    async def start(self) -> str:
+        """Listen, start the workers, and return the address as ``host:port``.
+
+        Raises:
+            AddressInUseError: the port is taken.
+            ServiceError: the address is not of this machine, or workers can't be started.
+        """
+        self.address = await self._server.start()
+        self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
+        try:
+            await self._fleet.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self.address
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
+        await self._fleet.close()
+        await self._server.stop(grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def _feed(self, item: inp.Input, blame: Session | None = None) -> None:
+        """Decide at once; what follows waits for the journal, in order."""
+        turn = Turn(self._state, self._observed, asyncio.get_running_loop().time())
+        try:
+            react(turn, item)
+        except Exception as error:
+            # A bug. Events up to it have been applied and must be kept; the sender is told, everybody else goes on.
+            _logger.exception("could not decide about %r", type(item).__name__)
+            if blame is not None:
+                blame.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
+        for event in turn.events:
+            if isinstance(event, JobCreated):
+                self._blobs.hold(event.spec.name, event.spec.bundle)
+        self._decided.append((turn.events, merged(turn.actions)))
+        self._some_decided.set()
+
+    async def _commit(self) -> None:
+        while True:
+            await self._some_decided.wait()
+            self._some_decided.clear()
+            decided, self._decided = self._decided, []
+            events = [event for group, _ in decided for event in group]
+            if events:
+                await self._journal.append(events)
+            for _, actions in decided:
+                for action in actions:
+                    try:
+                        self._perform(action)
+                    except MillraceError:
+                        _logger.exception("could not do %r", type(action).__name__)
+
+    def _perform(self, action: act.Action) -> None:
+        match action:
+            case act.SendToWorker(worker=worker, message=message):
+                _send(self._workers.get(worker), message)
+            case act.SendToClient(client=client, message=told):
+                _send(self._clients.get(client), told)
+            case act.CloseWorker(worker=worker, failure=failure):
+                _close(self._workers.get(worker), failure)
+            case act.CloseClient(client=client, failure=reason):
+                _close(self._clients.get(client), reason)
+            case act.StopWorkers(workers=workers):
+                self._fleet.stop(workers)
+            case act.StoreBlob(job=job, digest=digest, data=data):
+                self._blobs.hold(job, digest)
+                self._blobs.put(digest, data)
+            case act.DropBlobs(job=job):
+                self._blobs.drop(job)
+
+    async def _tick(self) -> None:
+        # Deadlines are a few seconds away at least; looking this often is exact enough and costs nothing.
+        period = min(1.0, self._state.settings.heartbeat_s / 4)
+        while True:
+            await asyncio.sleep(period)
+            self._feed(inp.Tick())
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    async def _session(self, session: Session) -> None:
+        first = await anext(session, None)
+        if first is None:
+            return
+        if isinstance(first, msg.WorkerHello):
+            await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)
+        elif isinstance(first, msg.JoinJob):
+            await self._converse(session, self._clients, first.client, first, self._client_said, inp.ClientSessionLost)
+        else:
+            raise ProtocolError(f"a session begins with WorkerHello or JoinJob, not with {type(first).__name__}")
+
+    async def _converse(
+        self,
+        session: Session,
+        sessions: dict[str, Session],
+        name: str,
+        first: Any,
+        said: Callable[[Session, str, Any], None],
+        lost: Callable[[str], inp.Input],
+    ) -> None:
+        before = sessions.pop(name, None)
+        if before is not None:
+            before.close()
+        sessions[name] = session
+        try:
+            said(session, name, first)
+            async for message in session:
+                said(session, name, message)
+        finally:
+            if sessions.get(name) is session:
+                del sessions[name]
+                self._feed(lost(name))
+
+    def _worker_said(self, session: Session, name: str, message: Any) -> None:
+        if not isinstance(message, msg.FromWorker) or getattr(message, "worker", name) != name:
+            raise ProtocolError(f"worker {name} may not send {type(message).__name__}")
+        self._feed(inp.WorkerSaid(name, message), session)
+
+    def _client_said(self, session: Session, name: str, message: Any) -> None:
+        if not isinstance(message, msg.FromConsumer) or getattr(message, "client", name) != name:
+            raise ProtocolError(f"a consumer may not send {type(message).__name__}")
+        if isinstance(message, msg.JoinJob):
+            # 63 bits: a seed fits every integer type on its way.
+            item: inp.Input = inp.JoinRequested(message, f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63))
+        else:
+            item = inp.ConsumerSaid(name, message)
+        self._feed(item, session)
+
+    def _worker_ended(self, worker: str, how: str) -> None:
+        self._feed(inp.WorkerEnded(worker, how))
+
+    def _notice(self, text: str) -> None:
+        for session in self._clients.values():
+            _send(session, msg.Notice(text))
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def _has_blob(self, digest: str) -> bool:
+        return self._blobs.has(digest)
+
+    async def _put_blob(self, blob: wire_blobs.Blob) -> str:
+        self._blobs.put(blob.digest, blob.data)
+        return blob.digest
+
+    async def _fetch_blob(self, digest: str) -> bytes:
+        return self._blobs.get(digest)
+
+    async def _status(self, _: None) -> dict[str, Any]:
+        return self.status()
+
+    def status(self) -> dict[str, Any]:
+        """What the service is doing, as plain values; see :func:`millrace.dispatcher.status.status`."""
+        return status(
+            self._state,
+            self._observed,
+            asyncio.get_running_loop().time(),
+            plan=self._fleet.plan,
+            requested=self._fleet.requested,
+            why=self._fleet.why,
+        )
+
+
+def _send(session: Session | None, message: Any) -> None:
+    if session is not None:
+        try:
+            session.send(message)
+        except ProtocolError as error:
+            session.close(error)
+
+
+def _close(session: Session | None, failure: msg.Failure | None) -> None:
+    if session is not None:
+        session.close(error_of(failure) if failure is not None else None)

@@ -1,0 +1,174 @@
+"""What the service is doing and who waits for what, as plain values for ``millrace status``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.control.observed import Observed
+from millrace.control.state import Epoch, Job, State, Worker
+from millrace.control.supply import newest
+
+STALE_S = 20.0
+"""Reports older than this say nothing about now."""
+
+
+def status(
+    state: State, observed: Observed, now: float, *, plan: int = 0, requested: int = 0, why: str = ""
+) -> dict[str, Any]:
+    """Everything, ready for JSON.
+
+    Args:
+        state: of the dispatcher.
+        observed: reports of workers and consumers.
+        now: of the clock of the reports, in seconds.
+        plan: workers that there should be, 0 if nobody plans.
+        requested: workers that a cluster was asked for and that have not ended.
+        why: a sentence about the difference, if there is something to say.
+    """
+    jobs = [state.jobs[name] for name in sorted(state.jobs)]
+    here = sum(worker.lost_at is None for worker in state.workers.values())
+    return {
+        "version": state.settings.version,
+        "heartbeat_s": state.settings.heartbeat_s,
+        "jobs": [_job(state, observed, job, now) for job in jobs],
+        "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
+        "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why},
+        "cache": None,
+    }
+
+
+def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
+    serving = [worker for worker in state.workers.values() if worker.job == job.name and worker.lost_at is None]
+    sights = {number: observed.clients.get(place.client) for number, place in job.consumers.items()}
+    reports = [sight.report for sight in sights.values() if sight is not None and sight.report is not None]
+    times = [report.batch_time_s for report in reports if report.batch_time_s > 0]
+    waits = [min(1.0, report.wait_s / report.batch_time_s) for report in reports if report.batch_time_s > 0]
+    number = newest(job)
+    epoch = job.epochs.get(number, Epoch())
+    leased = sum(1 for live in epoch.live.values() if live.worker and not live.complete)
+    read_but_kept = sum(live.complete for live in epoch.live.values())
+    return {
+        "name": job.name,
+        "epoch": number,
+        "mode": "compute",
+        "sharding": job.spec.sharding,
+        "workers": {"plan": None, "requested": None, "observed": len(serving)},
+        "batch_time_s": sum(times) / len(times) if times else None,
+        "wait_share": sum(waits) / len(waits) if waits else None,
+        "consumers": [
+            {
+                "index": index,
+                "host": place.host,
+                "pid": place.pid,
+                "epoch": place.epoch,
+                "connected": place.lost_at is None,
+                "batches": sight.report.batches if sight is not None and sight.report is not None else 0,
+                "why": _why_consumer(job, index, now),
+            }
+            for (index, place), sight in zip(sorted(job.consumers.items()), _in_order(sights), strict=True)
+        ],
+        "tasks": {"total": job.length, "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
+        "skipped": job.skipped,
+        "failure": job.failure.message if job.failure is not None else None,
+        "why": _why_job(state, job, serving),
+    }
+
+
+def _in_order(sights: dict[int, Any]) -> list[Any]:
+    return [sights[number] for number in sorted(sights)]
+
+
+def _why_job(state: State, job: Job, serving: list[Worker]) -> str:
+    name = job.name
+    if job.failure is not None:
+        return (
+            f"job {name} has failed: {job.failure.message.splitlines()[0] if job.failure.message else job.failure.kind}"
+        )
+    if not serving:
+        others = [worker for worker in state.workers.values() if worker.lost_at is None]
+        if not others:
+            return f"job {name} waits for a worker: none is registered"
+        busy = sorted({worker.job for worker in others if worker.job})
+        count = "1 worker" if len(others) == 1 else f"{len(others)} workers"
+        if not busy:
+            return f"job {name} waits for a worker: {count}, leaving"
+        return f"job {name} waits for a worker: {count}, serving {', '.join(busy)}; next turn after a current task"
+    count = "1 worker" if len(serving) == 1 else f"{len(serving)} workers"
+    if job.tables is None:
+        return (
+            f"job {name} waits for its sources to be listed by worker {job.lister}"
+            if job.lister
+            else f"job {name} starts"
+        )
+    if newest(job) < 0:
+        return f"job {name} is ready and waits for a consumer to begin an epoch"
+    if not any(place.lost_at is None for place in job.consumers.values()):
+        return f"job {name} waits for its consumers to come back"
+    asked = [epoch.chooser for epoch in job.epochs.values() if epoch.chooser]
+    if asked:
+        return f"job {name} waits for worker {asked[0]} to run the user's sharding function"
+    return f"job {name} runs on {count}"
+
+
+def _why_consumer(job: Job, index: int, now: float) -> str:
+    place = job.consumers[index]
+    if place.lost_at is not None:
+        return f"its session broke {max(0.0, now - place.lost_at):.0f} s ago; its place is kept for a while"
+    if job.failure is not None:
+        return "the job has failed"
+    if place.epoch < 0:
+        return "has joined and not begun an epoch"
+    epoch = job.epochs.get(place.epoch)
+    if epoch is None:
+        return "waits for the job's sources to be listed"
+    tasks = epoch.unread.get(index, set())
+    if not tasks:
+        return "has read all that is its" if epoch.settled else "waits for a task"
+    ready = sum(epoch.live[task].finished for task in tasks)
+    waiting = len(epoch.pending.get(index, ()))
+    return f"{len(tasks)} tasks to read, {ready} of them computed, {waiting} waiting for a worker"
+
+
+def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dict[str, Any]:
+    sight = observed.workers.get(worker.id)
+    report = sight.report if sight is not None else None
+    fresh = sight is not None and now - sight.reported < STALE_S
+    lanes = report.lanes if report is not None and fresh else []
+    return {
+        "id": worker.id,
+        "address": worker.address,
+        "host": worker.host,
+        "pid": worker.pid,
+        "cores": worker.cores,
+        "job": worker.job or None,
+        "leases": len(worker.unfinished),
+        "kept": len(worker.kept),
+        "lanes": [
+            {
+                "consumer": lane.consumer,
+                "running": lane.running,
+                "blocked_s": lane.blocked_s,
+                "buffered_bytes": lane.buffered_bytes,
+            }
+            for lane in lanes
+        ],
+        "busy_share": sight.busy_share if sight is not None and fresh else None,
+        "why": _why_worker(state, worker, [lane.blocked_s for lane in lanes], now),
+    }
+
+
+def _why_worker(state: State, worker: Worker, blocked: list[float], now: float) -> str:
+    if worker.lost_at is not None:
+        return f"its session broke {max(0.0, now - worker.lost_at):.0f} s ago; it may come back"
+    if worker.retiring:
+        return "is leaving: it gets no more tasks"
+    if not worker.job:
+        return "waits for a job" if not state.jobs else "has nothing to do: no job has work for it"
+    job = state.jobs.get(worker.job)
+    if job is not None and job.lister == worker.id:
+        return f"lists the sources of {worker.job}"
+    if worker.unfinished and blocked and all(seconds > 0 for seconds in blocked):
+        return f"has computed ahead for {worker.job} and waits for its consumers to read"
+    if not worker.unfinished:
+        return f"serves {worker.job} and has no task now ({worker.reason})"
+    return f"serves {worker.job}: {worker.reason}"

@@ -1,0 +1,267 @@
+"""A real dispatcher on loopback, with workers and consumers that only talk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from millrace.control import messages as msg
+from millrace.dispatcher.service import STATUS, Dispatcher
+from millrace.errors import (
+    ConsumerConflictError,
+    JobConflictError,
+    ProtocolError,
+    ServiceError,
+    VersionMismatchError,
+)
+from millrace.graph.nodes import Graph, Range
+from millrace.graph.serialize import pack
+from millrace.planning.tables import positions_table
+from millrace.version import __version__
+from millrace.wire.access import OWN
+from millrace.wire.blobs import fetch_blob, put_blob
+from millrace.wire.channel import ControlChannel
+from millrace.wire.failures import error_of
+
+STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
+OTHER = pack(Graph(Range(start=0, stop=7)))[0]
+
+
+class Loop:
+    """An event loop in a thread, and dispatchers in it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.running: list[Dispatcher] = []
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    def dispatcher(self, **options: Any) -> Dispatcher:
+        async def start() -> Dispatcher:
+            dispatcher = Dispatcher(**options)
+            await dispatcher.start()
+            return dispatcher
+
+        self.running.append(self.run(start()))
+        return self.running[-1]
+
+    def close(self) -> None:
+        for dispatcher in self.running:
+            self.run(dispatcher.stop(0.1))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+class Peer:
+    """One session, read in the test's thread."""
+
+    def __init__(self, address: str, kinds: Any) -> None:
+        self.channel = ControlChannel(address)
+        self.channel.connect()
+        self.session = self.channel.open_session(kinds)
+
+    def wait(self, kind: type) -> Any:
+        """The next message of this kind; others are passed over."""
+        for message in self.session:
+            if isinstance(message, msg.JobFailed) and kind is not msg.JobFailed:
+                raise error_of(message.failure)
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"the session ended without {kind.__name__}")
+
+    def send(self, message: Any) -> None:
+        self.session.send(message)
+
+    def close(self) -> None:
+        self.session.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Peer]]:
+    opened: list[Peer] = []
+    yield opened
+    for peer in opened:
+        peer.close()
+
+
+def worker(peers: list[Peer], address: str, name: str = "w", **fields: Any) -> Peer:
+    peer = Peer(address, msg.ToWorker)
+    peers.append(peer)
+    peer.send(msg.WorkerHello(name, "127.0.0.1:1", **{"version": __version__, "python": OWN.python, **fields}))
+    return peer
+
+
+def consumer(peers: list[Peer], address: str, client: str = "c", index: int | None = None, **fields: Any) -> Peer:
+    peer = Peer(address, msg.ToConsumer)
+    peers.append(peer)
+    bundle = put_blob(peer.channel, b"functions")
+    spec = msg.JobSpec(**{"name": "job", "structure": STRUCTURE, "bundle": bundle, "tasks": 2, **fields})
+    peer.send(msg.JoinJob(spec, client, index, __version__, "host", 42))
+    return peer
+
+
+def list_sources(peer: Peer) -> msg.OpenJob:
+    opened = peer.wait(msg.OpenJob)
+    peer.send(msg.SourcesListed(peer.wait(msg.ListSources).job, {0: positions_table(100)}))
+    assert opened.tables == ""
+    return peer.wait(msg.OpenJob)
+
+
+def test_an_epoch_from_joining_to_its_end(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher().address
+    one = worker(peers, address)
+    assert one.wait(msg.WorkerWelcome).heartbeat_s == 5.0
+    reader = consumer(peers, address)
+    joined = reader.wait(msg.JobJoined)
+    assert (joined.job, joined.consumer, joined.epoch) == ("job", 0, -1)
+    reader.send(msg.BeginEpoch(0))
+    opened = list_sources(one)
+    assert fetch_blob(one.channel, opened.spec.bundle) == b"functions"
+    assert fetch_blob(one.channel, opened.tables)
+    begun = reader.wait(msg.EpochBegun)
+    assert begun == msg.EpochBegun(0, 2)
+    seen = {}
+    for _ in range(2):
+        lease = one.wait(msg.LeaseTask)
+        one.send(msg.TaskFinished(lease.ref, lease.lease, 3))
+        seen[lease.ref.task] = lease.lease
+    reads: dict[int, int] = {}
+    while len(reads) < 2:
+        reads.update({read.task: read.lease for read in reader.wait(msg.ReadTasks).reads})
+    assert reads == seen
+    assert reader.wait(msg.EpochEnds).tasks == [0, 1]
+    reader.send(msg.ConsumerReport(0, [msg.TaskProgress(0, 3, True), msg.TaskProgress(1, 3, True)], 6, 0.5, 0.1))
+    forgotten = []
+    while len(forgotten) < 2:
+        forgotten += [ref.task for ref in one.wait(msg.ForgetTasks).refs]
+    status = reader.channel.call(STATUS, None, dict[str, Any])
+    job = status["jobs"][0]
+    assert (job["name"], job["epoch"], job["mode"], job["tasks"]) == (
+        "job",
+        0,
+        "compute",
+        {"total": 2, "done": 2, "leased": 0},
+    )
+    assert (job["batch_time_s"], job["wait_share"], job["workers"]["observed"]) == (0.5, 0.2, 1)
+    assert job["why"] == "job job runs on 1 worker"
+    assert status["workers"][0]["job"] == "job"
+    assert status["cache"] is None
+    reader.send(msg.LeaveJob())
+    assert one.wait(msg.CloseJob).job == "job"
+    with pytest.raises(ServiceError, match="has no blob"):
+        fetch_blob(one.channel, opened.tables)
+
+
+def test_peers_that_do_not_fit_are_told_why(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher().address
+    with pytest.raises(VersionMismatchError, match=r"worker old .* runs Python 2\.7, the dispatcher Python 3"):
+        worker(peers, address, "old", python="2.7").wait(msg.WorkerWelcome)
+    with pytest.raises(VersionMismatchError, match=r"this process runs Python 2\.7"):
+        consumer(peers, address, python="2.7").wait(msg.JobJoined)
+    consumer(peers, address, "first", 0).wait(msg.JobJoined)
+    with pytest.raises(
+        ConsumerConflictError, match="consumer 0 of job 'job' is being read already by process 42 on host"
+    ):
+        consumer(peers, address, "second", 0).wait(msg.JobJoined)
+    with pytest.raises(JobConflictError, match="differs in the pipeline"):
+        consumer(peers, address, "third", structure=OTHER).wait(msg.JobJoined)
+
+
+def test_a_session_begins_with_a_greeting(loop: Loop, peers: list[Peer]) -> None:
+    peer = Peer(loop.dispatcher().address, msg.ToConsumer)
+    peers.append(peer)
+    peer.send(msg.BeginEpoch(0))
+    with pytest.raises(ProtocolError, match="begins with WorkerHello or JoinJob, not with BeginEpoch"):
+        peer.wait(msg.EpochBegun)
+
+
+def test_a_lost_workers_tasks_go_to_another(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher(heartbeat_s=0.2).address
+    one = worker(peers, address, "one")
+    reader = consumer(peers, address)
+    reader.send(msg.BeginEpoch(0))
+    list_sources(one)
+    first = one.wait(msg.LeaseTask)
+    reader.wait(msg.ReadTasks)
+    reader.send(msg.ConsumerReport(0, [msg.TaskProgress(first.ref.task, 2)]))
+    one.close()
+    two = worker(peers, address, "two")
+    again = two.wait(msg.LeaseTask)
+    while again.ref != first.ref:  # until the first is given up, the second prepares the next epoch
+        again = two.wait(msg.LeaseTask)
+    assert again.received == 2
+    assert again.lease != first.lease
+
+
+def test_a_decision_that_fails_ends_the_senders_session_and_no_other(loop: Loop, peers: list[Peer]) -> None:
+    def planner(graph: Any, tables: Any, *, tasks: int | None, seed: int) -> Any:
+        raise RuntimeError("a bug")
+
+    address = loop.dispatcher(planner=planner).address
+    one = worker(peers, address)
+    reader = consumer(peers, address)
+    reader.wait(msg.JobJoined)
+    one.wait(msg.OpenJob)
+    one.send(msg.SourcesListed("job", {0: positions_table(100)}))
+    with pytest.raises(ServiceError, match="the dispatcher failed: RuntimeError: a bug; see its log"):
+        one.wait(msg.LeaseTask)
+    assert reader.channel.call(STATUS, None, dict[str, Any])["jobs"][0]["name"] == "job"
+
+
+class Processes:
+    """A cluster whose workers end when the test says so."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.more = threading.Semaphore(0)
+        self.closed = False
+
+    def watch(self, ended: Any) -> None:
+        self.ended = ended
+
+    async def start(self, workers: int) -> None:
+        self.started += workers
+        for _ in range(workers):
+            self.more.release()
+
+    async def stop(self, workers: Any) -> None:
+        raise AssertionError("nobody is to be stopped")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, peers: list[Peer]) -> None:
+    cluster = Processes()
+    dispatcher = loop.dispatcher(cluster=cluster, workers=1)
+    reader = consumer(peers, dispatcher.address)
+    reader.wait(msg.JobJoined)
+    assert cluster.more.acquire(timeout=5)
+    for _ in range(2):
+        cluster.ended("", "exited with status 1")
+        assert cluster.more.acquire(timeout=5)
+    cluster.ended("", "exited with status 1")
+    notice = reader.wait(msg.Notice)
+    assert "3 workers ended within 10 s" in notice.text
+    assert "exited with status 1" in notice.text
+    assert cluster.more.acquire(timeout=5)
+    fleet = reader.channel.call(STATUS, None, dict[str, Any])["fleet"]
+    assert (fleet["plan"], fleet["requested"], fleet["observed"]) == (1, 1, 0)
+    loop.run(dispatcher.stop(0.1))
+    assert cluster.closed
