@@ -28,6 +28,10 @@ class MillraceError(Exception):
     """Root of every error that millrace raises on purpose."""
 
 
+class MillraceWarning(UserWarning):
+    """Something works, but not as well as it could; the message says why."""
+
+
 class PipelineError(MillraceError, ValueError):
     """A dataset was described wrongly; the message says what to write instead."""
 

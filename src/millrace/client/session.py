@@ -29,7 +29,8 @@ class ConsumerSession:
         token: of the service; None if it has none.
         buffer_bytes: bound on the elements that wait here to be read.
         connect_timeout: seconds until the service must have answered.
-        linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next life.
+        linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next
+            life.
 
     Attributes:
         job: the job's name.

@@ -63,8 +63,10 @@ class LocalService:
         self._token = token
         threads = threads or max(1, cores // workers)
         self._process = spawn(
-            ["dispatcher", "--host", host, "--port", str(port), "--local-workers", str(workers)]
-            + ["--threads", str(threads)],
+            [
+                *("dispatcher", "--host", host, "--port", str(port)),
+                *("--local-workers", str(workers), "--threads", str(threads)),
+            ],
             worker=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -89,7 +91,7 @@ class LocalService:
         Raises:
             ServiceError: if it can't be asked.
         """
-        from millrace.dispatcher.status import fetch_status
+        from millrace.client.status import fetch_status
 
         return fetch_status(self.address, self._token)
 

@@ -226,6 +226,11 @@ class Desk:
             lanes = list(self._lanes.values())
         return [held for lane in lanes for held in lane.held(self._store.has)]
 
+    @property
+    def want(self) -> int:
+        """How many unfinished leases this worker should hold."""
+        return self._pace.want
+
     def report(self) -> WorkerReport:
         """The heartbeat."""
         with self._lock:

@@ -88,6 +88,7 @@ class Worker:
         self._session: ClientSession | None = None
         self._report_now = threading.Event()
         self._heartbeat_s = 5.0
+        self._want = 0
         self._over = threading.Event()
         self._leaving = False
         self._error: MillraceError | None = None
@@ -204,12 +205,16 @@ class Worker:
                 self._session.send(message)
             except MillraceError as error:
                 _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
+        if self._desk.want != self._want:  # the next tasks depend on it
+            self._report_now.set()
 
     def _beat(self) -> None:
         while not self._over.is_set():
             self._report_now.wait(self._heartbeat_s)
             self._report_now.clear()
-            self._tell(self._desk.report())
+            report = self._desk.report()
+            self._want = report.want
+            self._tell(report)
 
     def _fetch(self, digest: str) -> bytes:
         return fetch_blob(self._channel, digest)

@@ -1,0 +1,261 @@
+"""The command line. Signal handlers live here and nowhere else; each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from millrace.errors import MillraceError
+from millrace.version import __version__
+
+TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
+LAST_CHANCE_S = 5.0
+"""After its orderly end a process may still be held by a user's code; it does not wait longer than that."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0 fine, 1 an error (one line on stderr), 2 wrong usage."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper() if "log_level" in options else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except MillraceError as error:
+        print(f"millrace {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`); Python must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(prog="millrace", description="Input data processing for ML training, as a service.")
+    top.add_argument("--version", action="version", version=f"millrace {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_dispatcher(commands)
+    _add_worker(commands)
+    _add_status(commands)
+    demo = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
+    demo.set_defaults(run=_demo)
+    return top
+
+
+def _add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
+    _add_listening(command, port=5050)
+    command.add_argument("--local-workers", type=_count, default=0, metavar="N", help="start N workers on this machine")
+    command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions in each of them")
+    command.add_argument(
+        "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
+    )
+    _add_process(command)
+    command.set_defaults(run=_dispatcher)
+
+
+def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("worker", help="runs pipelines; start as many as you like, at any time")
+    command.add_argument("--dispatcher", required=True, metavar="ADDRESS", help="e.g. grpc://10.0.0.7:5050")
+    _add_listening(command, port=0)
+    command.add_argument("--advertise", metavar="HOST", help="host name under which consumers reach this worker")
+    command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions (default: cores)")
+    command.add_argument(
+        "--buffer-bytes",
+        type=_positive,
+        default=256 << 20,
+        metavar="N",
+        help="for elements not yet read (default 256 MiB)",
+    )
+    command.add_argument("--name", help="unique in the service (default: drawn)")
+    _add_process(command)
+    command.set_defaults(run=_worker)
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("status", help="what a service is doing, and who waits for what")
+    command.add_argument(
+        "--service", required=True, metavar="ADDRESS", help="the dispatcher's, e.g. grpc://10.0.0.7:5050"
+    )
+    command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_status)
+
+
+def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
+    command.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1; others need a token)"
+    )
+    shown = str(port) if port else "any that is free"
+    command.add_argument("--port", type=_port, default=port, metavar="N", help=f"port to listen on (default {shown})")
+    command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, which other users cannot see)")
+
+
+def _add_process(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    command.add_argument("--parent-pipe", action="store_true", help="end when standard input is closed")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 65535")
+    return value
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def _dispatcher(options: argparse.Namespace) -> int:
+    import asyncio
+
+    asyncio.run(_dispatch(options))
+    return 0
+
+
+async def _dispatch(options: argparse.Namespace) -> None:
+    import asyncio
+
+    from millrace.clusters.subprocesses import LocalCluster
+    from millrace.dispatcher.service import Dispatcher
+    from millrace.wire.address import format_address
+
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+
+    def stop(reason: str) -> None:
+        if over.is_set():
+            os._exit(1)  # the second time; what it started ends with its pipes
+        over.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number.name)
+    if options.parent_pipe:
+        _watch_parent(lambda reason: loop.call_soon_threadsafe(over.set))
+    token = _token(options)
+    cluster = LocalCluster(lambda: dispatcher.address, host=options.host, token=token, threads=options.threads)
+    dispatcher = Dispatcher(
+        format_address(options.host, options.port),
+        token,
+        cluster=cluster if options.local_workers else None,
+        workers=options.local_workers,
+        heartbeat_s=options.heartbeat,
+    )
+    address = f"grpc://{await dispatcher.start()}"
+    try:
+        if options.parent_pipe:
+            print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
+        else:
+            print(f"millrace dispatcher listens at {address}; end it with Ctrl-C", flush=True)
+        await over.wait()
+    finally:
+        await dispatcher.stop()
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from millrace.worker.worker import Worker
+
+    worker = Worker(
+        options.dispatcher,
+        token=_token(options),
+        host=options.host,
+        port=options.port,
+        advertise=options.advertise,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        name=options.name,
+    )
+    _end_with(worker.stop, parent_pipe=options.parent_pipe)
+    try:
+        worker.run()
+    finally:
+        _last_chance()
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from millrace.client.status import fetch_status
+    from millrace.observe import status
+
+    found = fetch_status(options.service, _token(options))
+    if options.json:
+        print(status.as_json(found))
+    else:
+        status.show(found)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from millrace import demo
+
+    demo.main()
+    return 0
+
+
+def _token(options: argparse.Namespace) -> str | None:
+    token: str | None = options.token or os.environ.get(TOKEN) or None
+    return token
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def _end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
+    """Has SIGTERM and SIGINT call ``stop`` (a second one again, which ends at once), and the parent's end likewise."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+    def ended(reason: str) -> None:
+        stop(reason)
+        stop(reason)
+        _last_chance()
+
+    if parent_pipe:
+        _watch_parent(ended)
+
+
+def _watch_parent(ended: Callable[[str], object]) -> None:
+    def watch() -> None:
+        while os.read(0, 4096):  # nothing is ever sent; the end of it is the message
+            pass
+        # Whoever could have read what is ready is gone as well: no need to wait for them.
+        ended("the parent has ended")
+
+    threading.Thread(target=watch, name="millrace-parent", daemon=True).start()
+
+
+def _last_chance() -> None:
+    """Ends the process in a while, whatever still runs in it: user code can't be interrupted otherwise."""
+    timer = threading.Timer(LAST_CHANCE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()

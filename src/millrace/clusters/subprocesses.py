@@ -1,0 +1,114 @@
+"""Workers as child processes of the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+
+from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.errors import ServiceError
+
+
+STDERR = 2
+"""What user functions print goes where the dispatcher's log goes; its standard output is read by nobody, or a program."""
+
+
+class LocalCluster:
+    """Starts workers on this machine; see :class:`millrace.dispatcher.cluster.Cluster`.
+
+    Args:
+        dispatcher: says where the dispatcher listens; asked whenever a worker is started.
+        host: address that workers listen on.
+        token: of the service.
+        threads: for user functions in each worker; None: by the machine.
+        buffer_bytes: for outputs that wait to be read, in each worker; None: the worker's default.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Callable[[], str],
+        *,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        threads: int | None = None,
+        buffer_bytes: int | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._token = token
+        self._arguments = ["--host", host]
+        if threads is not None:
+            self._arguments += ["--threads", str(threads)]
+        if buffer_bytes is not None:
+            self._arguments += ["--buffer-bytes", str(buffer_bytes)]
+        self._lock = threading.Lock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended: Callable[[str, str], None] = lambda worker, how: None
+        self._closed = False
+
+    def watch(self, ended: Callable[[str, str], None]) -> None:
+        """Has ``ended(worker, how)`` called for each process that ends."""
+        self._ended = ended
+
+    async def start(self, workers: int) -> None:
+        """Starts so many more.
+
+        Raises:
+            ServiceError: if the machine can't.
+        """
+        for _ in range(workers):
+            name = uuid.uuid4().hex
+            try:
+                process = spawn(
+                    ["worker", "--dispatcher", self._dispatcher(), "--name", name, *self._arguments],
+                    worker=True,
+                    stdout=STDERR,
+                    extra={"MILLRACE_TOKEN": self._token} if self._token else None,
+                )
+            except OSError as error:
+                raise ServiceError(f"no further worker process can be started on this machine: {error}") from error
+            with self._lock:
+                self._processes[name] = process
+            threading.Thread(
+                target=self._wait, args=(name, process), name=f"millrace-wait-{name[:8]}", daemon=True
+            ).start()
+
+    async def stop(self, workers: Sequence[str]) -> None:
+        """Ends these processes, those that don't react within seconds by force."""
+        with self._lock:
+            processes = [self._processes[name] for name in workers if name in self._processes]
+        await _end(processes)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        with self._lock:
+            self._closed = True
+            processes = list(self._processes.values())
+        await _end(processes)
+
+    def _wait(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        how = _how(process.wait())
+        with self._lock:
+            del self._processes[name]
+            closed = self._closed
+        hang_up(process)
+        if not closed:
+            self._ended(name, how)
+
+
+async def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        hang_up(process)
+    await asyncio.gather(*(asyncio.to_thread(reap, process) for process in processes))
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
