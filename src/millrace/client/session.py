@@ -150,10 +150,9 @@ class EpochReader(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        try:
-            return next(self._tally.current)
-        except StopIteration:
-            self._advance()
+        for element in self._tally.current:
+            return element
+        self._advance()
         return next(self._tally.current)
 
     def _advance(self) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.errors import ServiceError
 
-
 STDERR = 2
-"""What user functions print goes where the dispatcher's log goes; its standard output is read by nobody, or a program."""
+"""What user functions print goes where the dispatcher's log goes; its standard output is for a program to read."""
 
 
 class LocalCluster:
