@@ -120,7 +120,13 @@ def list_sources(peer: Peer) -> msg.OpenJob:
     opened = peer.wait(msg.OpenJob)
     peer.send(msg.SourcesListed(peer.wait(msg.ListSources).job, {0: positions_table(100)}))
     assert opened.tables == ""
-    return peer.wait(msg.OpenJob)
+    again: msg.OpenJob = peer.wait(msg.OpenJob)
+    return again
+
+
+def ask_status(peer: Peer) -> dict[str, Any]:
+    status: dict[str, Any] = peer.channel.call(STATUS, None, dict[str, Any])
+    return status
 
 
 def test_an_epoch_from_joining_to_its_end(loop: Loop, peers: list[Peer]) -> None:
@@ -147,10 +153,10 @@ def test_an_epoch_from_joining_to_its_end(loop: Loop, peers: list[Peer]) -> None
     assert reads == seen
     assert reader.wait(msg.EpochEnds).tasks == [0, 1]
     reader.send(msg.ConsumerReport(0, [msg.TaskProgress(0, 3, True), msg.TaskProgress(1, 3, True)], 6, 0.5, 0.1))
-    forgotten = []
+    forgotten: list[int] = []
     while len(forgotten) < 2:
         forgotten += [ref.task for ref in one.wait(msg.ForgetTasks).refs]
-    status = reader.channel.call(STATUS, None, dict[str, Any])
+    status = ask_status(reader)
     job = status["jobs"][0]
     assert (job["name"], job["epoch"], job["mode"], job["tasks"]) == (
         "job",
@@ -221,7 +227,7 @@ def test_a_decision_that_fails_ends_the_senders_session_and_no_other(loop: Loop,
     one.send(msg.SourcesListed("job", {0: positions_table(100)}))
     with pytest.raises(ServiceError, match="the dispatcher failed: RuntimeError: a bug; see its log"):
         one.wait(msg.LeaseTask)
-    assert reader.channel.call(STATUS, None, dict[str, Any])["jobs"][0]["name"] == "job"
+    assert ask_status(reader)["jobs"][0]["name"] == "job"
 
 
 class Processes:
@@ -261,7 +267,7 @@ def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, pee
     assert "3 workers ended within 10 s" in notice.text
     assert "exited with status 1" in notice.text
     assert cluster.more.acquire(timeout=5)
-    fleet = reader.channel.call(STATUS, None, dict[str, Any])["fleet"]
+    fleet = ask_status(reader)["fleet"]
     assert (fleet["plan"], fleet["requested"], fleet["observed"]) == (1, 1, 0)
     loop.run(dispatcher.stop(0.1))
     assert cluster.closed

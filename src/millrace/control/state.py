@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
     job_gc_timeout_s: float = 300.0
     anonymous_grace_s: float = 10.0
     blocked_s: float = 5.0
-    turn_s: float = 0.5
+    turn_s: float = 1.0
     turn_limit_s: float = 30.0
 
 

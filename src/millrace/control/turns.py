@@ -51,6 +51,8 @@ def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
         if any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items()):
             return True
     cap = unread_cap(turn, job)
+    if worker.job != job.name:
+        cap += 2 * turn.observed.want(worker.id)
     return any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job))
 
 
@@ -134,16 +136,26 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
             JobNeed(
                 need.name,
                 _helpers(need, worker, others),
-                worker.served.get(need.name, 0) if by_worker(need) else need.served,
+                _served(turn, need, worker),
                 runnable(turn, need, worker),
             )
             for need in turn.state.jobs.values()
             if need.failure is None
         ]
-        decision = assign(needs, worker.job if job is not None and job.failure is None else "")
+        serves = worker.job if job is not None and job.failure is None else ""
+        if serves and worker.id not in leaving and turn.now - worker.turn_began < turn.state.settings.turn_s:
+            # Changing has its price (functions are loaded anew): not for a moment without work, unless a job waits.
+            needs = [need for need in needs if need.workers == 0 or need.job == serves]
+        decision = assign(needs, serves)
         if decision.value and decision.value != worker.job:
             _switch(turn, worker, decision.value, decision.reason)
         leaving.discard(worker.id)  # its turn begins, be it with the same job
+
+
+def _served(turn: Turn, job: Job, worker: Worker) -> int:
+    if job.name == worker.job:
+        return turn.state.turns + 1  # now
+    return worker.served.get(job.name, 0) if by_worker(job) else job.served
 
 
 def _helpers(job: Job, worker: Worker, others: list[Worker]) -> int:

@@ -1,0 +1,298 @@
+"""Epochs, leases, losses, turns."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import actions as act
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+
+
+def started(plan: FakePlan | None = None, workers: int = 1, **spec):
+    service = Service(plan)
+    names = [f"w{i}" for i in range(workers)]
+    for name in names:
+        service.add_worker(name)
+    peer = service.join("x", **spec)
+    for worker in list(service.workers.values()):
+        service.plan_tasks(worker)
+    return service, peer
+
+
+def test_a_worker_of_another_version_is_refused():
+    service = Service()
+    service.add_worker("w", version="0", python="3.12", pid=5, host="box")
+    assert not service.state.workers
+    failure = service.refused["w"]
+    assert failure.kind == "VersionMismatchError"
+    assert "worker w (process 5 on box) runs millrace 0 and Python 3.12" in failure.message
+    assert "the dispatcher millrace 1 and Python 3.11" in failure.message
+
+
+def test_a_worker_holds_as_many_leases_as_it_wants():
+    service, _ = started(FakePlan(20))
+    assert len(service.workers["w0"].leases) == 2
+    service.report("w0", want=4)
+    assert len(service.workers["w0"].leases) == 4
+
+
+def test_a_consumer_that_stops_reading_starves_no_other():
+    service = Service(FakePlan(40))
+    service.add_worker("w")
+    stuck, reader = service.join("x", num_consumers=2), service.join("y", num_consumers=2)
+    service.plan_tasks(service.workers["w"])
+    before = -1
+    while len(reader.complete) > before:
+        before = len(reader.complete)
+        for lease in list(service.workers["w"].leases):
+            if service.workers["w"].can_run(lease, room=1):
+                service.finish(service.workers["w"], lease)
+        for task in service.readable(reader):
+            service.read(reader, task)
+    assert not stuck.complete
+    assert len(reader.complete) >= 35
+
+
+def test_the_next_epoch_is_prepared_and_handed_over_at_once():
+    service, peer = started(FakePlan(2), epochs=2)
+    for _ in range(2):
+        service.work()
+    assert peer.done
+    assert {key[1] for key in service.workers["w0"].finished} <= {1}
+    service.begin(peer)
+    assert set(peer.reads) == {0, 1}
+    assert service.readable(peer)
+    service.run()
+    assert peer.done
+    assert not service.workers["w0"].leases
+    assert list(service.state.jobs["a"].epochs) == [1]
+
+
+def test_leaving_an_epoch_early_drops_the_rest_of_it():
+    service, peer = started(FakePlan(6, 2))
+    service.work(read=False)
+    service.begin(peer)
+    assert peer.epoch.epoch == 1
+    assert {lease.ref.epoch for lease in service.workers["w0"].leases.values()} == {1}
+    assert not [key for key in service.workers["w0"].finished if key[1] == 0]
+    service.run()
+    assert peer.done
+
+
+def test_going_back_is_refused():
+    service, peer = started()
+    service.begin(peer, 3)
+    service.begin(peer, 2)
+    assert "is at epoch 3 and cannot go back to 2" in peer.failure.message
+
+
+def test_a_plan_without_end_never_grows_the_state():
+    service, peer = started(FakePlan(None), workers=2)
+    for _ in range(3):
+        for _ in range(100):
+            service.work()
+        size = len(str(service.state.snapshot()))
+        assert size < 6000
+    assert len(peer.complete) > 300
+    assert sorted(peer.complete)[:100] == list(range(100))
+    assert peer.ends is None
+
+
+def test_a_lost_worker_counts_as_lost_after_a_heartbeat_or_at_once_if_its_process_ended():
+    service, peer = started(FakePlan(4), workers=2)
+    del service.workers["w0"]
+    service.say(inp.WorkerSessionLost("w0"))
+    service.tick(4)
+    assert "w0" in service.state.workers
+    service.tick(2)
+    assert "w0" not in service.state.workers
+    service.run()
+    assert peer.done
+    service.say(inp.WorkerEnded("w1", "was killed"))
+    assert not service.state.workers
+
+
+def test_a_silent_worker_is_given_up_and_stopped():
+    service, _ = started()
+    service.now = 12.0
+    service.say(inp.Tick())
+    assert "w0" in service.state.workers
+    service.now = 13.0
+    actions = service.say(inp.Tick())
+    assert "w0" not in service.state.workers
+    assert act.StopWorkers(["w0"], "was silent for 12.5 s") in actions
+
+
+def test_who_comes_back_in_time_keeps_its_leases_but_not_void_ones():
+    service, _ = started(FakePlan(9), workers=2)
+    worker = service.workers["w0"]
+    leases = set(worker.leases)
+    worker.connected = False
+    service.say(inp.WorkerSessionLost("w0"))
+    service.hello("w0")
+    assert set(worker.leases) == leases
+    assert worker.stale == []
+    worker.connected = False
+    service.say(inp.WorkerSessionLost("w0"))
+    service.tick(3)
+    service.tick(3)
+    service.hello("w0")
+    assert worker.stale == sorted(leases)
+
+
+def test_what_is_lost_runs_again_behind_what_was_received():
+    service, peer = started(FakePlan(3))
+    lease = next(iter(service.workers["w0"].leases.values()))
+    report = msg.ConsumerReport(0, [msg.TaskProgress(lease.ref.task, 5)])
+    service.say(inp.ConsumerSaid("x", report))
+    service.kill("w0")
+    again = [entry for entry in service.add_worker("w1").leases.values() if entry.ref == lease.ref]
+    assert again[0].received == 5
+    assert peer.reads[lease.ref.task].worker == "w1"
+
+
+def test_leftovers_that_are_still_needed_are_made_again_alone():
+    service, peer = started(FakePlan(2, 2))
+    for lease in list(service.workers["w0"].leases):
+        if service.workers["w0"].leases[lease].ref.task < 2:
+            service.finish(service.workers["w0"], lease)
+    for task in service.readable(peer):
+        service.read(peer, task)
+    service.kill("w0")
+    leases = service.add_worker("w1").leases.values()
+    assert sorted((lease.ref.task, lease.received) for lease in leases) == [(0, -1), (1, -1)]
+    service.run()
+    assert peer.done
+
+
+def test_at_most_once_goes_on_without_what_is_lost():
+    service, peer = started(FakePlan(4), visitation="at_most_once", epochs=1)
+    service.add_worker("w1")
+    service.kill("w0")
+    service.run()
+    assert peer.done
+    assert peer.ends == [2, 3]
+
+
+def test_a_tail_belongs_to_the_reader_of_the_last_task_before_it():
+    service, peer = started(FakePlan(2, 2))
+    assert peer.ends == [0, 1, 2]
+    assert {lease.ref.task for lease in service.workers["w0"].leases.values()} == {0, 1}
+
+
+def test_without_sharding_each_worker_walks_in_its_own_order_and_flushes():
+    service, peer = started(FakePlan(8, 2), workers=2, sharding="off", visitation="zero_once_or_more", epochs=1)
+    runs: dict[str, list[int]] = {"w0": [], "w1": []}
+    for _ in range(20):
+        for name, worker in service.workers.items():
+            for lease in list(worker.leases):
+                assert worker.leases[lease].flush
+                runs[name].append(worker.leases[lease].run)
+                service.finish(worker, lease)
+        for task in service.readable(peer):
+            service.read(peer, task)
+    assert peer.epoch.tasks == 8
+    assert sorted(peer.complete) == list(range(8))
+    mains = {0, 1, 3, 4, 6, 7, 9, 10}
+    for walked in runs.values():
+        assert len(set(walked)) == len(walked)
+        assert set(walked) <= mains
+
+
+def test_static_shares_move_on_death_only():
+    service, peer = started(FakePlan(9), workers=3, sharding="static")
+    owners = service.state.jobs["a"].epochs[0].owners
+    assert owners == ["w0", "w1", "w2"]
+    service.add_worker("late")
+    assert not service.workers["late"].leases
+    service.kill("w1")
+    assert service.state.jobs["a"].epochs[0].owners[1] in {"w0", "w2", "late"}
+    service.run()
+    assert peer.done
+
+
+def test_a_leaving_worker_is_let_go_when_nothing_of_it_is_needed():
+    service, peer = started(FakePlan(4), workers=2)
+    worker = service.workers["w0"]
+    service.say(inp.WorkerSaid("w0", msg.WorkerLeaving()))
+    assert not worker.stopped
+    service.run()
+    assert worker.stopped
+    assert peer.done
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_more_jobs_than_workers_take_turns(jobs):
+    service = Service(FakePlan(12), turn_s=0.0)
+    service.add_worker("w")
+    peers = [service.join(f"x{i}", f"job{i}", epochs=1) for i in range(jobs)]
+    served = []
+    for _ in range(200):
+        if not service.work():
+            break
+        service.tick(0.1)
+        served.append(service.state.workers["w"].job)
+    assert all(peer.done for peer in peers)
+    first_half = served[: len(served) // 2]
+    assert set(first_half) == {f"job{i}" for i in range(jobs)}
+
+
+def test_workers_are_spread_over_jobs():
+    service = Service(FakePlan(200))
+    for i in range(4):
+        service.add_worker(f"w{i}")
+    service.join("x", "one")
+    assert {worker.job for worker in service.state.workers.values()} == {"one"}
+    service.join("y", "two")
+    for _ in range(12):
+        service.work()
+        service.tick(0.1)
+    served = [worker.job for worker in service.state.workers.values()]
+    assert sorted(served) == ["one", "one", "two", "two"]
+
+
+def blocked_service():
+    """Job "slow" has the only worker and does not read; "quick" waits."""
+    service = Service(FakePlan(30))
+    service.add_worker("w")
+    service.join("x", "slow")
+    service.plan_tasks(service.workers["w"])
+    waiting = service.join("y", "quick")
+    service.tick(1)
+    assert service.state.workers["w"].job == "slow"
+    return service, waiting
+
+
+def test_a_worker_blocked_by_its_consumers_is_given_to_who_waits():
+    service, waiting = blocked_service()
+    service.now += 1
+    service.report("w", lanes=[msg.LaneReport(0, True, 4.0, 100)])
+    assert service.state.workers["w"].job == "slow"
+    service.report("w", lanes=[msg.LaneReport(0, True, 6.0, 100)])
+    assert service.state.workers["w"].job == "quick"
+    service.plan_tasks(service.workers["w"])
+    service.work()
+    assert waiting.reads
+    assert any(live.worker == "" for live in service.state.jobs["slow"].epochs[0].live.values())
+
+
+def test_a_task_that_is_too_long_for_a_turn_is_cut_and_gets_twice_the_time_next():
+    service, _ = blocked_service()
+    for _ in range(10):
+        service.tick(3)
+    assert service.state.workers["w"].job == "quick"
+    assert service.state.jobs["slow"].cuts == 1
+
+
+def test_the_same_events_give_the_same_state():
+    service, peer = started(FakePlan(9, 3), workers=3)
+    service.work()
+    service.kill("w1")
+    service.run()
+    assert peer.done
+    assert service.replayed().snapshot() == service.state.snapshot()
