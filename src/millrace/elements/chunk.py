@@ -14,9 +14,9 @@ class Origin(NamedTuple):
     """Where a chunk's elements come from; with a position in it, the identity of an element.
 
     Attributes:
-        node: id of the node that defines the positions: a source, a node that combines datasets, or -1 once a
-            task-local operator has mixed elements of several splits (positions then count the task's own outputs).
-        split: index into the source's split table; 0 for sources of positions; the task's index if ``node`` is -1.
+        node: id of the node that defines the positions: a source, a node that combines datasets, or -1 - id once a
+            task-local operator has mixed elements of several splits (positions then count its outputs in the task).
+        split: index into the source's split table; 0 for sources of positions; the task's index if ``node`` < 0.
         repetition: which repetition of a ``repeat`` below.
     """
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from millrace.planning.keys import derive, states
 
 T = TypeVar("T")
 
-_PACKAGE = str(Path(__file__).parent.parent)
+_PACKAGE = str(Path(__file__).parent.parent / "_")[:-1]
 
 
 class Calls:
@@ -30,9 +31,14 @@ class Calls:
     """
 
     def __init__(
-        self, seed: int, epoch: int, on_error: Opaque | str | None, describe: Callable[[Origin, int], str]
+        self,
+        seed: int,
+        epoch: int,
+        keys: Sequence[int],
+        on_error: Opaque | str | None,
+        describe: Callable[[Origin, int], str],
     ) -> None:
-        self._seed, self._epoch = seed, epoch
+        self._seed, self._epoch, self._keys = seed, epoch, keys
         self._on_error = on_error
         self._describe = describe
         self._lock = threading.Lock()
@@ -44,13 +50,16 @@ class Calls:
         if function.takes_rng:
             bound = _Randomly(call, self.key(node, chunk.origin), chunk)
             return self._each(label, bound, chunk)
-        if not self._raises:
+        if not self.raises:
             return self._each(label, lambda index: call(chunk.elements[index]), chunk)
         elements = iter(chunk.elements)
         try:
             results = list(map(call, elements))
         except Exception as error:
             failed = len(chunk.elements) - operator.length_hint(elements) - 1
+            if isinstance(error, MillraceError):
+                self._note(error, label, chunk, failed)
+                raise
             raise self.error(label, chunk, failed, error) from error
         if len(results) < len(chunk.elements):  # a StopIteration from the function ends map() quietly
             raise self.error(label, chunk, len(results), StopIteration("raised by the function"))
@@ -61,39 +70,49 @@ class Calls:
         try:
             return True, action()
         except Exception as error:
-            failure = self.error(label, chunk, index, error)
-            if not isinstance(failure, ElementError):  # the data or the pipeline is at fault, not the element
+            if isinstance(error, ElementError):  # of a dataset that the function made
+                failure = error
+            elif isinstance(error, MillraceError):  # the data or the pipeline is at fault, not the element
+                self._note(error, label, chunk, index)
                 raise
+            else:
+                failure = self.error(label, chunk, index, error)
             if self._on_error == "skip":
                 with self._lock:
                     self.skipped += 1
                 return False, None
             if isinstance(self._on_error, Opaque):
                 return True, self._on_error.value(failure)
+            if failure is error:
+                self._note(failure, label, chunk, index)
+                raise
             raise failure from error
 
     def key(self, node: int, origin: Origin) -> int:
         """Key of the random numbers of a node over elements of one origin."""
-        return derive(self._seed, self._epoch, node, *origin)
+        begun = self._keys[origin.node] if origin.node >= 0 else -1 - self._keys[-1 - origin.node]
+        return derive(self._seed, self._epoch, self._keys[node], begun, origin.split, origin.repetition)
 
     @property
-    def _raises(self) -> bool:
+    def raises(self) -> bool:
+        """Whether the first element that fails ends the task."""
         return self._on_error is None or self._on_error == "raise"
 
     def _each(self, label: str, call: Callable[[int], T], chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
         kept: list[int] = []
         results: list[Any] = []
         for index in range(len(chunk.elements)):
-            keep, result = self.guard(label, chunk, index, lambda index=index: call(index))  # type: ignore[misc]
+            keep, result = self.guard(label, chunk, index, partial(call, index))
             if keep:
                 kept.append(index)
                 results.append(result)
         return (None if len(kept) == len(chunk.elements) else kept), results
 
-    def error(self, label: str, chunk: Chunk, index: int, error: Exception) -> MillraceError:
+    def _note(self, error: MillraceError, label: str, chunk: Chunk, index: int) -> None:
+        error.add_note(f"in {label} of {self._describe(chunk.origin, int(chunk.positions[index]))}")
+
+    def error(self, label: str, chunk: Chunk, index: int, error: Exception) -> ElementError:
         """The error to raise for ``error`` at element ``index``: with operator, origin and the user's traceback."""
-        if isinstance(error, MillraceError):
-            return error
         where = self._describe(chunk.origin, int(chunk.positions[index]))
         text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()
         return ElementError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from millrace.elements.chunk import Chunk, Origin
 
 Array = npt.NDArray[np.int64]
 Feed = Iterator[Array]
+Route = Callable[[Array], tuple[Array, Array]]
 
 BLOCK = 65536
 """Units per array of a feed."""
@@ -36,8 +39,7 @@ def runs(labels: Array) -> Iterator[tuple[int, int]]:
     if not len(labels):
         return
     edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
-    starts = [0, *edges.tolist(), len(labels)]
-    yield from zip(starts[:-1], starts[1:], strict=True)
+    yield from pairwise([0, *edges.tolist(), len(labels)])
 
 
 def compact(array: Array) -> range | Array:
@@ -76,12 +78,13 @@ class Routes:
     """Deals a feed out to several readers, each of which may run ahead of the others.
 
     Args:
-        feed: the units.
+        feed: the units, none twice.
         route: for an array of n units, (reader, unit for that reader), each int64 of length n.
+        most: how many units a reader has at most: one that has had them all looks for no more.
     """
 
-    def __init__(self, feed: Feed, route: Callable[[Array], tuple[Array, Array]]) -> None:
-        self._feed, self._route = feed, route
+    def __init__(self, feed: Feed, route: Route, most: Callable[[int], int]) -> None:
+        self._feed, self._route, self._most = feed, route, most
         self._queues: dict[int, deque[Array]] = {}
         self._choices: deque[Array] = deque()
         self._lock = threading.Lock()  # a reader may be pulled by a thread of its own
@@ -98,13 +101,15 @@ class Routes:
 
     def reader(self, number: int) -> Feed:
         """Units of reader ``number``."""
-        while True:
+        left = self._most(number)
+        while left > 0:
             with self._lock:
                 queue = self._queues.setdefault(number, deque())
                 while not queue:
                     if not self._advance():
                         return
                 array = queue.popleft()
+            left -= len(array)
             yield array
 
     def choices(self) -> Feed:
@@ -115,6 +120,28 @@ class Routes:
                     return
                 array = self._choices.popleft()
             yield array
+
+
+def parts(feed: Feed, route: Route) -> Iterator[tuple[int | None, Feed]]:
+    """(part, units in it) of each stretch of a feed that lies in one part, as ``route`` says; one after the other.
+
+    As soon as units don't ascend any more, None and the rest of the feed as it is.
+    """
+    rest: list[Feed] = []
+
+    def routed() -> Iterator[tuple[int, Array]]:
+        for units in feed:
+            if not ascends(units):
+                rest.append(chain([units], feed))
+                return
+            which, within = route(units)
+            for start, stop in runs(which):
+                yield int(which[start]), within[start:stop]
+
+    for part, stretch in groupby(routed(), key=itemgetter(0)):
+        yield part, map(itemgetter(1), stretch)
+    for units in rest:
+        yield None, units
 
 
 def tee(feed: Feed, count: int) -> list[Feed]:

@@ -22,7 +22,7 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
     return joined
 
 
-def epoch(program: Program, number: int) -> Iterator[Chunk]:
+def epoch(program: Program, number: int) -> Generator[Chunk, None, None]:
     """Chunks of all tasks of epoch ``number``, in plan order."""
     left: dict[int, Leftovers] = {}
     index = 0
@@ -32,7 +32,7 @@ def epoch(program: Program, number: int) -> Iterator[Chunk]:
         index += 1
 
 
-def share(program: Program, number: int, part: int, parts: int) -> Iterator[Chunk]:
+def share(program: Program, number: int, part: int, parts: int) -> Generator[Chunk, None, None]:
     """Chunks of every ``parts``-th task of an epoch, from ``part`` on; what they leave over stays among them.
 
     For processes that read one epoch together without talking to one another: the parts are disjoint and together
@@ -43,22 +43,22 @@ def share(program: Program, number: int, part: int, parts: int) -> Iterator[Chun
     while program.plan.length is None or index < program.plan.length:
         task = program.plan.task(index)
         index += 1
-        if task.inputs:
+        if task.is_tail:
             continue
         mains += 1
         if (mains - 1) % parts != part:
             continue
         yield from _run(program, task, number, {}, left)
         if len(left) == FAN_IN:
-            yield from _tail(program, number, left, index, last=False)
+            yield from _own_tail(program, number, left, Task(-index, 0, 0, tuple(left), parent=index))
     if left:
-        yield from _tail(program, number, left, index, last=True)
+        yield from _own_tail(program, number, left, Task(-index - 1, 0, 0, tuple(left)))
 
 
-def _tail(program: Program, number: int, left: dict[int, Leftovers], index: int, *, last: bool) -> Iterator[Chunk]:
+def _own_tail(program: Program, number: int, left: dict[int, Leftovers], task: Task) -> Iterator[Chunk]:
+    """A tail of the tasks in ``left``, which it replaces there; numbered apart from those of the plan."""
     leftovers = join(left.values())
     left.clear()
-    task = Task(index - 1, 0, 0, (), -1 if last else index)
     yield from _run(program, task, number, leftovers, left)
 
 
@@ -105,8 +105,12 @@ class LocalIterator(Iterator[Any]):
 
 
 def _elements(program: Program, number: int, part: int, parts: int) -> Generator[Any, None, None]:
+    chunks = epoch(program, number) if parts == 1 else share(program, number, part, parts)
     try:
-        for chunk in epoch(program, number) if parts == 1 else share(program, number, part, parts):
+        for chunk in chunks:
             yield from chunk.elements
     finally:
-        program.close()
+        try:
+            chunks.close()
+        finally:
+            program.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from millrace.elements.chunk import Chunk
-from millrace.elements.tree import nbytes_of
+from millrace.elements.tree import nbytes, nbytes_of
 
 clock = time.perf_counter
 
@@ -40,8 +40,14 @@ class Measure:
         self.threads_s += other.threads_s
 
 
-def measured(chunks: Iterator[Chunk], measure: Measure) -> Iterator[Chunk]:
-    """The same chunks, counted and timed."""
+def measured(
+    chunks: Iterator[Chunk], measure: Measure, limit: int, too_large: Callable[[Chunk, int, int], Exception]
+) -> Iterator[Chunk]:
+    """The same chunks, counted and timed.
+
+    Raises:
+        Exception: ``too_large(chunk, index, bytes)`` if one element has more than ``limit`` bytes.
+    """
     try:
         while True:
             began = clock()
@@ -49,8 +55,13 @@ def measured(chunks: Iterator[Chunk], measure: Measure) -> Iterator[Chunk]:
             measure.pulled_s += clock() - began
             if chunk is None:
                 return
+            size = nbytes_of(chunk.elements)
+            if size > limit:
+                for index, element in enumerate(chunk.elements):
+                    if (alone := nbytes(element)) > limit:
+                        raise too_large(chunk, index, alone)
             measure.elements += len(chunk.elements)
-            measure.bytes += nbytes_of(chunk.elements)
+            measure.bytes += size
             yield chunk
     finally:
         close(chunks)
@@ -70,7 +81,8 @@ class Totals:
         self._inputs = inputs
         self._ended = [Measure() for _ in inputs]
         self._running: list[list[Measure]] = []
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end an abandoned task in the middle of anything.
+        self._lock = threading.RLock()
 
     def begin(self) -> list[Measure]:
         """Measures for one task, by node id."""
@@ -111,19 +123,23 @@ class Sizer:
 
     size: int = 16
     _cost_s: float = 0.0
+    _bytes: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def learn(self, elements: int, seconds: float, bytes_each: float) -> None:
-        """``elements`` source elements took ``seconds`` from the source to the end; the largest operator output took
-        ``bytes_each`` per source element.
+    def learn(self, elements: int, seconds: float, size: float) -> None:
+        """Takes in how ``elements`` source elements fared on their way to the end.
+
+        Args:
+            elements: more than 0.
+            seconds: from the source to the end.
+            size: bytes that the operator with the largest output made of them.
         """
-        if elements <= 0:
-            return
         with self._lock:
             cost = seconds / elements
             self._cost_s = cost if not self._cost_s else 0.7 * self._cost_s + 0.3 * cost
+            self._bytes = max(size / elements, 0.7 * self._bytes)
             by_time = _CHUNK_S / max(self._cost_s, 1e-9)
-            by_bytes = _CHUNK_BYTES / max(bytes_each, 1.0)
+            by_bytes = _CHUNK_BYTES / max(self._bytes, 1.0)
             wanted = min(by_time, by_bytes, _CHUNK_ELEMENTS)
             self.size = max(1, int(min(wanted, 4 * self.size)))
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from millrace.elements.chunk import Chunk, Origin
-from millrace.engine import feeds
-from millrace.engine.calls import Calls
+from millrace.elements.chunk import Chunk
 from millrace.engine.lowering import Lowering
-from millrace.engine.measure import Measure, Sizer, Totals, clock, close
+from millrace.engine.measure import Measure, Sizer, Totals, close
 from millrace.engine.pool import Pool
 from millrace.engine.task import RunningTask, default_threads
-from millrace.errors import MillraceError
 from millrace.graph.nodes import Graph
-from millrace.planning.plan import Plan, Task, plan_of
+from millrace.planning.plan import WHOLE, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
-from millrace.sources import describe, list_source, open_source
+from millrace.sources import list_source, open_source
 from millrace.sources.contract import PositionSource, SequentialSource
 
 
@@ -65,13 +62,11 @@ class Program:
             epoch: number of the epoch.
             leftovers: for a tail: what its inputs left, joined in order, by node id.
         """
-        calls = Calls(self.seed, epoch, self._options.on_error, self._describe)
         running = RunningTask(
             self._units,
             task,
             seed=self.seed,
             epoch=epoch,
-            calls=calls,
             measures=self._totals.begin(),
             sizer=self._sizer,
             pool=self._pool,
@@ -92,13 +87,6 @@ class Program:
         """Ends the threads. Runs must have been closed before."""
         self._pool.close()
 
-    def _describe(self, origin: Origin, position: int) -> str:
-        if origin.node < 0:
-            return f"element {position} of {self.graph.nodes[-1 - origin.node]} in task {origin.split}"
-        node = self.graph.nodes[origin.node]
-        table = self._units.tables.get(origin.node)
-        return f"element {position} of {node}" if table is None else describe(node, table, origin.split, position)
-
     def _source(self, number: int) -> PositionSource | SequentialSource:
         with self._lock:
             found = self._sources.get(number)
@@ -110,10 +98,9 @@ class Program:
     def _nested(self, graph: Graph, seed: int) -> Iterator[Any]:
         """Elements of a dataset that a user's function returned: computed on the thread that asks, in order."""
         inner = Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS)
-        for index in range(inner.plan.length or 0):
-            with inner.run(inner.plan.task(index), 0) as run:
-                for chunk in run:
-                    yield from chunk.elements
+        with inner.run(WHOLE, 0) as run:
+            for chunk in run:
+                yield from chunk.elements
 
 
 _NO_THREADS = Pool(1)
@@ -137,18 +124,14 @@ class Run:
 
     def __init__(self, task: RunningTask, totals: Totals, sizer: Sizer) -> None:
         self._task, self._totals, self._sizer = task, totals, sizer
-        lowering = Lowering(task)
-        root = lowering.graph.id_of(lowering.graph.root)
-        if task.task.is_sequence:
-            self._chunks = lowering.stream(root)
-        else:
-            self._chunks = lowering.units(root, feeds.blocks(task.task.start, task.task.stop))
+        self._chunks = Lowering(task).root()
         self._closed = False
-        self._learnt = (0.0, 0)
-        self._sources = [number for number, _ in lowering.graph.sources()]
+        self._learnt = (0, 0.0, 0)
+        self._sources = [number for number, _ in task.units.graph.sources()]
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:
+        """What the task left so far, by the node that collects it."""
         return self._task.left
 
     @property
@@ -160,41 +143,42 @@ class Run:
         return self
 
     def __next__(self) -> Chunk:
-        began = clock()
         try:
             chunk = next(self._chunks, None)
-        except RuntimeError as error:
-            if isinstance(error.__cause__, StopIteration):
-                raise MillraceError("a user function raised StopIteration") from error
-            raise
         except BaseException:
             self.close()
             raise
         if chunk is None:
             self.close()
             raise StopIteration
-        self._learn(clock() - began)
+        self._learn()
         return chunk
 
-    def _learn(self, seconds: float) -> None:
+    def _learn(self) -> None:
+        """Tells the sizer what source elements cost: on the thread that pulls or, under a prefetch, on its own."""
         measures: list[Measure] = self._task.measures
         read = sum(measures[number].elements for number in self._sources)
-        spent, seen = self._learnt
+        seen, spent, held = self._learnt
         if read > seen:
-            largest = max(measure.bytes for measure in measures) / read
-            self._sizer.learn(read - seen, seconds + spent, largest)
-            self._learnt = (0.0, read)
-        else:
-            self._learnt = (spent + seconds, seen)
+            pulled_s = max(measure.pulled_s for measure in measures)
+            largest = max(measure.bytes for measure in measures)
+            self._sizer.learn(read - seen, pulled_s - spent, largest - held)
+            self._learnt = (read, pulled_s, largest)
 
     def close(self) -> None:
         """Stops the task and waits for what runs. Idempotent."""
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        try:
             close(self._chunks)
+            # What an error left suspended may still have threads: its traceback keeps it alive.
+            while self._task.helpers:
+                self._task.helpers.pop().stop()
+        finally:
             self._totals.end(self._task.measures)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -3,92 +3,155 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed
+from millrace.engine.measure import close
+from millrace.errors import ElementTooLargeError, SourceCorruptError
 from millrace.planning.tables import SplitTable
 from millrace.sources.contract import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
     from millrace.engine.task import NodeContext
 
+_CHUNK_BYTES = 4 << 20
+
 
 def read_positions(
-    source: PositionSource | SequentialSource, feed: Feed, origin: Origin, context: NodeContext
+    source: PositionSource, table: SplitTable, feed: Feed, origin: Origin, context: NodeContext
 ) -> Iterator[Chunk]:
-    """Elements at the positions of ``feed``; read on several threads where reading takes its time."""
-    fetch = cast(PositionSource, source).fetch
+    """Elements at the positions of ``feed``; read on several threads where reading takes its time.
+
+    Raises:
+        ElementTooLargeError: before a file is read that is larger than all buffers.
+    """
 
     def wanted() -> Iterator[Chunk]:
         for units in feed:
             start = 0
             while start < len(units):
-                size = context.chunk_size()
-                part = units[start : start + size]
+                part = units[start : start + context.chunk_size()]
+                if table.sizes:
+                    part = part[: _affordable(table, part, context.limit)]
+                start += len(part)
                 yield Chunk(cast("list[object]", part), origin, part)  # stands for its elements until they are read
-                start += size
 
     def read(chunk: Chunk) -> Chunk:
-        positions = cast(Array, chunk.positions)
-        return context.fetch(fetch, Chunk([], chunk.origin, positions))
+        return context.fetch(source.fetch, Chunk([], chunk.origin, chunk.positions))
 
     yield from context.in_order(read, wanted(), context.AUTOTUNE)
 
 
+def _affordable(table: SplitTable, positions: Array, limit: int) -> int:
+    """How many of the files at ``positions`` go into one chunk; at least one."""
+    total = 0
+    for count, position in enumerate(positions.tolist()):
+        size = table.sizes[position]
+        if size > limit:
+            raise ElementTooLargeError(
+                f"{table.locations[position]} has {size} bytes, and the pipeline may hold {limit}; "
+                "raise with_options(buffer_bytes=...), or leave it out"
+            )
+        total += size
+        if total > _CHUNK_BYTES and count:
+            return count
+    return len(positions)
+
+
 def read_splits(
-    source: PositionSource | SequentialSource,
-    table: SplitTable,
-    feed: Feed,
-    node: int,
-    repetition: int,
-    context: NodeContext,
+    source: SequentialSource, table: SplitTable, feed: Feed, origin: Origin, starts: Array, context: NodeContext
 ) -> Iterator[Chunk]:
-    """Elements of a sequential source: of whole splits if units are splits, else at the positions of ``feed``."""
-    reader = cast(SequentialSource, source)
-    if table.count < 0:
+    """Elements of a sequential source whose units are elements.
+
+    Args:
+        source: the reader.
+        table: of splits with known counts.
+        feed: positions in the source.
+        origin: of the source; chunks have the split's.
+        starts: position of each split's first element.
+        context: of the source's node.
+    """
+    reading = _Reading(source, table, context)
+    try:
         for units in feed:
-            for split in units.tolist():
-                position = 0
-                origin = Origin(node, split, repetition)
-                for elements in reader.read(table.splits[split], 0, -1, context.chunk_size):
-                    yield Chunk(elements, origin, range(position, position + len(elements)))
-                    position += len(elements)
-        return
-    starts = context.split_starts(table)
-    for units in feed:
-        splits = (np.searchsorted(starts, units, side="right") - 1).astype(np.int64)
-        for first, last in feeds.runs(splits):
-            split = int(splits[first])
-            offsets = units[first:last] - starts[split]
-            for begin, end in _ascending(offsets):
-                yield from _read_offsets(
-                    reader, table, split, offsets[begin:end], Origin(node, split, repetition), context
-                )
+            splits = np.searchsorted(starts, units, side="right") - 1
+            for first, last in feeds.runs(splits):
+                split = int(splits[first])
+                offsets = units[first:last] - starts[split]
+                place = origin._replace(split=split)
+                for begin, end in pairwise([0, *(np.flatnonzero(np.diff(offsets) <= 0) + 1).tolist(), len(offsets)]):
+                    yield from _chosen(reading, offsets[begin:end], place)
+    finally:
+        reading.close()
 
 
-def _ascending(offsets: Array) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each strictly ascending stretch."""
-    edges = (np.flatnonzero(offsets[1:] <= offsets[:-1]) + 1).tolist()
-    yield from zip([0, *edges], [*edges, len(offsets)], strict=True)
-
-
-def _read_offsets(
-    reader: SequentialSource, table: SplitTable, split: int, offsets: Array, origin: Origin, context: NodeContext
+def read_whole_splits(
+    source: SequentialSource, table: SplitTable, feed: Feed, origin: Origin, context: NodeContext
 ) -> Iterator[Chunk]:
+    """Elements of a sequential source whose units are whole splits."""
+    for units in feed:
+        for split in units.tolist():
+            position = 0
+            place = origin._replace(split=split)
+            lists = source.read(table.splits[split], 0, -1, context.chunk_size)
+            try:
+                for elements in lists:
+                    yield Chunk(elements, place, range(position, position + len(elements)))
+                    position += len(elements)
+            finally:
+                close(lists)
+
+
+def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk]:
+    """The elements at ascending ``offsets`` of a split."""
     low, high = int(offsets[0]), int(offsets[-1]) + 1
-    position = low
     every = high - low == len(offsets)
-    for elements in reader.read(table.splits[split], low, high, context.chunk_size):
-        chunk = Chunk(elements, origin, range(position, position + len(elements)))
-        position += len(elements)
+    for start, elements in reading.lists(origin.split, low, high):
+        chunk = Chunk(elements, origin, range(start, start + len(elements)))
         if every:
             yield chunk
             continue
-        first, last = np.searchsorted(offsets, [position - len(elements), position]).tolist()
-        chosen = (offsets[first:last] - (position - len(elements))).tolist()
-        if chosen:
+        first, last = np.searchsorted(offsets, [start, start + len(elements)]).tolist()
+        if first < last:
+            chosen = (offsets[first:last] - start).tolist()
             yield chunk.keep(chosen, [elements[index] for index in chosen])
+
+
+class _Reading:
+    """Keeps a split open from one request to the next, as feeds ask for what follows more often than not."""
+
+    def __init__(self, source: SequentialSource, table: SplitTable, context: NodeContext) -> None:
+        self._source, self._table, self._context = source, table, context
+        self._split = -1
+        self._at = self._stop = 0
+        self._lists: Iterator[list[Any]] = iter(())
+
+    def lists(self, split: int, low: int, high: int) -> Iterator[tuple[int, list[Any]]]:
+        """(offset, elements) of consecutive lists that cover [low, high) of a split, and perhaps some before."""
+        if split != self._split or low < self._at:
+            self.close()
+            self._split, self._at = split, low
+            self._lists = self._source.read(self._table.splits[split], low, -1, self._wanted)
+        self._stop = high
+        while self._at < high:
+            elements = next(self._lists, None)
+            if elements is None:
+                piece = self._table.splits[split]
+                raise SourceCorruptError(
+                    f"{piece.location} ended after {self._at} of the {piece.count} elements that it had when listed"
+                )
+            start = self._at
+            self._at += len(elements)
+            yield start, elements
+
+    def close(self) -> None:
+        close(self._lists)
+        self._lists, self._split = iter(()), -1
+
+    def _wanted(self) -> int:
+        return max(1, min(self._context.chunk_size(), self._stop - self._at))

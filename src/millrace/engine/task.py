@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.calls import Calls
-from millrace.engine.feeds import Array, compact
-from millrace.engine.measure import Measure, Sizer
-from millrace.engine.pool import Pool, ahead, in_order
-from millrace.errors import PipelineError
-from millrace.graph.nodes import AUTOTUNE, Graph, Opaque, Shuffle
+from millrace.engine.feeds import Array, compact, runs
+from millrace.engine.measure import Measure, Sizer, measured
+from millrace.engine.naming import first_made, name_of
+from millrace.engine.pool import Ahead, Pool, in_order
+from millrace.errors import ElementError, ElementTooLargeError, PipelineError
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
 from millrace.ops.contract import Context
-from millrace.planning.keys import derive, mix
+from millrace.planning.keys import derive
 from millrace.planning.permutation import permute
 from millrace.planning.plan import Task
-from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.sources.contract import PositionSource, SequentialSource
 
@@ -38,7 +39,6 @@ class RunningTask:
         *,
         seed: int,
         epoch: int,
-        calls: Calls,
         measures: list[Measure],
         sizer: Sizer,
         pool: Pool | None,
@@ -48,49 +48,51 @@ class RunningTask:
     ) -> None:
         self.units, self.task = units, task
         self.seed, self.epoch = seed, epoch
-        self.calls, self.measures, self.pool = calls, measures, pool
+        self.measures, self.pool = measures, pool
         self.source, self.nested = sources, nested
-        self.taken = leftovers
+        self.taken = dict(leftovers)
         self.left: dict[int, list[Any]] = {}
+        self.helpers: set[Ahead] = set()
         self.chunk_size: Callable[[], int] = lambda: sizer.size
-        buffer_bytes = units.graph.options().buffer_bytes or DEFAULT_BUFFER_BYTES
-        self.budget = buffer_bytes // max(1, len(units.graph.nodes))
-        self.window_budget = buffer_bytes
+        options = units.graph.options()
+        self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place))
+        self.buffer_bytes = options.buffer_bytes or DEFAULT_BUFFER_BYTES
+        self.budget = self.buffer_bytes // max(1, len(units.graph.nodes))
+
+    def measured(self, number: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """What node ``number`` yields, counted, and refused where an element is larger than all buffers together."""
+
+        def too_large(chunk: Chunk, index: int, size: int) -> ElementTooLargeError:
+            return ElementTooLargeError(
+                f"{self.units.graph.nodes[number]} gives an element of {size} bytes "
+                f"({name_of(self, chunk.origin, int(chunk.positions[index]))}), and the pipeline may hold "
+                f"{self.buffer_bytes}; make it smaller (fewer elements in a batch, say) or raise "
+                f"with_options(buffer_bytes=...)"
+            )
+
+        return measured(chunks, self.measures[number], self.buffer_bytes, too_large)
 
     def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
         """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""
-        seed = self.seed if node.seed is None else node.seed
-        if not node.reshuffle_each_iteration:
-            return derive(seed, number)
-        return derive(seed, number, self.epoch, repetition)
+        seed, key = self.seed if node.seed is None else node.seed, self.units.graph.keys[number]
+        return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
 
-    def block_order(self, number: int, child: int, key: int) -> Callable[[Array], Iterator[tuple[int, int]]]:
-        """For units of a windowed shuffle, the stretches [start, stop) of its input's units in random block order."""
+    def block_order(self, child: int, key: int) -> Callable[[Array], Iterator[Array]]:
+        """For units of a windowed shuffle those of its input, blocks in random order, an array for each."""
         bounds = self.units.boundaries(child)
         count = len(bounds) - 1
-        order = permute(np.arange(count, dtype=np.int64), count, key) if count else np.empty(0, np.int64)
+        order = permute(np.arange(count, dtype=np.int64), count, key)
         begins = bounds[:-1][order]
         ends = np.cumsum(bounds[1:][order] - begins)
+        shifts = bounds[1:][order] - ends
 
-        def stretches(units: Array) -> Iterator[tuple[int, int]]:
-            for positions in _contiguous(units):
-                at, stop = positions.start, positions.stop
-                while at < stop:
-                    block = int(np.searchsorted(ends, at, side="right"))
-                    first = int(ends[block - 1]) if block else 0
-                    last = min(stop, int(ends[block]))
-                    base = int(begins[block]) - first
-                    yield base + at, base + last
-                    at = last
+        def stretches(units: Array) -> Iterator[Array]:
+            blocks = np.searchsorted(ends, units, side="right")
+            moved = units + shifts[blocks]
+            for start, stop in runs(blocks):
+                yield moved[start:stop]
 
         return stretches
-
-
-def _contiguous(units: Array) -> Iterator[range]:
-    edges = (np.flatnonzero(np.diff(units) != 1) + 1).tolist()
-    for start, stop in zip([0, *edges], [*edges, len(units)], strict=True):
-        if stop > start:
-            yield range(int(units[start]), int(units[stop - 1]) + 1)
 
 
 class NodeContext(Context):
@@ -108,32 +110,45 @@ class NodeContext(Context):
         self._task, self._number, self._repetition = task, number, repetition
         self._outputs = outputs
         self._node = task.units.graph.nodes[number]
+        self._key = task.units.graph.keys[number]
         self._label = str(self._node)
 
     @property
     def label(self) -> str:
+        """The operator as the user wrote it."""
         return self._label
 
     @property
     def budget(self) -> int:
+        """Bytes that this operator may hold."""
         # A shuffle's window decides what comes out, so it must not depend on how many operators share the memory.
-        return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
+        return self._task.buffer_bytes if isinstance(self._node, Shuffle) else self._task.budget
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
+        """The user's ``function`` of each element."""
         return self._task.calls.call(self._number, self._label, function, chunk)
 
     def guard(self, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
+        """``action()`` about one element."""
         return self._task.calls.guard(self._label, chunk, index, action)
 
     def in_order(self, function: Callable[[Chunk], T], chunks: Iterator[Chunk], parallel: int) -> Iterator[T]:
+        """``function`` of each chunk, on threads where that pays."""
         task = self._task
         measure = task.measures[self._number]
         return in_order(function, chunks, parallel, pool=task.pool, budget=task.budget, measure=measure)
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
-        return ahead(chunks, elements, budget=self._task.budget, measure=self._task.measures[self._number])
+        """The same chunks, computed ahead by a thread."""
+        helper = Ahead(chunks, elements, self._task.budget)
+        try:
+            self._task.helpers.add(helper)
+            yield from helper.pull(self._task.measures[self._number])
+        finally:
+            self._task.helpers.discard(helper)
 
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
+        """What to iterate over in a user function's result."""
         if isinstance(getattr(value, "graph", None), Graph):
             seed = derive(self._task.calls.key(self._number, parent.origin), int(parent.positions[index]))
             return self._task.nested(value.graph, seed)
@@ -145,65 +160,76 @@ class NodeContext(Context):
             ) from None
 
     def generator(self) -> np.random.Generator:
+        """The random generator of this operator in this task."""
         task = self._task
         if isinstance(self._node, Shuffle):
             key = task.shuffle_key(self._number, self._node, self._repetition)
+        elif isinstance(self._node, SampleFromDatasets):
+            key = derive(task.seed if self._node.seed is None else self._node.seed, self._key)
         else:
-            key = derive(task.seed, self._number, task.epoch, self._repetition)
+            key = derive(task.seed, self._key, task.epoch, self._repetition)
         return np.random.Generator(np.random.PCG64(derive(key, task.task.index)))
 
     def chunk_size(self) -> int:
+        """Elements for the next chunk."""
         return self._task.chunk_size()
 
     def mixed(self) -> Origin:
+        """Origin of what this operator itself brings into an order."""
         return Origin(-1 - self._number, self._task.task.index, self._repetition)
 
     def children(self, parent: Chunk, index: int) -> int:
-        return mix(derive(self._number, int(parent.positions[index]))) >> 2
+        """First position of the elements made of one element."""
+        return first_made(self._key, int(parent.positions[index]))
 
     def outputs(self) -> Iterator[tuple[Origin, int, int]] | None:
+        """The groups of a batch, where they are planned."""
         return None if self._outputs is None else self._outputs()
 
     def leftovers(self) -> Iterable[Any]:
-        return self._task.taken.get(self._number, ())
+        """What earlier tasks left to this operator; the first to ask has them all."""
+        return self._task.taken.pop(self._number, ())
 
     def leave(self, elements: list[Any]) -> bool:
+        """Keeps what is left for a later task, if there is one."""
         if self._task.task.parent < 0:
             return False
-        self._task.left[self._number] = elements
+        # A task that holds several parts of a concatenation may run this operator more than once.
+        self._task.left.setdefault(self._number, []).extend(elements)
         return True
 
     # -- for reading, beside what operators are offered ----------------------------------------------------------------
+
+    @property
+    def limit(self) -> int:
+        """Bytes that all buffers of the task hold together."""
+        return self._task.buffer_bytes
 
     def fetch(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         """The elements at the chunk's positions; errors of a map-style data set's own code name the position."""
         positions = np.asarray(chunk.positions, np.int64)
         try:
             return Chunk(fetch(positions), chunk.origin, compact(positions))
-        except OSError:
-            raise
-        except Exception:  # noqa: BLE001 - a map-style data set is user code
+        except Exception as error:
+            # Of sources only a map-style data set is the user's code, in which single elements may fail.
+            if not isinstance(self._node, FromMapStyle) or not isinstance(error, ElementError):
+                raise
+            if self._task.calls.raises:
+                raise
             return self._fetch_each(fetch, Chunk([], chunk.origin, positions))
 
     def _fetch_each(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         positions = np.asarray(chunk.positions, np.int64)
-        kept, elements = [], []
+        kept: list[int] = []
+        elements: list[Any] = []
         for index in range(len(positions)):
-            one = positions[index : index + 1]
-            keep, found = self.guard(chunk, index, lambda one=one: fetch(one)[0])  # type: ignore[misc]
+            keep, found = self.guard(chunk, index, partial(fetch, positions[index : index + 1]))
             if keep:
                 kept.append(index)
-                elements.append(found)
+                elements += found if isinstance(found, list) else [found]
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
-
-    def split_starts(self, table: SplitTable) -> Array:
-        """First position of each split, int64."""
-        counts = np.array([split.count for split in table.splits], np.int64)
-        return np.cumsum(counts) - counts
 
 
 def default_threads() -> int:
-    """Threads for user functions when nobody says otherwise: one per core this process may use, and one more, as threads
-    that decode also wait.
-    """
+    """Threads for user functions: one per core this process may use, and one more, as threads that decode also wait."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
