@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.control import messages as msg
+from millrace.dispatcher.blobs import BlobStore
 from millrace.dispatcher.service import STATUS, Dispatcher
 from millrace.errors import (
     ConsumerConflictError,
@@ -23,7 +24,7 @@ from millrace.graph.serialize import pack
 from millrace.planning.tables import positions_table
 from millrace.version import __version__
 from millrace.wire.access import OWN
-from millrace.wire.blobs import fetch_blob, put_blob
+from millrace.wire.blobs import digest_of, fetch_blob, put_blob
 from millrace.wire.channel import ControlChannel
 from millrace.wire.failures import error_of
 
@@ -271,3 +272,38 @@ def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, pee
     assert (fleet["plan"], fleet["requested"], fleet["observed"]) == (1, 1, 0)
     loop.run(dispatcher.stop(0.1))
     assert cluster.closed
+
+
+def test_status_says_who_waits_and_why(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher().address
+    alone = consumer(peers, address, "a", name="first")
+    alone.wait(msg.JobJoined)
+    assert ask_status(alone)["jobs"][0]["why"] == "job first waits for a worker: none is registered"
+    one = worker(peers, address)
+    one.wait(msg.ListSources)
+    consumer(peers, address, "b", name="second").wait(msg.JobJoined)
+    status = ask_status(alone)
+    assert [job["why"] for job in status["jobs"]] == [
+        "job first waits for its sources to be listed by worker w",
+        "job second waits for a worker: 1 worker, serving first; next turn after a current task",
+    ]
+    assert status["workers"][0]["why"] == "lists the sources of first"
+    assert status["jobs"][0]["consumers"][0]["why"] == "has joined and not begun an epoch"
+
+
+def test_blobs_are_bounded_and_those_of_living_jobs_stay() -> None:
+    store = BlobStore(100)
+    first, second, third = (bytes([i]) * 40 for i in range(3))
+    store.put(digest_of(first), first)
+    store.hold("job", digest_of(first))
+    store.put(digest_of(second), second)
+    store.put(digest_of(third), third)
+    assert not store.has(digest_of(second))
+    assert store.get(digest_of(first)) == first
+    with pytest.raises(ServiceError, match=r"keeps 40 bytes for its jobs and cannot take 61 more \(limit 100\)"):
+        store.put(digest_of(b"x" * 61), b"x" * 61)
+    with pytest.raises(ProtocolError, match="do not have the digest"):
+        store.put("0", b"")
+    store.drop("job")
+    assert len(store) == 0
+    store.put(digest_of(b"x" * 100), b"x" * 100)

@@ -92,8 +92,10 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
             return None
         epoch = job.epochs[number]
         found = _pending(state, job, number, epoch, worker, consumer)
-        if found is None and number >= reading and not full:
+        if found is None and number >= reading:
             found = _fresh(state, job, number, epoch, worker, consumer)
+            if found is not None and full and not _next_to_read(job, epoch, consumer, found.task):
+                found = None
         if found is not None:
             return found
         if number < reading:
@@ -101,6 +103,11 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(consumer, ())):
             return None
     return None
+
+
+def _next_to_read(job: Job, epoch: Epoch, consumer: int, task: int) -> bool:
+    """A consumer that reads in order waits for this task, however much lies ready behind it."""
+    return job.spec.deterministic and all(task < other for other in epoch.unread.get(consumer, ()))
 
 
 def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
@@ -176,12 +183,14 @@ def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, co
     if epoch.settled:
         return None
     if by_worker(job):
+        # The lowest of its shares, so that a lane computes in the order in which it is read.
+        found = None
         for share, name in enumerate(epoch.owners):
             if name == worker.id:
                 key, ahead = walk(job, epoch, share, consumer)
-                if ahead is not None:
-                    return Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
-        return None
+                if ahead is not None and (found is None or ahead[0] < found.task):
+                    found = Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
+        return found
     key, ahead = walk(job, epoch, -1, consumer)
     if ahead is None:
         return None

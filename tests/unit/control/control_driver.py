@@ -162,7 +162,7 @@ def in_order(peer: FakeConsumer, task: int, service: Service) -> bool:
     if not job.spec.deterministic:
         return True
     step = job.spec.num_consumers or 1
-    return task == len(peer.complete) * step + peer.joined.consumer
+    return bool(task == len(peer.complete) * step + peer.joined.consumer)
 
 
 class Service:

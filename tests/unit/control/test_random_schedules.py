@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "deterministic": {"deterministic": True},
     "static": {"sharding": "static"},
