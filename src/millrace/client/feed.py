@@ -204,6 +204,7 @@ class Feed:
 
     def _receive(self, address: str, connection: BulkConnection) -> None:
         """Reads until the connection ends, which raises."""
+        connection.send(self._open)
         with self._changed:
             if self._closed or self._inbox is None:
                 return
@@ -212,7 +213,6 @@ class Feed:
             orders = [delivery.Read(epoch, *unfinished) for unfinished in self._inbox.unfinished(address)]
             grants = self._pool.join(address)
         try:
-            connection.send(self._open)
             for order in (*map(delivery.Credit, grants.values()), *orders):
                 connection.send(order)
             while True:

@@ -89,8 +89,10 @@ class LaneBuffer:
     def begin(self, key: TaskKey, lease: int, received: int) -> None:
         """A run of the task starts; the first ``received`` outputs will not be put in."""
         self.forget(key)
-        self._tasks[key] = TaskBuffer(lease, max(received, 0), wanted=self._asked.get(key) == lease)
-        self._asked = {other: asked for other, asked in self._asked.items() if other != key and other[0] >= key[0]}
+        asked = self._asked.get(key, -1)
+        self._tasks[key] = TaskBuffer(lease, max(received, 0), wanted=asked == lease)
+        if asked <= lease:  # a later lease of the task may be on its way
+            self._asked.pop(key, None)
 
     def room(self, epoch: int, size: int) -> bool:
         """Whether ``size`` more bytes may be put in.
@@ -122,8 +124,9 @@ class LaneBuffer:
     def read(self, key: TaskKey, lease: int, start: int) -> None:
         """The consumer wants the outputs of this lease from ``start`` on; it has those before."""
         if not self.has(key, lease):
-            # The dispatcher tells both sides at once; the consumer may be the faster.
-            self._asked[key] = lease
+            # The dispatcher tells both sides at once; the consumer may be the faster. It reads one epoch at a time.
+            self._asked = {other: asked for other, asked in self._asked.items() if other[0] == key[0]}
+            self._asked[key] = max(lease, self._asked.get(key, -1))
             return
         task = self._tasks[key]
         task.sent = 0

@@ -37,6 +37,27 @@ def test_a_consumer_may_ask_before_the_lease_has_come():
     assert drain(buffer) == [(KEY, 0, 1, False)]
 
 
+def test_what_was_asked_for_early_survives_what_is_computed_ahead():
+    buffer = LaneBuffer(100)
+    buffer.read(KEY, 7, 0)
+    buffer.begin((1, 0), 8, 0)
+    buffer.begin(KEY, 7, 0)
+    buffer.put(KEY, 7, message(0))
+    assert drain(buffer) == [(KEY, 0, 1, False)]
+
+
+def test_what_was_asked_for_early_survives_the_end_of_an_older_lease():
+    buffer = LaneBuffer(100)
+    buffer.begin(KEY, 7, 0)
+    buffer.read(KEY, 9, 0)
+    buffer.read(KEY, 8, 0)
+    buffer.forget(KEY)
+    buffer.begin(KEY, 8, 0)
+    assert not buffer.waiting
+    buffer.begin(KEY, 9, 0)
+    assert buffer.waiting
+
+
 def test_the_end_travels_with_the_last_message_or_alone():
     buffer = LaneBuffer(100)
     buffer.begin(KEY, 1, 0)
