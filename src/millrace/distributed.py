@@ -8,7 +8,7 @@ import platform
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from millrace.errors import PipelineError
 from millrace.frameworks.readable import Readable
@@ -141,7 +141,7 @@ class DistributedDataset(Readable):
             if service is not None:
                 service.close()
 
-    def __enter__(self) -> DistributedDataset:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -399,6 +399,12 @@ class Graph:
                         merged.setdefault(spec.name, value)
         return WithOptions(**merged)
 
+    def seed(self) -> int | None:
+        """The seed that the user gave: of the options, else of the last shuffle that has one."""
+        seeds = [node.seed for node in self.nodes if isinstance(node, Shuffle) and node.seed is not None]
+        chosen = self.options().seed
+        return chosen if chosen is not None else seeds[-1] if seeds else None
+
 
 def _postorder(root: Node) -> Iterator[Node]:
     seen: set[int] = set()

@@ -1,0 +1,150 @@
+"""Checks of what users pass to :class:`millrace.Dataset`: plain values out, or an error that says what to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from millrace.errors import PipelineError
+from millrace.functions.signature import describe, name_of
+from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
+from millrace.planning.units import INFINITE
+
+if TYPE_CHECKING:
+    from millrace.dataset import Dataset
+
+
+class WindowReducer:
+    """Gives a ``reduce_func`` its window as a dataset."""
+
+    def __init__(self, reduce_func: Callable[[Any, Dataset], Any]) -> None:
+        self.reduce_func = reduce_func
+
+    def __call__(self, key: Any, elements: list[Any]) -> Any:
+        """What ``reduce_func`` makes of a window."""
+        from millrace.dataset import Dataset
+
+        return self.reduce_func(key, Dataset.from_list(elements))
+
+
+def node(operator: str, value: Any) -> Node:
+    """The last node of a dataset."""
+    graph = getattr(value, "graph", None)
+    if not isinstance(graph, Graph):
+        raise PipelineError(f"{operator} takes datasets, not {type(value).__name__} ({name_of(value)})")
+    return graph.root
+
+
+def one_of(operator: str, name: str, value: Any, choices: Sequence[Any]) -> None:
+    """One of ``choices``."""
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise PipelineError(f"{operator}: {name} must be one of {listed}, not {value!r}")
+
+
+def function(operator: str, value: Any, arguments: Sequence[str] = ("element",)) -> Opaque:
+    """A user's function, with its name and whether it takes ``rng``."""
+    about = describe(value, operator, arguments)
+    return Opaque(value, about.name, about.where, about.takes_rng)
+
+
+def patterns(operator: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    """Paths or patterns, at least one."""
+    several = (value,) if isinstance(value, str) else tuple(str(pattern) for pattern in value)
+    if not several:
+        raise PipelineError(f"{operator} needs at least one path or pattern, and the list is empty")
+    return several
+
+
+def numbers(args: tuple[Any, ...]) -> range:
+    """A range, of fewer numbers than can be counted."""
+    try:
+        chosen = range(*args)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(f"range{args}: {error}") from None
+    if chosen and (chosen[-1] - chosen[0]) // chosen.step >= INFINITE:
+        raise PipelineError(f"range{args} is too long; for data without end write range(n).repeat()")
+    return chosen
+
+
+def sequence(operator: str, value: Any, remedy: str) -> int:
+    """The length of something with ``len()`` and ``[i]``."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        raise PipelineError(f"{operator} takes something with len() and [i], not {type(value).__name__}; {remedy}")
+    return len(value)
+
+
+def is_int(value: Any) -> bool:
+    """Whether ``value`` is a whole number, of Python or numpy; True and False are none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def whole(operator: str, name: str, value: Any, least: int | None = None) -> int:
+    """A whole number, of at least ``least``."""
+    if not is_int(value) or (least is not None and int(value) < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise PipelineError(f"{operator}: {name} must be a whole number{bound}, not {value!r}")
+    return int(value)
+
+
+def index(operator: str, name: str, value: Any, count: int) -> int:
+    """A whole number from 0 to ``count`` - 1."""
+    if not is_int(value) or not 0 <= value < count:
+        raise PipelineError(f"{operator}: {name} must be a whole number from 0 to {count - 1}, not {value!r}")
+    return int(value)
+
+
+def positive(operator: str, name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    return whole(operator, name, value, 1)
+
+
+def seed(operator: str, value: Any) -> int | None:
+    """A seed of 64 bits, or None."""
+    if value is None:
+        return None
+    number = whole(operator, "seed", value)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise PipelineError(f"{operator}: seed must fit into 64 bits, and {number} does not")
+    return number
+
+
+def parallel(operator: str, value: Any) -> int:
+    """``num_parallel_calls``: None is one call at a time."""
+    if value is None:
+        return 1
+    return AUTOTUNE if value == AUTOTUNE else positive(operator, "num_parallel_calls", value)
+
+
+def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    """A weight for each of ``count`` datasets."""
+    chosen = (1.0,) * count if value is None else tuple(float(weight) for weight in value)
+    sound = len(chosen) == count and all(math.isfinite(weight) and weight >= 0 for weight in chosen)
+    if not count or not sound or not any(chosen):
+        raise PipelineError(
+            f"{operator} needs one weight >= 0 for each dataset and one above 0: "
+            f"{count} datasets, weights {list(chosen)}"
+        )
+    return chosen
+
+
+def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bucket boundaries and batch sizes that fit together."""
+    edges = tuple(whole(operator, "every bucket boundary", edge) for edge in boundaries)
+    batches = tuple(positive(operator, "every batch size", size) for size in sizes)
+    if len(batches) != len(edges) + 1 or list(edges) != sorted(set(edges)):
+        raise PipelineError(
+            f"{operator} needs ascending bucket_boundaries and one more bucket_batch_sizes than "
+            f"boundaries, not {list(edges)} and {list(batches)}"
+        )
+    return edges, batches
+
+
+def error_handler(operator: str, value: Any) -> Opaque | str | None:
+    """``on_error``: a known word or a function of the error."""
+    if value is None or value in ("raise", "skip"):
+        return None if value is None else str(value)
+    if isinstance(value, str) or not callable(value):
+        raise PipelineError(f'{operator}: on_error is "raise", "skip" or a function, not {value!r}')
+    return function(operator, value, ("error",))
