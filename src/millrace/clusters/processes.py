@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-import millrace
+from millrace import version
 
 STOP_S = 5.0
 """How long a child may take to end after it was told to."""
@@ -40,7 +40,7 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _import_path(inherited: Mapping[str, str]) -> dict[str, str]:
     """``inherited``, with the place this millrace was imported from if Python would not look there by itself."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(str(millrace.__file__))))
+    root = os.path.dirname(os.path.dirname(os.path.abspath(version.__file__)))
     known = [place for place in inherited.get("PYTHONPATH", "").split(os.pathsep) if place]
     if os.path.basename(root) in ("site-packages", "dist-packages") or root in map(os.path.abspath, known):
         return dict(inherited)

@@ -1,0 +1,254 @@
+"""Services of real processes: they start quickly, say what is wrong, and leave nothing behind however they end."""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.clusters.processes import hang_up, reap, spawn
+
+WAIT_S = 30
+
+
+def alive(pids):
+    return [
+        pid
+        for pid in pids
+        if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().rsplit(")")[1].split()[0]
+    ]
+
+
+def wait_gone(pids):
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        ready, _, _ = select.select([handle], [], [], WAIT_S)
+        os.close(handle)
+        assert ready, f"process {pid} is still there"
+
+
+def workers_of(service, count):
+    """Waits until so many have registered; returns their pids."""
+    with mr.Dataset.range(1).distribute(service.address) as dataset:
+        list(dataset)
+    for _ in range(10_000):
+        found = [worker["pid"] for worker in service.status()["workers"]]
+        if len(found) >= count:
+            return found
+    raise AssertionError("the workers did not come")
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "millrace", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+        **options,
+    )
+
+
+class Dispatcher:
+    """One started by hand, with a pipe."""
+
+    def __init__(self, *arguments):
+        self.process = spawn(["dispatcher", "--port", "0", *arguments], worker=False, stdout=subprocess.PIPE)
+        self.address = json.loads(self.process.stdout.readline())["address"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        hang_up(self.process)
+        reap(self.process)
+        self.process.stdout.close()
+
+
+def start_worker(address, *arguments):
+    return spawn(["worker", "--dispatcher", address, "--threads", "1", *arguments], worker=True)
+
+
+@pytest.fixture
+def children():
+    processes = []
+    yield processes
+    for process in processes:
+        hang_up(process)
+        reap(process)
+
+
+def test_a_local_service_serves_and_leaves_nothing():
+    with mr.LocalService(max_workers=2) as service:
+        assert re.fullmatch(r"grpc://127\.0\.0\.1:\d+", service.address)
+        with mr.Dataset.range(1000).map(lambda x: x + 1).batch(10).distribute(service.address) as dataset:
+            assert sorted(np.concatenate(list(dataset)).tolist()) == list(range(1, 1001))
+        pids = workers_of(service, 2)
+    service.close()
+    assert service.closed
+    assert alive(pids) == []
+
+
+def test_killing_a_worker_loses_and_repeats_nothing():
+    def slow(x):
+        threading.Event().wait(0.002)
+        return x
+
+    with mr.LocalService(max_workers=2) as service:
+        victim = workers_of(service, 2)[0]
+        with mr.Dataset.range(1000).map(slow).distribute(service.address) as dataset:
+            got = []
+            for element in dataset:
+                got.append(element)
+                if len(got) == 100:
+                    os.kill(victim, signal.SIGKILL)
+        assert Counter(got) == Counter(range(1000))
+
+
+def test_killing_the_dispatcher_ends_its_workers():
+    service = mr.LocalService(max_workers=2)
+    try:
+        pids = workers_of(service, 2)
+        service._process.kill()
+        wait_gone(pids)
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_service_ends_with_the_process_that_holds_it(how, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import millrace as mr, sys, threading\n"
+        "service = mr.LocalService(max_workers=1)\n"
+        "it = iter(mr.Dataset.range(10**9).distribute(service.address))\n"
+        "next(it)\n"
+        "print(service._process.pid, *[w['pid'] for w in service.status()['workers']], flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    process.send_signal(how)
+    assert process.wait(WAIT_S) != 0
+    process.stdout.close()
+    wait_gone(pids)
+
+
+def test_workers_started_by_hand_come_and_go_in_good_order(children):
+    with Dispatcher() as dispatcher:
+        children.append(start_worker(dispatcher.address))
+
+        def slow(x):
+            threading.Event().wait(0.001)
+            return x
+
+        with mr.Dataset.range(2000).map(slow).distribute(dispatcher.address) as dataset:
+            got = []
+            for element in dataset:
+                got.append(element)
+                if len(got) == 200:
+                    children.append(start_worker(dispatcher.address))
+                if len(got) == 1000:
+                    children[0].send_signal(signal.SIGTERM)
+            assert Counter(got) == Counter(range(2000))
+        assert children[0].wait(WAIT_S) == 0
+
+
+def test_a_worker_waits_for_its_dispatcher_and_ends_with_its_pipe(children):
+    children.append(start_worker("127.0.0.1:1"))
+    hang_up(children[0])
+    assert children[0].wait(WAIT_S) in (0, 1)
+
+
+def test_a_port_in_use_is_one_line():
+    with Dispatcher() as dispatcher:
+        port = dispatcher.address.rsplit(":", 1)[1]
+        done = run("dispatcher", "--port", port)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert re.fullmatch(
+            rf"millrace dispatcher: cannot listen on 127\.0\.0\.1:{port}: another process does\..*\n", done.stderr
+        )
+        with pytest.raises(mr.AddressInUseError, match=port):
+            mr.LocalService(port=int(port))
+
+
+def test_a_wrong_token_is_one_line_and_ends_the_worker():
+    with Dispatcher("--token", "right") as dispatcher:
+        done = run("worker", "--dispatcher", dispatcher.address, "--token", "wrong")
+        assert done.returncode == 1
+        assert done.stderr.startswith("millrace worker: the service refused the token")
+        done = run("status", "--service", dispatcher.address)
+        assert done.returncode == 1
+        assert "MILLRACE_TOKEN" in done.stderr
+        done = run("status", "--service", dispatcher.address, "--json", env={**os.environ, "MILLRACE_TOKEN": "right"})
+        assert json.loads(done.stdout)["jobs"] == []
+
+
+def test_status_of_nothing_says_so():
+    done = run("status", "--service", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no dispatcher answered at 127.0.0.1:1" in done.stderr
+
+
+def test_listening_everywhere_demands_a_token():
+    done = run("dispatcher", "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == 1
+    assert "without a token" in done.stderr
+
+
+def test_what_user_functions_print_does_no_harm():
+    def loud(x):
+        print("x" * 1000)
+        print("y" * 1000, file=sys.stderr)
+        return x
+
+    dataset = mr.Dataset.range(2000).map(loud)
+    with mr.LocalService(max_workers=1) as service, dataset.distribute(service.address) as distributed:
+        assert len(list(distributed)) == 2000
+
+
+def test_an_error_of_one_job_leaves_others_alone():
+    with mr.LocalService(max_workers=2) as service:
+        good = mr.Dataset.range(5000).batch(10).distribute(service.address)
+        with good:
+            it = iter(good)
+            next(it)
+            bad = mr.Dataset.range(10).map(lambda x: 1 // (x - 5))
+            with bad.distribute(service.address) as failing, pytest.raises(mr.ElementError, match="ZeroDivisionError"):
+                list(failing)
+            assert sum(len(batch) for batch in it) == 4990
+
+
+def test_a_session_in_a_forked_child_is_refused():
+    with mr.LocalService(max_workers=1) as service, mr.Dataset.range(10**7).distribute(service.address) as dataset:
+        it = iter(dataset)
+        next(it)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for _ in it:
+                    pass
+            except mr.ServiceError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        os.waitpid(pid, 0)
+        said = os.read(read, 4096).decode()
+        os.close(read)
+        assert "forked from it: open another one here" in said
+        next(it)
