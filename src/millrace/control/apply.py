@@ -216,6 +216,10 @@ def _task_released(state: State, event: ev.TaskReleased) -> None:
     epoch.pending.setdefault(live.consumer, set()).add(event.task)
 
 
+def _epoch_held(state: State, event: ev.EpochHeld) -> None:
+    state.jobs[event.job].epochs[event.epoch].held = True
+
+
 def _task_moved(state: State, event: ev.TaskMoved) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
@@ -303,6 +307,7 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskLeased: _task_leased,
     ev.TaskEnded: _task_ended,
     ev.TaskReleased: _task_released,
+    ev.EpochHeld: _epoch_held,
     ev.TaskMoved: _task_moved,
     ev.TaskDone: _task_done,
     ev.Progressed: _progressed,

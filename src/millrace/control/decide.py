@@ -68,9 +68,9 @@ def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
     elif isinstance(message, msg.LeftoversLost):
         leasing.leftovers_lost(turn, item.worker, message)
     elif isinstance(message, msg.TaskFailed):
-        failed = leasing.task_failed(turn, item.worker, message)
-        if failed is not None:
-            jobs.fail_job(turn, *failed)
+        job = leasing.task_failed(turn, item.worker, message)
+        if job is not None:
+            jobs.fail_job(turn, job, message.failure)
     elif isinstance(message, msg.SourcesListed):
         jobs.sources_listed(turn, item.worker, message)
     elif isinstance(message, msg.SourcesFailed):

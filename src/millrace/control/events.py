@@ -256,6 +256,13 @@ class TaskReleased(Event, frozen=True):
     reason: str = ""
 
 
+class EpochHeld(Event, frozen=True):
+    """A task of it failed as it was prepared; no more of it is leased until a consumer begins it."""
+
+    job: str
+    epoch: int
+
+
 class TaskMoved(Event, frozen=True):
     """It belongs to another consumer from now on; it was released before."""
 
@@ -313,6 +320,7 @@ AnyEvent = (
     | OwnersAsked
     | OwnersFixed
     | OwnerReplaced
+    | EpochHeld
     | EpochSettled
     | EpochClosed
     | TailDealt

@@ -5,7 +5,6 @@ from __future__ import annotations
 from millrace.control import events as ev
 from millrace.control.epochs import send_ends, settle_epoch
 from millrace.control.messages import (
-    Failure,
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
@@ -18,7 +17,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.control.state import Epoch, Job, LiveTask, State, Worker
-from millrace.control.supply import Offer, place_of, walk
+from millrace.control.supply import Offer, newest, place_of, walk
 from millrace.control.turn import Turn
 
 
@@ -207,7 +206,15 @@ def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
             take_back(turn, job, number, task, reason)
 
 
-def task_failed(turn: Turn, worker: str, message: TaskFailed) -> tuple[Job, Failure] | None:
-    """The job and why it cannot go on, if the lease is in force."""
+def task_failed(turn: Turn, worker: str, message: TaskFailed) -> Job | None:
+    """The job that cannot go on, if the lease is in force and somebody reads the epoch."""
     found = leased_by(turn.state, worker, message.ref, message.lease)
-    return (found[0], message.failure) if found is not None else None
+    if found is None:
+        return None
+    job, number = found[0], message.ref.epoch
+    if number <= newest(job):
+        return job
+    # Perhaps nobody ever will; who does has the task run again.
+    turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "it failed before anybody read its epoch"))
+    turn.emit(ev.EpochHeld(job.name, number))
+    return None

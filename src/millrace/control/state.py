@@ -145,6 +145,7 @@ class Epoch(msgspec.Struct):
         shares: by consumer, all tasks it ever got in this epoch (left empty where the plan is endless).
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
         settled: every task has its consumer.
+        held: preparing it failed: it waits until somebody reads it.
         owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
         chooser: the worker that was asked to choose, among ``candidates``.
     """
@@ -160,6 +161,7 @@ class Epoch(msgspec.Struct):
     dropped: int = 0
     skipped: int = 0
     settled: bool = False
+    held: bool = False
     owners: list[str] = []
     choice: list[int] | None = None
     chooser: str = ""

@@ -88,9 +88,9 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
     reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
     full = unread(job, consumer) >= cap
     for number in sorted(job.epochs):
-        if number > reading + 1 or (number > last and not ahead):
-            return None
         epoch = job.epochs[number]
+        if number > reading + 1 or (number > last and (epoch.held or not ahead)):
+            return None
         found = _pending(state, job, number, epoch, worker, consumer)
         if found is None and number >= reading:
             found = _fresh(state, job, number, epoch, worker, consumer)
