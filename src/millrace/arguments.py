@@ -54,6 +54,8 @@ def patterns(operator: str, value: str | Sequence[str]) -> tuple[str, ...]:
     several = (value,) if isinstance(value, str) else tuple(str(pattern) for pattern in value)
     if not several:
         raise PipelineError(f"{operator} needs at least one path or pattern, and the list is empty")
+    if "" in several:
+        raise PipelineError(f"{operator}: a path or pattern is empty; name a file, or a pattern like 'train/**/*.jpg'")
     return several
 
 

@@ -55,13 +55,16 @@ class Calls:
         elements = iter(chunk.elements)
         try:
             results = list(map(call, elements))
-        except Exception as error:
+        except BaseException as error:
+            if _is_interrupt(error):
+                raise
             failed = len(chunk.elements) - operator.length_hint(elements) - 1
             if isinstance(error, MillraceError):
                 self._note(error, label, chunk, failed)
                 raise
             raise self.error(label, chunk, failed, error) from error
         if len(results) < len(chunk.elements):  # a StopIteration from the function ends map() quietly
+            self.guard(label, chunk, len(results), partial(call, chunk.elements[len(results)]))
             raise self.error(label, chunk, len(results), StopIteration("raised by the function"))
         return None, results
 
@@ -69,7 +72,9 @@ class Calls:
         """See :meth:`millrace.ops.contract.Context.guard`."""
         try:
             return True, action()
-        except Exception as error:
+        except BaseException as error:
+            if _is_interrupt(error):
+                raise
             if isinstance(error, ElementError):  # of a dataset that the function made
                 failure = error
             elif isinstance(error, MillraceError):  # the data or the pipeline is at fault, not the element
@@ -82,7 +87,7 @@ class Calls:
                     self.skipped += 1
                 return False, None
             if isinstance(self._on_error, Opaque):
-                return True, self._on_error.value(failure)
+                return True, self._instead(self._on_error, failure)
             if failure is error:
                 self._note(failure, label, chunk, index)
                 raise
@@ -108,19 +113,40 @@ class Calls:
                 results.append(result)
         return (None if len(kept) == len(chunk.elements) else kept), results
 
+    def _instead(self, handler: Opaque, failure: ElementError) -> Any:
+        try:
+            return handler.value(failure)
+        except BaseException as error:
+            if _is_interrupt(error) or isinstance(error, MillraceError):
+                raise
+            raise ElementError(
+                f"on_error={handler.name} failed on {failure.where}: {type(error).__name__}: {error}",
+                operator=f"on_error={handler.name}",
+                where=failure.where,
+                user_traceback=_traceback(error),
+            ) from error
+
     def _note(self, error: MillraceError, label: str, chunk: Chunk, index: int) -> None:
         error.add_note(f"in {label} of {self._describe(chunk.origin, int(chunk.positions[index]))}")
 
-    def error(self, label: str, chunk: Chunk, index: int, error: Exception) -> ElementError:
+    def error(self, label: str, chunk: Chunk, index: int, error: BaseException) -> ElementError:
         """The error to raise for ``error`` at element ``index``: with operator, origin and the user's traceback."""
         where = self._describe(chunk.origin, int(chunk.positions[index]))
-        text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()
         return ElementError(
             f"{label} failed on {where}: {type(error).__name__}: {error}",
             operator=label,
             where=where,
-            user_traceback=text,
+            user_traceback=_traceback(error),
         )
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C, which Python raises wherever the main thread is. All else that a function raises is the function's."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__))).rstrip()
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from millrace.elements.chunk import Chunk
-from millrace.engine.program import Program
+from millrace.engine.program import Program, Run
 from millrace.planning.plan import FAN_IN, Task
 
 Leftovers = Mapping[int, list[Any]]
@@ -22,17 +22,41 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
     return joined
 
 
-def epoch(program: Program, number: int) -> Generator[Chunk, None, None]:
-    """Chunks of all tasks of epoch ``number``, in plan order."""
+class Epoch:
+    """The tasks of one epoch as they run, one after the other."""
+
+    def __init__(self, program: Program, number: int) -> None:
+        self.plan = program.plan
+        self._program, self._number = program, number
+        self._run: Run | None = None
+        self._skipped = 0
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out so far."""
+        return self._skipped + (self._run.skipped if self._run is not None else 0)
+
+    def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers]) -> Iterator[Chunk]:
+        """Chunks of ``task``; what it leaves over goes to ``left``."""
+        self._skipped = self.skipped
+        with self._program.run(task, self._number, leftovers) as run:
+            self._run = run
+            yield from run
+            if task.parent >= 0:
+                left[task.index] = run.leftovers
+
+
+def whole(epoch: Epoch) -> Generator[Chunk, None, None]:
+    """Chunks of all tasks of an epoch, in plan order."""
     left: dict[int, Leftovers] = {}
     index = 0
-    while program.plan.length is None or index < program.plan.length:
-        task = program.plan.task(index)
-        yield from _run(program, task, number, join(left.pop(child, {}) for child in task.inputs), left)
+    while epoch.plan.length is None or index < epoch.plan.length:
+        task = epoch.plan.task(index)
+        yield from epoch.run(task, join(left.pop(child, {}) for child in task.inputs), left)
         index += 1
 
 
-def share(program: Program, number: int, part: int, parts: int) -> Generator[Chunk, None, None]:
+def share(epoch: Epoch, part: int, parts: int) -> Generator[Chunk, None, None]:
     """Chunks of every ``parts``-th task of an epoch, from ``part`` on; what they leave over stays among them.
 
     For processes that read one epoch together without talking to one another: the parts are disjoint and together
@@ -40,35 +64,26 @@ def share(program: Program, number: int, part: int, parts: int) -> Generator[Chu
     """
     left: dict[int, Leftovers] = {}
     index, mains = 0, 0
-    while program.plan.length is None or index < program.plan.length:
-        task = program.plan.task(index)
+    while epoch.plan.length is None or index < epoch.plan.length:
+        task = epoch.plan.task(index)
         index += 1
         if task.is_tail:
             continue
         mains += 1
         if (mains - 1) % parts != part:
             continue
-        yield from _run(program, task, number, {}, left)
+        yield from epoch.run(task, {}, left)
         if len(left) == FAN_IN:
-            yield from _own_tail(program, number, left, Task(-index, 0, 0, tuple(left), parent=index))
+            yield from _own_tail(epoch, left, Task(-index, 0, 0, tuple(left), parent=index))
     if left:
-        yield from _own_tail(program, number, left, Task(-index - 1, 0, 0, tuple(left)))
+        yield from _own_tail(epoch, left, Task(-index - 1, 0, 0, tuple(left)))
 
 
-def _own_tail(program: Program, number: int, left: dict[int, Leftovers], task: Task) -> Iterator[Chunk]:
+def _own_tail(epoch: Epoch, left: dict[int, Leftovers], task: Task) -> Iterator[Chunk]:
     """A tail of the tasks in ``left``, which it replaces there; numbered apart from those of the plan."""
     leftovers = join(left.values())
     left.clear()
-    yield from _run(program, task, number, leftovers, left)
-
-
-def _run(
-    program: Program, task: Task, number: int, leftovers: Leftovers, left: dict[int, Leftovers]
-) -> Iterator[Chunk]:
-    with program.run(task, number, leftovers) as run:
-        yield from run
-        if task.parent >= 0:
-            left[task.index] = run.leftovers
+    yield from epoch.run(task, leftovers, left)
 
 
 class LocalIterator(Iterator[Any]):
@@ -79,13 +94,19 @@ class LocalIterator(Iterator[Any]):
 
     def __init__(self, program: Program, number: int, part: int = 0, parts: int = 1) -> None:
         self._program = program
-        self._elements = _elements(program, number, part, parts)
+        self._epoch = Epoch(program, number)
+        self._elements = _elements(program, self._epoch, part, parts)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         return next(self._elements)
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out so far."""
+        return self._epoch.skipped
 
     def close(self) -> None:
         """Stops threads and lets go of everything. Idempotent."""
@@ -104,8 +125,8 @@ class LocalIterator(Iterator[Any]):
         self.close()
 
 
-def _elements(program: Program, number: int, part: int, parts: int) -> Generator[Any, None, None]:
-    chunks = epoch(program, number) if parts == 1 else share(program, number, part, parts)
+def _elements(program: Program, epoch: Epoch, part: int, parts: int) -> Generator[Any, None, None]:
+    chunks = whole(epoch) if parts == 1 else share(epoch, part, parts)
     try:
         for chunk in chunks:
             yield from chunk.elements

@@ -7,6 +7,9 @@ import traceback
 from millrace import errors
 from millrace.control.messages import Failure
 
+MAX_CHARS = 64_000
+"""Of a message or a traceback: what users raise may be of any size, and has to fit into a message of a session."""
+
 
 def failure_of(error: BaseException, doing: str = "") -> Failure:
     """``error`` as data. What is not an error of millrace's becomes one, with its traceback.
@@ -17,12 +20,25 @@ def failure_of(error: BaseException, doing: str = "") -> Failure:
     """
     if isinstance(error, errors.ElementError):
         message = str(error.args[0]) if error.args else ""
-        return Failure(type(error).__name__, message, error.operator, error.where, error.user_traceback)
+        text = _noted(message, error)
+        return Failure(_public_name(error), text, error.operator, error.where, shorten(error.user_traceback))
     if isinstance(error, errors.MillraceError):
-        return Failure(_public_name(error), str(error))
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    text = "".join(traceback.format_exception(error))
+        return Failure(_public_name(error), _noted(str(error), error))
+    summary = shorten("".join(traceback.format_exception_only(error)).strip())
+    text = shorten("".join(traceback.format_exception(error)))
     return Failure("MillraceError", f"{doing}: {summary}" if doing else summary, user_traceback=text)
+
+
+def shorten(text: str, most: int = MAX_CHARS) -> str:
+    """``text`` with its middle left out if it is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2 - 30
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def _noted(text: str, error: BaseException) -> str:
+    return shorten("\n".join([text, *getattr(error, "__notes__", ())]))
 
 
 def error_of(failure: Failure) -> errors.MillraceError:

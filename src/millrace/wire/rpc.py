@@ -23,7 +23,7 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.wire.access import OWN, Identity
-from millrace.wire.failures import error_of, failure_of
+from millrace.wire.failures import error_of, failure_of, shorten
 
 FRAME_BYTES = 1 << 20
 """Of requests and replies."""
@@ -145,18 +145,12 @@ def trailers_of(error: MillraceError) -> tuple[grpc.StatusCode, str, tuple[tuple
     """``error`` as a gRPC status: code, one line, and headers from which :func:`error_in` makes the same error."""
     failure = failure_of(error)
     failure = msgspec.structs.replace(
-        failure, message=shorten(failure.message), user_traceback=shorten(failure.user_traceback)
+        failure,
+        message=shorten(failure.message, MAX_TEXT_CHARS),
+        user_traceback=shorten(failure.user_traceback, MAX_TEXT_CHARS),
     )
     line = failure.message.partition("\n")[0][:200]
     return CODES.get(type(error), grpc.StatusCode.ABORTED), line, ((_FAILURE_KEY, _encoder.encode(failure)),)
-
-
-def shorten(text: str) -> str:
-    """``text`` with its middle left out if it is longer than :data:`MAX_TEXT_CHARS`."""
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    half = MAX_TEXT_CHARS // 2 - 30
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
 def error_in(trailers: Iterable[tuple[str, Any]] | None) -> MillraceError | None:

@@ -19,6 +19,8 @@ from millrace.control.messages import (
     TaskFinished,
     TaskReturned,
 )
+from millrace.errors import CodecError
+from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.wire.failures import failure_of
 from millrace.worker.gate import Gate
 from millrace.worker.jobs import Job
@@ -167,7 +169,16 @@ class Runner:
 
     def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, *, flush: bool) -> float:
         waited = 0.0
-        for message in packer.messages(flush=flush):
-            with self._pace.paused():
-                waited += lane.put(lease, message)
+        try:
+            for message in packer.messages(flush=flush):
+                with self._pace.paused():
+                    waited += lane.put(lease, message)
+        except CodecError as error:
+            raise CodecError(f"an element that {self._last_operator()} gives cannot be sent: {error}") from error
         return waited
+
+    def _last_operator(self) -> str:
+        node = self._job.program().graph.root
+        while isinstance(node, (Prefetch, Cache, Autocache, WithOptions)):
+            node = node.inputs[0]
+        return str(node)
