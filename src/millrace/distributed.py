@@ -89,7 +89,7 @@ class DistributedDataset(Readable):
             "visitation": visitation.value,
             "deterministic": deterministic,
             "num_consumers": num_consumers,
-            "seed": dataset.seed if seed is None else seed,
+            "seed": _seed(dataset, job_name) if seed is None else seed,
             "tasks": tasks,
         }
         self._workers = workers
@@ -186,7 +186,8 @@ class DistributedDataset(Readable):
 
     def _joined(self) -> ConsumerSession:
         if self._session is None:
-            from millrace.client.session import ConsumerSession
+            from millrace.client.session import BUFFER_BYTES, ConsumerSession
+            from millrace.clusters.local import watch
             from millrace.control.messages import JobSpec
 
             address = self.service_address()
@@ -204,9 +205,19 @@ class DistributedDataset(Readable):
                 self._bundle,
                 consumer=self._consumer_index,
                 token=self._token,
+                buffer_bytes=max(BUFFER_BYTES, self._dataset.graph.options().buffer_bytes or 0),
+                gone=watch(address),
                 linger=self._share is not None,
             )
         return self._session
+
+
+def _seed(dataset: Dataset, job_name: str | None) -> int | None:
+    """The seed to ask for: a job of one's own has this dataset's.
+
+    Processes that share a job would each draw another one, so there the dispatcher draws it.
+    """
+    return dataset.seed if job_name is None else dataset.graph.seed()
 
 
 def _ship(dataset: Dataset, sharding: ShardingPolicy | ShardingFunction) -> tuple[bytes, bytes]:
@@ -214,7 +225,8 @@ def _ship(dataset: Dataset, sharding: ShardingPolicy | ShardingFunction) -> tupl
     from millrace.graph import serialize
 
     structure, slots = serialize.pack(dataset.graph)
-    values, names = [slot.value for slot in slots], [slot.name for slot in slots]
+    users = {id(slot): str(node) for node in dataset.graph.nodes for _, slot in node.opaques()}
+    values, names = [slot.value for slot in slots], [users.get(id(slot), slot.name) for slot in slots]
     if not isinstance(sharding, ShardingPolicy):
         values.append(sharding)
         names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")

@@ -73,6 +73,7 @@ class Conversation:
         token: of the service.
         buffer_bytes: for elements that wait to be read.
         timeout: seconds until the service must have answered.
+        gone: why the dispatcher will not come back, once that is known; asked when the session has broken.
         linger: the place is left to a successor: closing does not leave the job.
 
     Raises:
@@ -91,9 +92,11 @@ class Conversation:
         token: str | None,
         buffer_bytes: int,
         timeout: float,
+        gone: Callable[[], str] | None = None,
         linger: bool = False,
     ) -> None:
         self._linger = linger
+        self._gone = gone
         self.client = uuid.uuid4().hex
         self.pid = os.getpid()
         self._over = threading.Event()
@@ -212,6 +215,10 @@ class Conversation:
         """Joins again, however long it takes; None when this is over."""
         for pause in pauses:
             if self._over.wait(pause):
+                return None
+            reason = self._gone() if self._gone is not None else ""
+            if reason:
+                self._fail(ServiceUnreachableError(reason))
                 return None
             try:
                 self._channel.connect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -29,6 +29,7 @@ class ConsumerSession:
         token: of the service; None if it has none.
         buffer_bytes: bound on the elements that wait here to be read.
         connect_timeout: seconds until the service must have answered.
+        gone: why the dispatcher will not come back, "" while it may; None: it always may.
         linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next
             life.
 
@@ -55,6 +56,7 @@ class ConsumerSession:
         token: str | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         connect_timeout: float = 10.0,
+        gone: Callable[[], str] | None = None,
         linger: bool = False,
     ) -> None:
         self._conversation = Conversation(
@@ -65,6 +67,7 @@ class ConsumerSession:
             token=token,
             buffer_bytes=buffer_bytes,
             timeout=connect_timeout,
+            gone=gone,
             linger=linger,
         )
         # Dropped without close(), which may happen in any thread, inside anything: only leave a word.

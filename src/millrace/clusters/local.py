@@ -9,10 +9,11 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from millrace.clusters.processes import hang_up, kill, reap, spawn
+from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
 
 START_S = 60.0
@@ -79,6 +80,7 @@ class LocalService:
         except BaseException:
             self.close()
             raise
+        _services[self.address] = self
 
     @property
     def closed(self) -> bool:
@@ -112,6 +114,26 @@ class LocalService:
 
     def __repr__(self) -> str:
         return f"LocalService({'closed' if self.closed else self.address})"
+
+
+_services: weakref.WeakValueDictionary[str, LocalService] = weakref.WeakValueDictionary()
+
+
+def watch(address: str) -> Callable[[], str] | None:
+    """For the address of a service that this process holds: what says why it has ended, "" while it runs.
+
+    Whoever keeps the answer does not keep the service.
+    """
+    service = _services.get(address)
+    if service is None:
+        return None
+    process = service._process  # noqa: SLF001 (of this module)
+
+    def gone() -> str:
+        status = process.poll()
+        return "" if status is None else f"the service at {address} is gone: its dispatcher {how_ended(status)}"
+
+    return gone
 
 
 class _Words:

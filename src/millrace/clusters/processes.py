@@ -97,3 +97,13 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """Ends a child that has not been waited for, with all of its process group."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def how_ended(status: int) -> str:
+    """What an exit status of :class:`subprocess.Popen` says, e.g. ``was killed by SIGKILL``."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.processes import hang_up, how_ended, reap, spawn
 from millrace.errors import ServiceError
 
 STDERR = 2
@@ -89,7 +88,7 @@ class LocalCluster:
         await _end(processes)
 
     def _wait(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        how = _how(process.wait())
+        how = how_ended(process.wait())
         with self._lock:
             del self._processes[name]
             closed = self._closed
@@ -102,12 +101,3 @@ async def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         hang_up(process)
     await asyncio.gather(*(asyncio.to_thread(reap, process) for process in processes))
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
