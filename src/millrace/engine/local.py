@@ -38,7 +38,7 @@ class Epoch:
 
     def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers]) -> Iterator[Chunk]:
         """Chunks of ``task``; what it leaves over goes to ``left``."""
-        self._skipped = self.skipped
+        self._skipped, self._run = self.skipped, None
         with self._program.run(task, self._number, leftovers) as run:
             self._run = run
             yield from run

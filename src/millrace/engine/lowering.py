@@ -227,8 +227,8 @@ class Lowering:
     def _repeat(self, number: int, node: g.Repeat, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
         count = self.map.of(child).count
-        if count >= INFINITE:
-            return self.units(child, feed, repetition)
+        if count >= INFINITE or node.count == 1:
+            return self.units(child, feed, repetition_of(repetition, 0))
 
         def route(units: Array) -> tuple[Array, Array]:
             turn, within = np.divmod(units, count)

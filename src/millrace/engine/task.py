@@ -18,8 +18,7 @@ from millrace.engine.pool import Ahead, Pool, in_order
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError
 from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
 from millrace.ops.contract import Context
-from millrace.planning.keys import derive
-from millrace.planning.permutation import permute
+from millrace.planning.keys import derive, mix, mix_array
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap
 from millrace.sources.contract import PositionSource, SequentialSource
@@ -78,10 +77,16 @@ class RunningTask:
         return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
 
     def block_order(self, child: int, key: int) -> Callable[[Array], Iterator[Array]]:
-        """For units of a windowed shuffle those of its input, blocks in random order, an array for each."""
+        """For units of a windowed shuffle those of its input, blocks in random order, an array for each.
+
+        Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
+        elements there: what is collected in one must not be torn apart by another.
+        """
         bounds = self.units.boundaries(child)
-        count = len(bounds) - 1
-        order = permute(np.arange(count, dtype=np.int64), count, key)
+        turns, within = np.divmod(bounds[:-1], self.units.of(child).period)
+        parts = np.searchsorted(self.units.fences(child), within, side="right")
+        hashes = mix_array(np.arange(len(turns), dtype=np.uint64) + np.uint64(mix(key)))
+        order = np.lexsort((hashes, parts, turns))
         begins = bounds[:-1][order]
         ends = np.cumsum(bounds[1:][order] - begins)
         shifts = bounds[1:][order] - ends

@@ -155,6 +155,17 @@ class UnitMap:
         inner = inner.astype(np.int64)
         return np.unique(np.concatenate([ends, inner[(inner > 0) & (inner < count)]]))
 
+    def fences(self, number: int) -> Positions:
+        """First units, within a period, of the parts of a concatenation that collect elements each for itself."""
+        node = self.graph.nodes[number]
+        if not self.of(number).collecting:
+            return np.zeros(1, np.int64)
+        below = [self.graph.id_of(child) for child in node.inputs]
+        if not isinstance(node, g.Concatenate):
+            return self.fences(below[0])
+        counts = [self.of(child).count for child in below]
+        return np.concatenate([self.fences(child) + sum(counts[:index]) for index, child in enumerate(below)])
+
     def _source_boundaries(self, number: int) -> npt.NDArray[Any]:
         table, count = self.tables[number], self.of(number).count
         if table.cheap:
@@ -174,7 +185,7 @@ class UnitMap:
     def _repeated(inner: Positions, count: int) -> npt.NDArray[Any]:
         period = int(inner[-1])
         if not period or len(inner) * (count // period) > _MOST_BLOCKS:
-            return np.linspace(0, count, _MOST_BLOCKS + 1)
+            return np.linspace(0, count // max(period, 1), _MOST_BLOCKS + 1).astype(np.int64) * period
         return (np.arange(0, count, period)[:, None] + inner).ravel()
 
     def _through(self, node: g.Node, inner: Positions, count: int) -> npt.NDArray[Any]:

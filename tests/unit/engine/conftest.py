@@ -1,0 +1,136 @@
+"""Sequential sources in memory, and the elements of a pipeline run in every way there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from millrace import sources
+from millrace.dataset import Dataset
+from millrace.engine import local, program
+from millrace.engine.measure import Sizer
+from millrace.engine.program import Program
+from millrace.graph import nodes as g
+from millrace.planning.plan import WHOLE
+from millrace.planning.tables import Split, SplitTable, splits_table
+
+PREFIX = "memory-of-a-test:"
+
+
+class Sequential:
+    """Numbers from a split's first on."""
+
+    def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[int]]:
+        size = int(split.version)
+        stop = size if stop < 0 else min(stop, size)
+        while start < stop:
+            end = min(stop, start + max(1, chunk_size()))
+            yield list(range(split.first_record + start, split.first_record + end))
+            start = end
+
+
+def _table(pattern: str) -> SplitTable:
+    first, counted, *sizes = (int(word) for word in pattern.removeprefix(PREFIX).split(","))
+    splits = []
+    for number, size in enumerate(sizes):
+        splits.append(
+            Split(
+                f"part-{number}", first_record=first, count=size if counted else -1, bytes=8 * size, version=str(size)
+            )
+        )
+        first += size
+    return splits_table(splits)
+
+
+def _is_ours(node: g.Node) -> bool:
+    return isinstance(node, g.FromTFRecords) and node.patterns[0].startswith(PREFIX)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _memory() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            program,
+            "list_source",
+            lambda node: _table(node.patterns[0]) if _is_ours(node) else sources.list_source(node),
+        )
+        patch.setattr(
+            program,
+            "open_source",
+            lambda node, table: Sequential() if _is_ours(node) else sources.open_source(node, table),
+        )
+        yield
+
+
+class FixedSizer(Sizer):
+    """Never learns."""
+
+    def learn(self, elements: int, seconds: float, size: float) -> None:
+        assert elements > 0
+        assert seconds >= 0
+        assert size >= 0
+
+
+class Runs:
+    """Ways to run a dataset."""
+
+    @staticmethod
+    def sequential(*sizes: int, first: int = 0, counted: bool = True) -> Dataset:
+        """Numbers from ``first`` on, in splits of ``sizes``."""
+        return Dataset.from_tfrecords(f"{PREFIX}{first},{int(counted)},{','.join(map(str, sizes))}")
+
+    @staticmethod
+    def program(
+        dataset: Dataset, *, tasks: int | None = None, seed: int | None = None, chunk: int | None = None
+    ) -> Any:
+        """A program, to be closed."""
+        chosen = 7 if seed is None else seed
+        made = Program(dataset.graph, dataset.tables(), seed=chosen, tasks=tasks, threads=2)
+        if chunk is not None:
+            made._sizer = FixedSizer(size=chunk)
+        return made
+
+    def epoch(self, dataset: Dataset, number: int = 0, **options: Any) -> list[Any]:
+        """All tasks in plan order."""
+        made = self.program(dataset, **options)
+        try:
+            return [element for chunk in local.whole(local.Epoch(made, number)) for element in chunk.elements]
+        finally:
+            made.close()
+
+    def shares(self, dataset: Dataset, parts: int, number: int = 0, **options: Any) -> list[list[Any]]:
+        """What each of ``parts`` processes gets."""
+        made = self.program(dataset, **options)
+        try:
+            return [
+                [element for chunk in local.share(local.Epoch(made, number), part, parts) for element in chunk.elements]
+                for part in range(parts)
+            ]
+        finally:
+            made.close()
+
+    def whole(self, dataset: Dataset, number: int = 0, **options: Any) -> list[Any]:
+        """Without a plan: the graph as one sequence."""
+        made = self.program(dataset, **options)
+        try:
+            with made.run(WHOLE, number) as run:
+                return [element for chunk in run for element in chunk.elements]
+        finally:
+            made.close()
+
+    def task(self, dataset: Dataset, index: int, number: int = 0, **options: Any) -> tuple[list[Any], dict[int, Any]]:
+        """(elements, leftovers) of one task that takes no leftovers."""
+        made = self.program(dataset, **options)
+        try:
+            with made.run(made.plan.task(index), number) as run:
+                elements = [element for chunk in run for element in chunk.elements]
+            return elements, run.leftovers
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="session")
+def runs() -> Runs:
+    return Runs()
