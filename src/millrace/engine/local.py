@@ -74,13 +74,14 @@ def share(epoch: Epoch, part: int, parts: int) -> Generator[Chunk, None, None]:
             continue
         yield from epoch.run(task, {}, left)
         if len(left) == FAN_IN:
-            yield from _own_tail(epoch, left, Task(-index, 0, 0, tuple(left), parent=index))
+            yield from _own_tail(epoch, left, -1 - index * parts - part, parent=index)
     if left:
-        yield from _own_tail(epoch, left, Task(-index - 1, 0, 0, tuple(left)))
+        yield from _own_tail(epoch, left, -1 - (index + 1) * parts - part)
 
 
-def _own_tail(epoch: Epoch, left: dict[int, Leftovers], task: Task) -> Iterator[Chunk]:
-    """A tail of the tasks in ``left``, which it replaces there; numbered apart from those of the plan."""
+def _own_tail(epoch: Epoch, left: dict[int, Leftovers], index: int, parent: int = -1) -> Iterator[Chunk]:
+    """A tail of the tasks in ``left``, which it replaces there; its index is none of the plan nor of other parts."""
+    task = Task(index, 0, 0, tuple(left), parent)
     leftovers = join(left.values())
     left.clear()
     yield from epoch.run(task, leftovers, left)

@@ -113,7 +113,7 @@ def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk
     every = high - low == len(offsets)
     for start, elements in reading.lists(origin.split, low, high):
         chunk = Chunk(elements, origin, range(start, start + len(elements)))
-        if every:
+        if every and start >= low:
             yield chunk
             continue
         first, last = np.searchsorted(offsets, [start, start + len(elements)]).tolist()
