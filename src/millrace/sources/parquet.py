@@ -84,7 +84,7 @@ def _footer(location: str, version: str) -> tuple[int, Any]:
 
 
 @contextlib.contextmanager
-def _corrupt_if_unreadable(location: str) -> Iterator[None]:
+def _corrupt_if_unreadable(location: str, group: int = -1) -> Iterator[None]:
     import pyarrow as pa
 
     try:
@@ -94,7 +94,8 @@ def _corrupt_if_unreadable(location: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SourceNotFoundError(f"{location} does not exist") from error
     except (pa.ArrowException, OSError) as error:
-        raise SourceCorruptError(f"{location} is no Parquet file, truncated or damaged: {error}") from error
+        what = "is no Parquet file, truncated or damaged" if group < 0 else f"is damaged in row group {group}"
+        raise SourceCorruptError(f"{location} {what}: {str(error).strip()}") from error
 
 
 class _Parquet:
@@ -113,7 +114,8 @@ class _Parquet:
             return
         size, metadata = self._footers(split.location, split.version)
         remote = storage.is_remote(split.location)
-        with _corrupt_if_unreadable(split.location), contextlib.closing(_open(split.location, size)) as file:
+        unreadable = _corrupt_if_unreadable(split.location, split.start)
+        with unreadable, contextlib.closing(_open(split.location, size)) as file:
             parquet = pq.ParquetFile(
                 file,
                 metadata=metadata,

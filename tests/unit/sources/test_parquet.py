@@ -143,7 +143,7 @@ def test_damaged_when_read(tmp_path, path, read_all):
     table = list_source(node)
     data[4:3000] = b"\xff" * 2996
     place.write_bytes(data)
-    with pytest.raises(SourceCorruptError, match=rf"^{place} is no Parquet file, truncated or damaged: "):
+    with pytest.raises(SourceCorruptError, match=rf"^{place} is damaged in row group 0: "):
         read_all(node, table)
     place.unlink()
     with pytest.raises(SourceNotFoundError, match=rf"^{place} does not exist"):
