@@ -1,7 +1,7 @@
 """``millrace demo``: real pictures, decoded and augmented by an embedded service, teach a model to read digits.
 
-scikit-learn ships 1,797 handwritten digits and two photographs. The demo writes the digits, each over a piece of a photograph,
-as JPEG files, and then does what a training script does.
+scikit-learn ships 1,797 handwritten digits and two photographs. The demo writes the digits, each over a piece of a
+photograph, as JPEG files, and then does what a training script does.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import io
 import os
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from millrace.dataset import Dataset
-from millrace.distributed import DistributedDataset
 from millrace.errors import MillraceError
 
 _SIZE = 96
 _CLASSES = 10
-_EPOCHS = 5
+_EPOCHS = 12
 _BATCH = 64
-_REPEATS = 2
+_WORKERS = 2
+_LITTLE = 0.1
+"""Share of waiting up to which the model counts as the bottleneck."""
 
 
 def main() -> int:
@@ -39,9 +41,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="millrace-demo-") as folder:
         with console.status("writing pictures"):
             train, test = _write_pictures(folder)
-        console.print(f"{train} pictures to learn from, {test} to test on, as JPEG files of {_SIZE} x {_SIZE}")
+        _say(console, f"{train} images to learn from and {test} to test on, as JPEG files of {_SIZE} x {_SIZE}")
         _train(console, folder)
     return 0
+
+
+def _say(console: Any, text: str) -> None:
+    """One line, whatever the terminal's width: a log or a pipe gets it unbroken."""
+    console.print(text, soft_wrap=not console.is_terminal, markup=False)
 
 
 # -- the pipeline: what a user would write -----------------------------------------------------------------------------
@@ -76,7 +83,6 @@ def training_data(folder: str) -> Dataset:
     """Random batches of augmented pictures, endlessly different, the same for the same seed."""
     return (
         Dataset.from_files(f"{folder}/train/*/*.jpg")
-        .repeat(_REPEATS)
         .map(decode)
         .autocache()
         .map(augment)
@@ -91,76 +97,123 @@ def training_data(folder: str) -> Dataset:
 
 def _train(console: Any, folder: str) -> None:
     from rich.live import Live
-    from rich.text import Text
     from sklearn.neural_network import MLPClassifier
 
     test = next(iter(Dataset.from_files(f"{folder}/test/*/*.jpg").map(decode).map(features).batch(10_000)))
-    model = MLPClassifier((128,), learning_rate_init=2e-3, random_state=0)
-    began = time.perf_counter()
-    meter = _Meter()
-    with training_data(folder).distribute(workers=2) as batches, Live(Text(), console=console) as live:
-        for epoch in range(_EPOCHS):
-            for batch in meter.measured(batches):
-                model.partial_fit(batch["x"], batch["y"], classes=np.arange(_CLASSES))
-                live.update(Text(meter.line(epoch, began)))
-            accuracy = float((model.predict(test["x"]) == test["y"]).mean())
-            live.console.print(f"epoch {epoch + 1}: accuracy {accuracy:.1%} on pictures it has not seen")
-        workers = _workers(batches)
-    console.print(meter.verdict(workers))
+    model = MLPClassifier((256,), learning_rate_init=3e-4, random_state=0)
+    meter = Meter()
+    with training_data(folder).distribute(workers=_WORKERS) as batches:
+        # On a terminal the last line is alive; elsewhere there is one line an epoch.
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            for epoch in range(1, _EPOCHS + 1):
+                for batch in meter.measured(batches):
+                    model.partial_fit(batch["x"], batch["y"], classes=np.arange(_CLASSES))
+                    if not meter.workers:
+                        meter.workers = len(batches.status()["workers"])
+                        _say(
+                            console, f"a service with {_workers(meter.workers)}: first batch after {meter.first:.1f} s"
+                        )
+                    live.update(_one_line(f"epoch {epoch:2}/{_EPOCHS}  {meter.line()}"), refresh=console.is_terminal)
+                accuracy = float((model.predict(test["x"]) == test["y"]).mean())
+                meter.workers = len(batches.status()["workers"])
+                _say(console, f"epoch {epoch:2}/{_EPOCHS}  accuracy {accuracy:5.1%}  {meter.line()}")
+                meter.epoch_ends()
+        _say(console, verdict(meter.total.share, batches.status()))
 
 
-def _workers(batches: DistributedDataset) -> int:
-    status = batches.status()
-    return len(status["workers"])
+def _one_line(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-class _Meter:
-    """Rates of the loop, and its share of waiting."""
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+class Rate:
+    """Images that a loop took, and where its seconds went."""
 
     def __init__(self) -> None:
-        self.pictures = 0
+        self.images = 0
         self.waited = 0.0
         self.worked = 0.0
-        self.first = 0.0
-
-    def measured(self, batches: Any) -> Any:
-        """The batches, with the time until each came and the time the loop then took."""
-        iterator = iter(batches)
-        while True:
-            began = time.perf_counter()
-            batch = next(iterator, None)
-            arrived = time.perf_counter()
-            if batch is None:
-                return
-            if not self.first:
-                self.first = arrived - began  # starting the service is not waiting for data
-            else:
-                self.waited += arrived - began
-            self.pictures += len(batch["y"])
-            yield batch
-            self.worked += time.perf_counter() - arrived
 
     @property
     def share(self) -> float:
         """Share of the loop's time spent waiting."""
         return self.waited / max(self.waited + self.worked, 1e-9)
 
-    def line(self, epoch: int, began: float) -> str:
-        rate = self.pictures / max(self.waited + self.worked, 1e-9)
-        elapsed = time.perf_counter() - began
-        return f"epoch {epoch + 1}/{_EPOCHS}  {rate:6.0f} pictures/s  waited {self.share:4.0%}  2 workers  {elapsed:4.1f} s"
+    @property
+    def per_second(self) -> float:
+        """Images per second of the loop."""
+        return self.images / max(self.waited + self.worked, 1e-9)
 
-    def verdict(self, workers: int) -> str:
-        """The bottleneck, in one sentence."""
-        if self.share < 0.1:
-            return (
-                f"Bottleneck: the model; it waited {self.share:.0%} of its time for data, so more than {workers} workers "
-                "would gain nothing."
-            )
-        return (
-            f"Bottleneck: the input data; the model waited {self.share:.0%} of its time for {workers} workers, "
-            "so more of them, or cheaper functions, would make it faster."
-        )
+
+class Meter:
+    """What the loop sees: images per second and the share of waiting, of the epoch and in all.
+
+    Attributes:
+        workers: as the service says.
+        first: seconds until the first batch of all; starting a service is not waiting for data, and neither that time
+            nor that batch is in the rates.
+    """
+
+    def __init__(self) -> None:
+        self.total, self.epoch = Rate(), Rate()
+        self.workers = 0
+        self.first = 0.0
+
+    def measured(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The batches of an epoch, with the time until each came and the time the loop then took."""
+        iterator = None
+        while True:
+            asked = time.perf_counter()
+            iterator = iterator or iter(batches)
+            batch = next(iterator, None)
+            got = time.perf_counter()
+            started, self.first = bool(self.first), self.first or got - asked
+            if started:
+                self._add(0, got - asked, 0.0)
+            if batch is None:
+                return
+            yield batch
+            if started:
+                self._add(len(batch["y"]), 0.0, time.perf_counter() - got)
+
+    def _add(self, images: int, waited: float, worked: float) -> None:
+        for rate in (self.total, self.epoch):
+            rate.images += images
+            rate.waited += waited
+            rate.worked += worked
+
+    def epoch_ends(self) -> None:
+        """The next line is about the next epoch."""
+        self.epoch = Rate()
+
+    def line(self) -> str:
+        """Rates of this epoch."""
+        return f"{self.epoch.per_second:5.0f} images/s  waited {self.epoch.share:4.0%}  {_workers(self.workers)}"
+
+
+def verdict(waited: float, status: Mapping[str, Any]) -> str:
+    """The bottleneck, in one sentence.
+
+    Args:
+        waited: share of the loop's time that it waited for data, from 0 to 1.
+        status: of the service, as of ``millrace status --json``.
+    """
+    workers = status["workers"]
+    costs = {each["operator"]: each["active_s"] for job in status["jobs"] for each in job["operators"]}
+    share = f"the loop waited {waited:.0%} of its time for {_workers(len(workers))}"
+    if any(costs.values()):
+        most = max(costs, key=lambda operator: costs[operator])
+        share += f", and {costs[most] / sum(costs.values()):.0%} of the computing was {most}"
+    if waited <= _LITTLE:
+        return f"Bottleneck: the model; {share}, so more or faster ones would gain little."
+    spare = len(workers) < min((worker["cores"] for worker in workers), default=1)
+    where = "" if spare else " (on other machines, as this one has no core to spare)"
+    return f"Bottleneck: the input data; {share}, so cheaper functions or more workers{where} would make it faster."
 
 
 # -- the pictures ------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
             }
             for (index, place), sight in zip(sorted(job.consumers.items()), _in_order(sights), strict=True)
         ],
+        "operators": _operators(observed, job.name),
         "tasks": {"total": job.length, "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
         "skipped": job.skipped,
         "failure": job.failure.message if job.failure is not None else None,
@@ -76,6 +77,20 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
 
 def _in_order(sights: dict[int, Any]) -> list[Any]:
     return [sights[number] for number in sorted(sights)]
+
+
+def _operators(observed: Observed, job: str) -> list[dict[str, Any]]:
+    """What each operator did in the workers that serve the job now, from the source to the last."""
+    rows: dict[int, dict[str, Any]] = {}
+    for sight in observed.workers.values():
+        if sight.report is None or sight.report.job != job:
+            continue
+        for measure in sight.report.nodes:
+            row = rows.setdefault(measure.node, {"operator": measure.label, "elements": 0, "bytes": 0, "active_s": 0.0})
+            row["elements"] += measure.elements
+            row["bytes"] += measure.bytes
+            row["active_s"] += measure.active_s
+    return [rows[node] for node in sorted(rows)]
 
 
 def _why_job(state: State, job: Job, serving: list[Worker]) -> str:
