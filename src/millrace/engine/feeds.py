@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.chunk import Chunk, Origin
+from millrace.planning.units import INFINITE
 
 Array = npt.NDArray[np.int64]
 Feed = Iterator[Array]
@@ -19,14 +20,16 @@ Route = Callable[[Array], tuple[Array, Array]]
 
 BLOCK = 65536
 """Units per array of a feed."""
+_FIRST_BLOCK = 64
 
 
 def blocks(start: int, stop: int) -> Feed:
-    """Units ``start`` to ``stop``."""
+    """Units ``start`` to ``stop``; of those without end, few at first, as few may be wanted."""
+    size = BLOCK if stop < INFINITE else _FIRST_BLOCK
     while start < stop:
-        end = min(start + BLOCK, stop)
+        end = min(start + size, stop)
         yield np.arange(start, end, dtype=np.int64)
-        start = end
+        start, size = end, min(2 * size, BLOCK)
 
 
 def ascends(array: Array) -> bool:

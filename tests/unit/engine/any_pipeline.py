@@ -69,7 +69,7 @@ class Case:
         numbers: how often each number comes at most.
         lost: how many numbers may be missing; None if chance decides.
         count: elements; None if unknown.
-        kind: what an element is: ``int``, ``tuple`` or ``batch``.
+        kind: what an element is: ``int``, ``tuple``, ``batch``, or ``pile`` if they are not all alike.
         batch: (rows, how many may have fewer), right after batch.
     """
 
@@ -142,15 +142,16 @@ def from_source(draw: Any, runs: Any, first: int) -> Case:
     return Case(dataset, None).exactly(dataset, [(n,) for n in range(first, first + count)])
 
 
+KEEP_INT = ["map", "doubled", "shuffle", "cut", "repeat", "prefetch"]
 ALWAYS = ["map", "doubled", "shuffle", "shuffle", "cut", "enumerate", "repeat", "prefetch"]
 
 
 def grown(draw: Any, runs: Any, case: Case, first: int) -> Case:
     """The case with one operator more."""
-    choices = list(ALWAYS)
+    choices = list(KEEP_INT if case.kind == "pile" else ALWAYS)
     if case.elements is not None:
         choices += ["filter", "filter", "some"]
-    if case.kind != "batch":
+    if case.kind in ("int", "tuple"):
         choices += ["batch", "batch", "padded_batch"]
     if case.kind == "int" and first < 300_000:
         choices += ["concatenate", "sample", "zip"]
@@ -158,7 +159,7 @@ def grown(draw: Any, runs: Any, case: Case, first: int) -> Case:
         choices += ["both"]
     if case.kind == "batch":
         choices += ["unbatch", "rebatch", "rebatch"]
-    if case.elements is not None and case.kind != "batch":
+    if case.elements is not None and case.kind in ("int", "tuple"):
         choices += ["bucket", "window"]
     return OPERATORS[draw(st.sampled_from(choices))](draw, runs, case, first)
 
@@ -301,11 +302,11 @@ def _concatenate(draw: Any, runs: Any, case: Case, first: int) -> Case:
 
 
 def _both(draw: Any, runs: Any, case: Case, first: int) -> Case:
-    """Batches, then other batches."""
+    """Batches, then batches of something else."""
     other = pipeline(draw, runs, first + 100_000, 2, kind="int")
     other = _batched(draw, other, "batch")
     new = _together(case, other, case.dataset.concatenate(other.dataset), ordered=False)
-    return replace(new, batch=None)
+    return replace(new, kind="pile", batch=None)
 
 
 def _together(case: Case, other: Case, dataset: Dataset, *, ordered: bool) -> Case:
@@ -359,8 +360,6 @@ OPERATORS = {
     "sample": _sample,
     "zip": _zip,
 }
-
-KEEP_INT = ["map", "doubled", "shuffle", "cut", "repeat", "prefetch"]
 
 
 def pipeline(draw: Any, runs: Any, first: int = 0, most: int = 6, kind: str | None = None) -> Case:
