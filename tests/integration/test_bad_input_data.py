@@ -201,9 +201,13 @@ def test_damaged_data_is_never_skipped(on_error, read, tmp_path):
 
 def test_missing_data_of_a_nested_dataset_says_which_element_asked_for_it(read, tmp_path):
     (tmp_path / "0.bin").write_bytes(b"0")
+
+    def open_path(path):
+        return mr.Dataset.from_files(path)
+
     paths = [str(tmp_path / f"{number}.bin") for number in range(2)]
-    pipeline = mr.Dataset.from_list(paths).flat_map(lambda path: mr.Dataset.from_files(path))
+    pipeline = mr.Dataset.from_list(paths).flat_map(open_path)
     with pytest.raises(mr.SourceNotFoundError, match=r"1\.bin does not exist") as caught:
         read(pipeline)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    assert re.search(r"in flat_map\(lambda at .*test_bad_input_data\.py:\d+\) of item 1", told), told
+    assert re.search(r"in flat_map\(.*open_path\) of item 1", told), told

@@ -104,7 +104,7 @@ def test_other_jobs_go_on_when_one_fails(service, pictures):
                 list(there)
             with pytest.raises(mr.ElementError):  # and it stays failed
                 list(there)
-            failed = next(job for job in service.status()["jobs"] if job["name"] == "bad")
+            failed = job_of(service.status(), "bad")
             assert failed["failure"].startswith("map(decode) failed on ")
             assert failed["why"].startswith("job bad has failed: map(decode) failed on ")
         assert sorted(np.concatenate([first, *batches]).tolist()) == list(range(3000))
@@ -120,9 +120,7 @@ def test_an_error_in_an_epoch_that_nobody_reads_is_nobodys(service):
             raise ValueError("another epoch")
         return x
 
-    first = set()
-    probe = mr.Dataset.range(4).map(lambda x, rng: int(rng.integers(1 << 62))).with_options(seed=3)
-    first.update(probe)
+    first = set(mr.Dataset.range(4).map(lambda x, rng: int(rng.integers(1 << 62))).with_options(seed=3))
     pipeline = mr.Dataset.range(4).map(fails_in_the_second).with_options(seed=3)
     for _ in range(3):
         with pipeline.distribute(service.address) as there:
@@ -179,15 +177,24 @@ def test_a_message_of_any_size_arrives(far):
 
 
 def test_an_error_that_is_no_string_arrives(far):
-    class Odd(Exception):
+    class OddError(Exception):
         def __init__(self, lock):
             super().__init__(lock, object())
 
     def complain(x):
-        raise Odd(threading.Lock())
+        raise OddError(threading.Lock())
 
-    with pytest.raises(mr.ElementError, match=r"complain\) failed on item 0: Odd: \(<unlocked _thread\.lock"):
+    with pytest.raises(mr.ElementError, match=r"complain\) failed on item 0: OddError: \(<unlocked _thread\.lock"):
         far(mr.Dataset.range(1).map(complain))
+
+
+def statuses(service):
+    """What the service says, again and again: a worker's word may be on its way while its elements are read."""
+    return (service.status() for _ in range(2000))
+
+
+def job_of(status, name):
+    return next(job for job in status["jobs"] if job["name"] == name)
 
 
 # -- on_error ----------------------------------------------------------------------------------------------------------
@@ -202,9 +209,7 @@ def test_skipped_elements_are_counted_and_shown(service, capsys):
         epoch = iter(there)
         assert len(list(epoch)) == 36
         assert epoch.skipped == 4
-        shown = service.status()
-        job = next(job for job in shown["jobs"] if job["name"] == "holes")
-        assert job["skipped"] >= 4  # and maybe those of the epoch that is being prepared
+        shown = next(shown for shown in statuses(service) if job_of(shown, "holes")["skipped"] >= 4)
         status.show(shown)
         assert re.search(r"holes .*\(\d+ elements skipped\)", capsys.readouterr().out)
 
@@ -271,7 +276,7 @@ def test_functions_of_other_operators_are_named_and_skipped_alike(operator, read
 
 def test_ragged_shapes_say_what_to_use(read):
     with pytest.raises(mr.PipelineError, match=r"^batch\(\): ragged shapes: \(0,\) .* \(1,\) .*Use padded_batch\(\)"):
-        read(mr.Dataset.range(8).map(lambda x: np.zeros(x)).batch(4))
+        read(mr.Dataset.range(8).map(np.zeros).batch(4))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +336,7 @@ def test_printing_in_a_worker_does_no_harm(far, capfd):
 
 def test_notes_of_an_error_travel(far):
     """Data that is missing below a function's own dataset."""
-    pipeline = mr.Dataset.from_list(["/nowhere/a"]).flat_map(lambda path: mr.Dataset.from_files(path))
+    pipeline = mr.Dataset.from_list(["/nowhere/a"]).flat_map(mr.Dataset.from_files)
     with pytest.raises(mr.SourceNotFoundError, match=r"/nowhere/a does not exist") as caught:
         far(pipeline)
     assert re.search(r"in flat_map\(.*\) of item 0", told(caught.value))

@@ -83,11 +83,13 @@ class Script:
             env={**os.environ, "TMPDIR": str(self.folder)},
             start_new_session=True,
         )
+        assert self.process.stdout is not None
         self.addresses = json.loads(self.process.stdout.readline() or "[]")
         assert self.addresses, self.process.communicate()[1]
         self.descendants = descendants(self.process.pid)
 
     def go_on(self):
+        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
