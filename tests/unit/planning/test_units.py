@@ -1,0 +1,193 @@
+"""Units: counts, yields and boundaries, by operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millrace.graph import nodes as g
+from millrace.planning.tables import Split, SplitTable, positions_table, splits_table
+from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
+
+FN = g.Opaque(None, "fn")
+TEN = positions_table(10)
+COUNTED = splits_table([Split("a", count=4, bytes=400), Split("b", count=0), Split("c", count=6, bytes=600)])
+UNCOUNTED = splits_table([Split("a", bytes=400), Split("b", bytes=100), Split("c", bytes=600)])
+
+
+def leaf() -> g.Node:
+    return g.FromTFRecords(patterns=("x",))
+
+
+def analysed(table: SplitTable, *operators: Any) -> UnitMap:
+    node = leaf()
+    for kind, parameters in operators:
+        node = kind(inputs=(node,), **parameters)
+    return UnitMap(g.Graph(node), {0: table})
+
+
+def of(table: SplitTable, *operators: Any) -> Units:
+    units = analysed(table, *operators)
+    return units.of(len(units.graph.nodes) - 1)
+
+
+FILTER = (g.Filter, {"fn": FN})
+MAP = (g.Map, {"fn": FN})
+FLAT = (g.FlatMap, {"fn": FN})
+SKIP_ERRORS = (g.WithOptions, {"on_error": "skip"})
+
+
+def batch(size: int, drop: bool = False) -> Any:
+    return g.Batch, {"batch_size": size, "drop_remainder": drop}
+
+
+@pytest.mark.parametrize(
+    ("operators", "count", "yields", "cheap"),
+    [
+        ((), 10, Yield.ONE, True),
+        ((MAP,), 10, Yield.ONE, True),
+        ((MAP, SKIP_ERRORS), 10, Yield.AT_MOST_ONE, True),
+        ((FILTER,), 10, Yield.AT_MOST_ONE, True),
+        ((FLAT,), 10, Yield.MANY, False),
+        ((FILTER, FLAT, MAP), 10, Yield.MANY, False),
+        (((g.Shuffle, {"buffer_size": 3}),), 10, Yield.ONE, True),
+        ((FILTER, (g.Shuffle, {"buffer_size": 3})), 10, Yield.AT_MOST_ONE, True),
+        ((batch(3),), 4, Yield.ONE, True),
+        ((batch(3, True),), 3, Yield.ONE, True),
+        ((FILTER, batch(3)), 10, Yield.MANY, False),
+        (((g.Take, {"count": 4}),), 4, Yield.ONE, True),
+        (((g.Take, {"count": 40}),), 10, Yield.ONE, True),
+        (((g.Take, {"count": -1}),), 10, Yield.ONE, True),
+        (((g.Skip, {"count": 4}),), 6, Yield.ONE, True),
+        (((g.Skip, {"count": 40}),), 0, Yield.ONE, True),
+        (((g.Skip, {"count": -1}),), 0, Yield.ONE, True),
+        (((g.Shard, {"num_shards": 3, "index": 0}),), 4, Yield.ONE, True),
+        (((g.Shard, {"num_shards": 3, "index": 2}),), 3, Yield.ONE, True),
+        (((g.Shard, {"num_shards": 30, "index": 20}),), 0, Yield.ONE, True),
+        (((g.Repeat, {"count": 3}),), 30, Yield.ONE, True),
+        (((g.Repeat, {"count": 0}),), 0, Yield.ONE, True),
+        (((g.Repeat, {}),), INFINITE, Yield.ONE, False),
+        (((g.Repeat, {}), (g.Repeat, {"count": 3})), INFINITE, Yield.ONE, False),
+        (((g.Repeat, {"count": 1 << 61}), (g.Repeat, {"count": 1 << 61})), INFINITE, Yield.ONE, False),
+        (((g.Repeat, {}), batch(7)), INFINITE, Yield.ONE, False),
+        (((g.Repeat, {}), (g.Skip, {"count": 5}), (g.Take, {"count": 50})), 50, Yield.ONE, False),
+        ((FILTER, (g.Repeat, {"count": 3})), 30, Yield.AT_MOST_ONE, False),
+    ],
+)
+def test_counts_and_yields(operators, count, yields, cheap):
+    found = of(TEN, *operators)
+    assert (found.count, found.yields, found.cheap) == (count, yields, cheap)
+
+
+@pytest.mark.parametrize(
+    ("above", "said"),
+    [
+        ((g.Take, {"count": 3}), "take() needs to know how many elements its input has"),
+        ((g.Skip, {"count": 3}), "skip()"),
+        ((g.Shard, {"num_shards": 2, "index": 0}), "shard()"),
+        ((g.Enumerate, {}), "enumerate()"),
+        ((g.Zip, {}), "zip()"),
+        ((g.SampleFromDatasets, {"weights": (1.0,)}), "sample_from_datasets()"),
+    ],
+)
+def test_positions_are_needed(above, said):
+    for below in ((FILTER,), (FLAT,)):
+        with pytest.raises(UnplannableError, match=said.replace("(", r"\(").replace(")", r"\)")):
+            of(TEN, *below, above)
+        with pytest.raises(UnplannableError):
+            of(TEN, *below, above, MAP)
+    with pytest.raises(UnplannableError):
+        of(UNCOUNTED, above)
+
+
+def test_collections_across_repetitions_of_collections_are_refused_with_a_remedy():
+    with pytest.raises(UnplannableError, match="put repeat last"):
+        of(TEN, FILTER, batch(3), (g.Repeat, {"count": 2}), (g.Rebatch, {"batch_size": 4}))
+    assert of(TEN, FILTER, (g.Repeat, {"count": 2}), batch(3), (g.Rebatch, {"batch_size": 4})).collecting
+
+
+def test_what_a_task_must_have_one_of():
+    assert not of(COUNTED, FILTER).task_local
+    assert of(COUNTED, (g.Shuffle, {"buffer_size": 3}), MAP).task_local
+    assert not of(TEN, (g.Shuffle, {"buffer_size": 3}), MAP).task_local
+    assert of(TEN, FILTER, batch(2), MAP).task_local
+
+
+def test_sources():
+    assert of(COUNTED).count == 10
+    assert of(COUNTED).yields is Yield.ONE
+    assert not of(COUNTED).cheap
+    assert of(UNCOUNTED).count == 3
+    assert of(UNCOUNTED).yields is Yield.MANY
+    assert analysed(COUNTED).starts[0].tolist() == [0, 4, 4]
+    assert analysed(UNCOUNTED).starts == {}
+    assert of(splits_table([])).count == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "operators", "edges"),
+    [
+        (COUNTED, (), [0, 4, 10]),
+        (COUNTED, (FILTER,), [0, 4, 10]),
+        (COUNTED, ((g.Skip, {"count": 2}),), [0, 2, 8]),
+        (COUNTED, ((g.Skip, {"count": 5}),), [0, 5]),
+        (COUNTED, ((g.Take, {"count": 7}),), [0, 4, 7]),
+        (COUNTED, ((g.Shard, {"num_shards": 2, "index": 1}),), [0, 2, 5]),
+        (COUNTED, (batch(2),), [0, 2, 5]),
+        (COUNTED, ((g.Repeat, {"count": 2}),), [0, 4, 10, 14, 20]),
+        (COUNTED, ((g.Repeat, {}), (g.Take, {"count": 3})), [0, 1, 2, 3]),
+        (UNCOUNTED, (), [0, 1, 2, 3]),
+        (splits_table([]), (), [0]),
+        (splits_table([]), ((g.Repeat, {"count": 2}),), [0]),
+    ],
+)
+def test_boundaries_are_where_files_are(table, operators, edges):
+    units = analysed(table, *operators)
+    found = units.boundaries(len(units.graph.nodes) - 1)
+    assert found.dtype == np.int64
+    assert found.tolist() == edges
+
+
+def test_boundaries_of_long_repeats_stay_few_and_whole():
+    units = analysed(COUNTED, (g.Repeat, {"count": 10**6}))
+    found = units.boundaries(1)
+    assert len(found) < 100_000
+    assert found[[0, -1]].tolist() == [0, 10**7]
+    assert (found % 10 == 0).all()
+
+
+def test_parts_of_a_concatenation():
+    first, second = leaf(), leaf()
+    root = g.Concatenate(inputs=(first, g.Repeat(inputs=(second,)), leaf()))
+    units = UnitMap(g.Graph(root), {0: COUNTED, 1: TEN, 3: TEN})
+    assert units.of(4).count == INFINITE
+    both = UnitMap(g.Graph(g.Concatenate(inputs=(first, second))), {0: COUNTED, 1: COUNTED})
+    assert both.boundaries(2).tolist() == [0, 4, 10, 14, 20]
+    assert both.length() == 20
+    empty = positions_table(0)
+    nothing = UnitMap(g.Graph(g.Concatenate(inputs=(first, second))), {0: empty, 1: empty})
+    assert (nothing.of(2).count, nothing.of(2).reads) == (0, 1.0)
+
+
+def test_fences():
+    def collected(node: g.Node) -> g.Node:
+        return g.Rebatch(inputs=(node,), batch_size=3)
+
+    inner = g.Concatenate(inputs=(collected(leaf()), collected(leaf())))
+    root = g.Repeat(inputs=(g.Map(inputs=(g.Concatenate(inputs=(leaf(), inner)),), fn=FN),), count=2)
+    graph = g.Graph(root)
+    units = UnitMap(graph, {number: TEN for number, _ in graph.sources()})
+    assert units.fences(graph.id_of(root)).tolist() == [0, 10, 20]
+    assert units.of(graph.id_of(root)).period == 30
+    assert units.fences(0).tolist() == [0]
+
+
+def test_lengths():
+    assert analysed(TEN, batch(3)).length() == 4
+    assert analysed(TEN, FILTER).length() is None
+    assert analysed(TEN, FILTER, (g.Take, {"count": 2})).length() is None
+    assert analysed(TEN, (g.Repeat, {})).length() == INFINITE
+    assert analysed(UNCOUNTED).length() is None
+    assert analysed(TEN, MAP, SKIP_ERRORS).length() is None
