@@ -1,0 +1,199 @@
+"""What users write: checked where they write it, and plain once it is in the graph."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millrace.dataset import Dataset
+from millrace.errors import PipelineError, UnknownLengthError
+from millrace.graph import nodes as g
+from millrace.graph import serialize
+
+TEN = Dataset.range(10)
+
+
+def identity(element: Any) -> Any:
+    return element
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (Dataset.range, "range()"),
+        (lambda: Dataset.range(1, 2, 0), "range(1, 2, 0)"),
+        (lambda: Dataset.range("a"), "range('a',)"),
+        (lambda: Dataset.range(2**63), "for data without end write range(n).repeat()"),
+        (lambda: Dataset.range(-(2**62), 2**62), "for data without end write range(n).repeat()"),
+        (lambda: Dataset.from_list(iter([1])), "from_list(list(...))"),
+        (lambda: Dataset.from_list("abc"), "from_list takes something with len() and [i], not str"),
+        (lambda: Dataset.from_map_style(iter([1])), "from_map_style takes something with len() and [i]"),
+        (lambda: Dataset.from_files([]), "from_files needs at least one path or pattern, and the list is empty"),
+        (lambda: Dataset.from_tfrecords("x", compression="ZIP"), "compression must be one of None, '', 'GZIP', 'ZLIB'"),
+        (Dataset.zip, "zip needs at least one dataset"),
+        (lambda: Dataset.zip({}), "zip needs at least one dataset"),
+        (lambda: Dataset.zip(TEN, [1, 2]), "zip takes datasets, not list"),
+        (lambda: TEN.concatenate([1]), "concatenate takes datasets, not list"),
+        (lambda: Dataset.sample_from_datasets([]), "0 datasets, weights []"),
+        (lambda: Dataset.sample_from_datasets([TEN], [1, 2]), "1 datasets, weights [1.0, 2.0]"),
+        (lambda: Dataset.sample_from_datasets([TEN, TEN], [1, -1]), "one weight >= 0 for each dataset"),
+        (lambda: Dataset.sample_from_datasets([TEN, TEN], [0, 0]), "one above 0"),
+        (lambda: Dataset.sample_from_datasets([TEN, TEN], [1, float("inf")]), "one weight >= 0 for each dataset"),
+        (lambda: Dataset.sample_from_datasets([TEN], seed=1.5), "seed must be a whole number, not 1.5"),
+        (lambda: TEN.map(3), "map"),
+        (lambda: TEN.map(identity, num_parallel_calls=0), "num_parallel_calls must be a whole number of at least 1"),
+        (lambda: TEN.interleave(identity, cycle_length=0), "interleave: cycle_length must be a whole number"),
+        (lambda: TEN.shuffle(0), "shuffle: buffer_size must be a whole number of at least 1, not 0"),
+        (lambda: TEN.shuffle(3, seed=2**64), "shuffle: seed must fit into 64 bits"),
+        (lambda: TEN.shuffle(3, seed="a"), "shuffle: seed must be a whole number, not 'a'"),
+        (lambda: TEN.batch(2.5), "batch: batch_size must be a whole number of at least 1, not 2.5"),
+        (lambda: TEN.batch(True), "batch_size must be a whole number of at least 1, not True"),
+        (lambda: TEN.padded_batch(0), "padded_batch: batch_size"),
+        (lambda: TEN.rebatch(-1), "rebatch: batch_size"),
+        (lambda: TEN.bucket_by_sequence_length(identity, [3, 2], [1, 1, 1]), "ascending bucket_boundaries"),
+        (lambda: TEN.bucket_by_sequence_length(identity, [3], [1]), "one more bucket_batch_sizes than boundaries"),
+        (lambda: TEN.bucket_by_sequence_length(identity, [3], [1, 0]), "every batch size must be a whole number"),
+        (
+            lambda: TEN.bucket_by_sequence_length(identity, [3.5], [1, 1]),
+            "every bucket boundary must",
+        ),
+        (lambda: TEN.group_by_window(identity, lambda k, w: w), "either window_size or window_size_func"),
+        (lambda: TEN.group_by_window(identity, lambda k, w: w, 3, identity), "either window_size or window_size_func"),
+        (lambda: TEN.repeat(-2), "repeat: count must be a whole number of at least 0, not -2"),
+        (lambda: TEN.take(-2), "take: count must be a whole number of at least -1, not -2"),
+        (lambda: TEN.skip(1.0), "skip: count must be a whole number of at least -1, not 1.0"),
+        (lambda: TEN.shard(0, 0), "shard: num_shards"),
+        (lambda: TEN.shard(3, 3), "shard: index must be a whole number from 0 to 2, not 3"),
+        (lambda: TEN.enumerate("a"), "enumerate: start must be a whole number, not 'a'"),
+        (lambda: TEN.prefetch(-2), "prefetch: buffer_size must be a whole number of at least 0, not -2"),
+        (lambda: TEN.with_options(on_error="ignore"), 'on_error is "raise", "skip" or a function, not \'ignore\''),
+        (lambda: TEN.with_options(on_error=3), 'on_error is "raise", "skip" or a function, not 3'),
+        (lambda: TEN.with_options(num_threads=0), "with_options: num_threads"),
+        (lambda: TEN.with_options(buffer_bytes=0), "with_options: buffer_bytes"),
+        (lambda: TEN.with_options(seed=0.5), "with_options: seed must be a whole number"),
+    ],
+)
+def test_mistakes_are_answered_where_they_are_made(build, said):
+    with pytest.raises(PipelineError) as caught:
+        build()
+    assert said in str(caught.value)
+
+
+def test_numpy_numbers_become_plain_ones():
+    one, yes = np.int64(1), np.bool_(True)
+    dataset = (
+        Dataset.range(np.int64(3))
+        .map(identity, num_parallel_calls=one, deterministic=yes)
+        .interleave(identity, one, one, one, yes)
+        .shuffle(one, one, yes)
+        .enumerate(one)
+        .skip(one)
+        .take(one)
+        .shard(one, np.int64(0))
+        .repeat(one)
+        .bucket_by_sequence_length(identity, [one], [one, one], None, None, yes, yes, yes)
+        .rebatch(one, yes)
+        .unbatch()
+        .padded_batch(one, drop_remainder=yes)
+        .group_by_window(identity, lambda key, window: window, one)
+        .batch(one, yes)
+        .prefetch(one)
+        .with_options(buffer_bytes=one, num_threads=one, seed=one)
+    )
+    dataset = Dataset.sample_from_datasets([dataset, TEN], np.array([0.5, 0.5]), one, yes)
+    _, slots = serialize.pack(dataset.graph)
+    assert all(callable(slot.value) for slot in slots)
+
+
+def test_a_chain_of_concatenations_is_one_node():
+    dataset = TEN
+    for start in range(10, 20_000, 10):
+        dataset = dataset.concatenate(Dataset.range(start, start + 10))
+    assert isinstance(dataset.graph.root, g.Concatenate)
+    assert len(dataset.graph.root.inputs) == 2000
+    assert len(dataset) == 20_000
+    with iter(dataset.batch(7000)) as batches:
+        assert next(batches).tolist() == list(range(7000))
+    assert TEN.graph.root.inputs == ()
+
+
+def test_zips_of_every_form():
+    others = Dataset.range(10, 13)
+    assert list(Dataset.zip(TEN, others)) == [(0, 10), (1, 11), (2, 12)]
+    assert list(Dataset.zip((TEN, others))) == list(Dataset.zip([TEN, others])) == list(Dataset.zip(TEN, others))
+    assert list(Dataset.zip({"a": TEN, "b": others}))[1] == {"a": 1, "b": 11}
+    assert list(Dataset.zip(others)) == [(10,), (11,), (12,)]
+    assert list(Dataset.zip(TEN, TEN))[3] == (3, 3)
+
+
+def test_lengths():
+    assert len(TEN) == len(list(TEN)) == 10
+    assert len(TEN.batch(3)) == 4
+    assert len(Dataset.range(0)) == 0
+    assert bool(Dataset.range(0))
+    with pytest.raises(UnknownLengthError, match=r"filter\(.*known only after reading it"):
+        len(TEN.filter(bool))
+    with pytest.raises(UnknownLengthError, match=r"has no end; put take\(n\) behind repeat\(\)"):
+        len(TEN.repeat())
+    assert len(TEN.repeat().take(25)) == 25
+    assert list(TEN.filter(lambda n: n > 7)) == [8, 9]  # list() asks for a length and takes no for an answer
+
+
+def test_epochs_follow_one_another_and_can_be_named():
+    dataset = TEN.shuffle(10, seed=1)
+    first, second = list(dataset), list(dataset)
+    assert first != second
+    assert list(dataset.read_epoch(0)) == first
+    assert list(dataset.read_epoch(1)) == second
+    assert list(dataset.read_epoch()) == list(dataset.read_epoch(2))
+    parts = [list(dataset.read_epoch(0, (part, 3))) for part in range(3)]
+    assert sorted(n for part in parts for n in part) == list(range(10))
+    assert dataset.peek(3) == first[:3]
+    assert dataset.peek(100) == first
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_goes_on_where_the_original_was(copied):
+    dataset = TEN.map(identity).shuffle(10)
+    list(dataset)
+    twin = copied(dataset)
+    assert list(twin) == list(dataset)
+    assert twin.seed == dataset.seed
+
+
+def test_seeds():
+    assert TEN.seed == TEN.seed
+    assert Dataset.range(3).seed != Dataset.range(3).seed
+    assert TEN.with_options(seed=np.int64(4)).seed == 4
+    assert list(TEN.shuffle(9, seed=-1)) == list(TEN.shuffle(9, seed=2**64 - 1))
+
+
+def test_names():
+    assert str(TEN.map(identity).batch(3)) == "Dataset.range().map(identity).batch()"
+    assert "map(functools.partial" not in str(TEN.map(functools.partial(identity)))
+
+
+def test_windows_are_datasets():
+    def reduce(key: int, window: Dataset) -> Dataset:
+        assert isinstance(window, Dataset)
+        return window.batch(10)
+
+    found = [batch.tolist() for batch in TEN.group_by_window(lambda n: n % 2, reduce, window_size=3)]
+    assert sorted(found) == [[0, 2, 4], [1, 3, 5], [6, 8], [7, 9]]
+    sized = TEN.group_by_window(lambda n: n % 2, reduce, window_size_func=lambda key: key + 1)
+    assert {len(batch) for batch in sized} == {1, 2}
+
+
+def test_prefetching_nothing_is_nothing():
+    assert TEN.prefetch(0) is TEN
+
+
+def test_a_plan_can_be_looked_at():
+    plan = TEN.plan(tasks=3)
+    assert [(plan.task(n).start, plan.task(n).stop) for n in range(plan.length or 0)] == [(0, 4), (4, 8), (8, 10)]
+    assert "one task on one worker" in TEN.filter(bool).take(3).plan().warnings[0]
