@@ -98,11 +98,13 @@ def training_data(folder: str) -> Dataset:
 def _train(console: Any, folder: str) -> None:
     from rich.live import Live
     from sklearn.neural_network import MLPClassifier
+    from threadpoolctl import threadpool_limits
 
     test = next(iter(Dataset.from_files(f"{folder}/test/*/*.jpg").map(decode).map(features).batch(10_000)))
     model = MLPClassifier((256,), learning_rate_init=3e-4, random_state=0)
     meter = Meter()
-    with training_data(folder).distribute(workers=_WORKERS) as batches:
+    # numpy's threads would spin on the cores that the workers need.
+    with threadpool_limits(1), training_data(folder).distribute(workers=_WORKERS) as batches:
         # On a terminal the last line is alive; elsewhere there is one line an epoch.
         with Live(console=console, auto_refresh=False, transient=True) as live:
             for epoch in range(1, _EPOCHS + 1):
