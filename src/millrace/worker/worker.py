@@ -31,7 +31,7 @@ from millrace.version import __version__
 from millrace.wire.address import format_address
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import fetch_blob
-from millrace.wire.bulk import BulkServer
+from millrace.wire.bulk import BulkConnection, BulkServer
 from millrace.wire.channel import ClientSession, ControlChannel
 from millrace.wire.failures import error_of
 from millrace.worker.desk import Desk
@@ -91,6 +91,7 @@ class Worker:
         self._want = 0
         self._over = threading.Event()
         self._leaving = False
+        self._peers = 0
         self._error: MillraceError | None = None
         self._desk = Desk(self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes)
 
@@ -101,7 +102,7 @@ class Worker:
             AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
             AddressInUseError: the port to listen on is taken.
         """
-        server = BulkServer(self._host, self._desk.serve, port=self._port, token=self._token)
+        server = BulkServer(self._host, self._serve, port=self._port, token=self._token)
         self._desk.address = format_address(self._advertised, server.port)
         threads = [
             threading.Thread(target=self._converse, name="millrace-session", daemon=True),
@@ -135,8 +136,25 @@ class Worker:
     def _leave(self, reason: str) -> None:
         _logger.info("leaving: %s", reason)
         self._tell(WorkerLeaving())
+        self._end_if_alone()
         self._desk.leave(time.monotonic() + self._leave_s)
         self._over.set()
+
+    def _serve(self, connection: BulkConnection) -> None:
+        with self._telling:
+            self._peers += 1
+        try:
+            self._desk.serve(connection)
+        finally:
+            with self._telling:
+                self._peers -= 1
+            self._end_if_alone()
+
+    def _end_if_alone(self) -> None:
+        """An orderly end waits for those who read here; without dispatcher and peers nobody will."""
+        with self._telling:
+            if self._leaving and self._session is None and not self._peers:
+                self._over.set()
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -162,6 +180,7 @@ class Worker:
             finally:
                 with self._telling:
                     self._session = None
+                self._end_if_alone()
             self._over.wait(next(pauses))
 
     def _greet(self, session: ClientSession) -> None:
