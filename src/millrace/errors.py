@@ -57,7 +57,9 @@ class SourceCorruptError(SourceError):
 
 
 class ElementError(MillraceError):
-    """A user's function failed on one element.
+    """A user's function failed on one element, whatever it raised.
+
+    Only Ctrl-C on the main thread passes through a function as it is.
 
     Attributes:
         operator: the operator, as the user wrote it, e.g. ``map(decode)``.
@@ -89,7 +91,7 @@ class ServiceError(MillraceError):
 
 
 class ServiceUnreachableError(ServiceError, ConnectionError):
-    """Nobody answered at the service's address within the time allowed."""
+    """Nobody answered at the service's address within the time allowed, or the service is gone for good."""
 
 
 class AddressInUseError(ServiceError, OSError):
