@@ -175,8 +175,11 @@ class Worker:
                 self._over.set()
             except ServiceError as error:
                 _logger.info("dispatcher: %s", error)
-            except Exception:
+            except Exception as error:
+                # A bug of ours. Trying again would fail again, for ever and unseen; an end is noticed.
                 _logger.exception("the session failed")
+                self._error = MillraceError(f"the worker cannot go on: {type(error).__name__}: {error}")
+                self._over.set()
             finally:
                 with self._telling:
                     self._session = None
