@@ -16,6 +16,8 @@ from millrace.graph import nodes as g
 from millrace.graph import serialize
 
 TEN = Dataset.range(10)
+UNTYPED: Any = Dataset
+UNTYPED_TEN: Any = TEN
 
 
 def identity(element: Any) -> Any:
@@ -25,57 +27,72 @@ def identity(element: Any) -> Any:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (Dataset.range, "range()"),
-        (lambda: Dataset.range(1, 2, 0), "range(1, 2, 0)"),
-        (lambda: Dataset.range("a"), "range('a',)"),
-        (lambda: Dataset.range(2**63), "for data without end write range(n).repeat()"),
-        (lambda: Dataset.range(-(2**62), 2**62), "for data without end write range(n).repeat()"),
-        (lambda: Dataset.from_list(iter([1])), "from_list(list(...))"),
-        (lambda: Dataset.from_list("abc"), "from_list takes something with len() and [i], not str"),
-        (lambda: Dataset.from_map_style(iter([1])), "from_map_style takes something with len() and [i]"),
-        (lambda: Dataset.from_files([]), "from_files needs at least one path or pattern, and the list is empty"),
-        (lambda: Dataset.from_tfrecords("x", compression="ZIP"), "compression must be one of None, '', 'GZIP', 'ZLIB'"),
-        (Dataset.zip, "zip needs at least one dataset"),
-        (lambda: Dataset.zip({}), "zip needs at least one dataset"),
-        (lambda: Dataset.zip(TEN, [1, 2]), "zip takes datasets, not list"),
-        (lambda: TEN.concatenate([1]), "concatenate takes datasets, not list"),
-        (lambda: Dataset.sample_from_datasets([]), "0 datasets, weights []"),
-        (lambda: Dataset.sample_from_datasets([TEN], [1, 2]), "1 datasets, weights [1.0, 2.0]"),
-        (lambda: Dataset.sample_from_datasets([TEN, TEN], [1, -1]), "one weight >= 0 for each dataset"),
-        (lambda: Dataset.sample_from_datasets([TEN, TEN], [0, 0]), "one above 0"),
-        (lambda: Dataset.sample_from_datasets([TEN, TEN], [1, float("inf")]), "one weight >= 0 for each dataset"),
-        (lambda: Dataset.sample_from_datasets([TEN], seed=1.5), "seed must be a whole number, not 1.5"),
-        (lambda: TEN.map(3), "map"),
-        (lambda: TEN.map(identity, num_parallel_calls=0), "num_parallel_calls must be a whole number of at least 1"),
-        (lambda: TEN.interleave(identity, cycle_length=0), "interleave: cycle_length must be a whole number"),
-        (lambda: TEN.shuffle(0), "shuffle: buffer_size must be a whole number of at least 1, not 0"),
-        (lambda: TEN.shuffle(3, seed=2**64), "shuffle: seed must fit into 64 bits"),
-        (lambda: TEN.shuffle(3, seed="a"), "shuffle: seed must be a whole number, not 'a'"),
-        (lambda: TEN.batch(2.5), "batch: batch_size must be a whole number of at least 1, not 2.5"),
-        (lambda: TEN.batch(True), "batch_size must be a whole number of at least 1, not True"),
-        (lambda: TEN.padded_batch(0), "padded_batch: batch_size"),
-        (lambda: TEN.rebatch(-1), "rebatch: batch_size"),
-        (lambda: TEN.bucket_by_sequence_length(identity, [3, 2], [1, 1, 1]), "ascending bucket_boundaries"),
-        (lambda: TEN.bucket_by_sequence_length(identity, [3], [1]), "one more bucket_batch_sizes than boundaries"),
-        (lambda: TEN.bucket_by_sequence_length(identity, [3], [1, 0]), "every batch size must be a whole number"),
+        (UNTYPED.range, "range()"),
+        (lambda: UNTYPED.range(1, 2, 0), "range(1, 2, 0)"),
+        (lambda: UNTYPED.range("a"), "range('a',)"),
+        (lambda: UNTYPED.range(2**63), "for data without end write range(n).repeat()"),
+        (lambda: UNTYPED.range(-(2**62), 2**62), "for data without end write range(n).repeat()"),
+        (lambda: UNTYPED.from_list(iter([1])), "from_list(list(...))"),
+        (lambda: UNTYPED.from_list("abc"), "from_list takes something with len() and [i], not str"),
+        (lambda: UNTYPED.from_map_style(iter([1])), "from_map_style takes something with len() and [i]"),
+        (lambda: UNTYPED.from_files([]), "from_files needs at least one path or pattern, and the list is empty"),
+        (lambda: UNTYPED.from_tfrecords("x", compression="ZIP"), "compression must be one of None, '', 'GZIP', 'ZLIB'"),
+        (UNTYPED.zip, "zip needs at least one dataset"),
+        (lambda: UNTYPED.zip({}), "zip needs at least one dataset"),
+        (lambda: UNTYPED.zip(TEN, [1, 2]), "zip takes datasets, not list"),
+        (lambda: UNTYPED_TEN.concatenate([1]), "concatenate takes datasets, not list"),
+        (lambda: UNTYPED.sample_from_datasets([]), "0 datasets, weights []"),
+        (lambda: UNTYPED.sample_from_datasets([TEN], [1, 2]), "1 datasets, weights [1.0, 2.0]"),
+        (lambda: UNTYPED.sample_from_datasets([TEN, TEN], [1, -1]), "one weight >= 0 for each dataset"),
+        (lambda: UNTYPED.sample_from_datasets([TEN, TEN], [0, 0]), "one above 0"),
+        (lambda: UNTYPED.sample_from_datasets([TEN, TEN], [1, float("inf")]), "one weight >= 0 for each dataset"),
+        (lambda: UNTYPED.sample_from_datasets([TEN], seed=1.5), "seed must be a whole number, not 1.5"),
+        (lambda: UNTYPED_TEN.map(3), "map"),
         (
-            lambda: TEN.bucket_by_sequence_length(identity, [3.5], [1, 1]),
+            lambda: UNTYPED_TEN.map(identity, num_parallel_calls=0),
+            "num_parallel_calls must be a whole number of at least 1",
+        ),
+        (lambda: UNTYPED_TEN.interleave(identity, cycle_length=0), "interleave: cycle_length must be a whole number"),
+        (lambda: UNTYPED_TEN.shuffle(0), "shuffle: buffer_size must be a whole number of at least 1, not 0"),
+        (lambda: UNTYPED_TEN.shuffle(3, seed=2**64), "shuffle: seed must fit into 64 bits"),
+        (lambda: UNTYPED_TEN.shuffle(3, seed="a"), "shuffle: seed must be a whole number, not 'a'"),
+        (lambda: UNTYPED_TEN.batch(2.5), "batch: batch_size must be a whole number of at least 1, not 2.5"),
+        (lambda: UNTYPED_TEN.batch(True), "batch_size must be a whole number of at least 1, not True"),
+        (lambda: UNTYPED_TEN.padded_batch(0), "padded_batch: batch_size"),
+        (lambda: UNTYPED_TEN.rebatch(-1), "rebatch: batch_size"),
+        (lambda: UNTYPED_TEN.bucket_by_sequence_length(identity, [3, 2], [1, 1, 1]), "ascending bucket_boundaries"),
+        (
+            lambda: UNTYPED_TEN.bucket_by_sequence_length(identity, [3], [1]),
+            "one more bucket_batch_sizes than boundaries",
+        ),
+        (
+            lambda: UNTYPED_TEN.bucket_by_sequence_length(identity, [3], [1, 0]),
+            "every batch size must be a whole number",
+        ),
+        (
+            lambda: UNTYPED_TEN.bucket_by_sequence_length(identity, [3.5], [1, 1]),
             "every bucket boundary must",
         ),
-        (lambda: TEN.group_by_window(identity, lambda k, w: w), "either window_size or window_size_func"),
-        (lambda: TEN.group_by_window(identity, lambda k, w: w, 3, identity), "either window_size or window_size_func"),
-        (lambda: TEN.repeat(-2), "repeat: count must be a whole number of at least 0, not -2"),
-        (lambda: TEN.take(-2), "take: count must be a whole number of at least -1, not -2"),
-        (lambda: TEN.skip(1.0), "skip: count must be a whole number of at least -1, not 1.0"),
-        (lambda: TEN.shard(0, 0), "shard: num_shards"),
-        (lambda: TEN.shard(3, 3), "shard: index must be a whole number from 0 to 2, not 3"),
-        (lambda: TEN.enumerate("a"), "enumerate: start must be a whole number, not 'a'"),
-        (lambda: TEN.prefetch(-2), "prefetch: buffer_size must be a whole number of at least 0, not -2"),
-        (lambda: TEN.with_options(on_error="ignore"), 'on_error is "raise", "skip" or a function, not \'ignore\''),
-        (lambda: TEN.with_options(on_error=3), 'on_error is "raise", "skip" or a function, not 3'),
-        (lambda: TEN.with_options(num_threads=0), "with_options: num_threads"),
-        (lambda: TEN.with_options(buffer_bytes=0), "with_options: buffer_bytes"),
-        (lambda: TEN.with_options(seed=0.5), "with_options: seed must be a whole number"),
+        (lambda: UNTYPED_TEN.group_by_window(identity, lambda k, w: w), "either window_size or window_size_func"),
+        (
+            lambda: UNTYPED_TEN.group_by_window(identity, lambda k, w: w, 3, identity),
+            "either window_size or window_size_func",
+        ),
+        (lambda: UNTYPED_TEN.repeat(-2), "repeat: count must be a whole number of at least 0, not -2"),
+        (lambda: UNTYPED_TEN.take(-2), "take: count must be a whole number of at least -1, not -2"),
+        (lambda: UNTYPED_TEN.skip(1.0), "skip: count must be a whole number of at least -1, not 1.0"),
+        (lambda: UNTYPED_TEN.shard(0, 0), "shard: num_shards"),
+        (lambda: UNTYPED_TEN.shard(3, 3), "shard: index must be a whole number from 0 to 2, not 3"),
+        (lambda: UNTYPED_TEN.enumerate("a"), "enumerate: start must be a whole number, not 'a'"),
+        (lambda: UNTYPED_TEN.prefetch(-2), "prefetch: buffer_size must be a whole number of at least 0, not -2"),
+        (
+            lambda: UNTYPED_TEN.with_options(on_error="ignore"),
+            'on_error is "raise", "skip" or a function, not \'ignore\'',
+        ),
+        (lambda: UNTYPED_TEN.with_options(on_error=3), 'on_error is "raise", "skip" or a function, not 3'),
+        (lambda: UNTYPED_TEN.with_options(num_threads=0), "with_options: num_threads"),
+        (lambda: UNTYPED_TEN.with_options(buffer_bytes=0), "with_options: buffer_bytes"),
+        (lambda: UNTYPED_TEN.with_options(seed=0.5), "with_options: seed must be a whole number"),
     ],
 )
 def test_mistakes_are_answered_where_they_are_made(build, said):
@@ -85,16 +102,19 @@ def test_mistakes_are_answered_where_they_are_made(build, said):
 
 
 def test_numpy_numbers_become_plain_ones():
-    one, yes = np.int64(1), np.bool_(True)
+    one: Any = np.int64(1)
+    yes: Any = np.bool_(True)
+    halves: Any = np.array([0.5, 0.5])
+    zero: Any = np.int64(0)
     dataset = (
-        Dataset.range(np.int64(3))
+        Dataset.range(one)
         .map(identity, num_parallel_calls=one, deterministic=yes)
         .interleave(identity, one, one, one, yes)
         .shuffle(one, one, yes)
         .enumerate(one)
         .skip(one)
         .take(one)
-        .shard(one, np.int64(0))
+        .shard(one, zero)
         .repeat(one)
         .bucket_by_sequence_length(identity, [one], [one, one], None, None, yes, yes, yes)
         .rebatch(one, yes)
@@ -105,7 +125,7 @@ def test_numpy_numbers_become_plain_ones():
         .prefetch(one)
         .with_options(buffer_bytes=one, num_threads=one, seed=one)
     )
-    dataset = Dataset.sample_from_datasets([dataset, TEN], np.array([0.5, 0.5]), one, yes)
+    dataset = Dataset.sample_from_datasets([dataset, TEN], halves, one, yes)
     _, slots = serialize.pack(dataset.graph)
     assert all(callable(slot.value) for slot in slots)
 
@@ -169,7 +189,8 @@ def test_a_copy_goes_on_where_the_original_was(copied):
 def test_seeds():
     assert TEN.seed == TEN.seed
     assert Dataset.range(3).seed != Dataset.range(3).seed
-    assert TEN.with_options(seed=np.int64(4)).seed == 4
+    four: Any = np.int64(4)
+    assert TEN.with_options(seed=four).seed == 4
     assert list(TEN.shuffle(9, seed=-1)) == list(TEN.shuffle(9, seed=2**64 - 1))
 
 

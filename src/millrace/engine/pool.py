@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -200,7 +200,7 @@ class Ahead:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def pull(self, measure: Measure) -> Iterator[Chunk]:
+    def pull(self, measure: Measure) -> Generator[Chunk, None, None]:
         """The chunks."""
         thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
         thread.start()

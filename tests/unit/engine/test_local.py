@@ -7,7 +7,7 @@ import itertools
 import operator
 import threading
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -296,7 +296,7 @@ def test_a_list_is_no_function_that_may_fail():
             raise RuntimeError(f"no {index}")
 
     with pytest.raises(RuntimeError, match="no 0"):
-        list(Dataset.from_list(List()).batch(2).with_options(on_error="skip"))
+        list(Dataset.from_list(cast("list[int]", List())).batch(2).with_options(on_error="skip"))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ def test_of_results_of_all_sizes_only_what_is_under_way_comes_on_top(sizes, chun
 
 @pytest.mark.parametrize("end", ["close", "raise"])
 def test_calls_under_way_are_awaited_and_the_others_never_made(pool, end):
-    begun, go, done = threading.Event(), threading.Event(), []
+    begun, go = threading.Event(), threading.Event()
+    done: list[Any] = []
 
     def work(number: int) -> int:
         if number == 1 and end == "raise":

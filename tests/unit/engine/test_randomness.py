@@ -61,7 +61,7 @@ def test_a_value_does_not_depend_on_what_passes_or_groups_elements(runs, kind):
     assert values(runs.epoch(source.map(noisy).filter(lambda pair: pair[0] % 2 == 0))) == {
         element: value for element, value in plain.items() if element % 2 == 0
     }
-    batched = {}
+    batched: dict[int, int] = {}
     for elements, noises in runs.epoch(source.map(noisy).batch(7)):
         batched.update(zip(elements.tolist(), noises.tolist(), strict=True))
     assert batched == plain

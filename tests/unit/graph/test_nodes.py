@@ -98,5 +98,5 @@ def test_nodes_say_what_they_are():
     assert set(g.OP_NAMES) == set(_all(g.Node)) - {g.Source}
 
 
-def _all(kind: type) -> list[type]:
+def _all(kind: type[g.Node]) -> list[type[g.Node]]:
     return [below for each in kind.__subclasses__() for below in (each, *_all(each))]
