@@ -95,12 +95,9 @@ class Program:
                 self._sources[number] = found
             return found
 
-    def _nested(self, graph: Graph, seed: int) -> Iterator[Any]:
-        """Elements of a dataset that a user's function returned: computed on the thread that asks, in order."""
-        inner = Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS)
-        with inner.run(WHOLE, 0) as run:
-            for chunk in run:
-                yield from chunk.elements
+    def _nested(self, graph: Graph, seed: int) -> Run:
+        """Runs a dataset that a user's function returned: on the thread that asks, in order."""
+        return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
 
 
 _NO_THREADS = Pool(1)
@@ -173,8 +170,10 @@ class Run:
         try:
             close(self._chunks)
             # What an error left suspended may still have threads: its traceback keeps it alive.
-            while self._task.helpers:
-                self._task.helpers.pop().stop()
+            while self._task.stops:
+                stop = next(iter(self._task.stops))
+                del self._task.stops[stop]
+                stop()
         finally:
             self._totals.end(self._task.measures)
 

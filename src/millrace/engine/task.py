@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,16 @@ T = TypeVar("T")
 DEFAULT_BUFFER_BYTES = 256 << 20
 
 
+class Nested(Protocol):
+    """A dataset that a user's function returned, running."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def close(self) -> None:
+        """Stops it."""
+        ...
+
+
 class RunningTask:
     """What all operators of one running task share."""
 
@@ -42,7 +52,7 @@ class RunningTask:
         sizer: Sizer,
         pool: Pool | None,
         sources: Callable[[int], PositionSource | SequentialSource],
-        nested: Callable[[Any, int], Iterator[Any]],
+        nested: Callable[[Graph, int], Nested],
         leftovers: Mapping[int, list[Any]],
     ) -> None:
         self.units, self.task = units, task
@@ -51,7 +61,7 @@ class RunningTask:
         self.source, self.nested = sources, nested
         self.taken = dict(leftovers)
         self.left: dict[int, list[Any]] = {}
-        self.helpers: set[Ahead] = set()
+        self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
         self.chunk_size: Callable[[], int] = lambda: sizer.size
         options = units.graph.options()
         self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place))
@@ -147,22 +157,32 @@ class NodeContext(Context):
         """The same chunks, computed ahead by a thread."""
         helper = Ahead(chunks, elements, self._task.budget)
         try:
-            self._task.helpers.add(helper)
+            self._task.stops[helper.stop] = None
             yield from helper.pull(self._task.measures[self._number])
         finally:
-            self._task.helpers.discard(helper)
+            self._task.stops.pop(helper.stop, None)
 
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
         """What to iterate over in a user function's result."""
         if isinstance(getattr(value, "graph", None), Graph):
             seed = derive(self._task.calls.key(self._number, parent.origin), int(parent.positions[index]))
-            return self._task.nested(value.graph, seed)
+            return self._nested(value.graph, seed)
         try:
             return iter(value)
         except TypeError:
             raise PipelineError(
                 f"{self._label} must return a dataset or something to iterate over, not {type(value).__name__}"
             ) from None
+
+    def _nested(self, graph: Graph, seed: int) -> Iterator[Any]:
+        run = self._task.nested(graph, seed)
+        try:
+            self._task.stops[run.close] = None
+            for chunk in run:
+                yield from chunk.elements
+        finally:
+            run.close()
+            self._task.stops.pop(run.close, None)
 
     def generator(self) -> np.random.Generator:
         """The random generator of this operator in this task."""

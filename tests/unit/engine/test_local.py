@@ -96,6 +96,22 @@ def test_an_error_on_one_side_ends_the_threads_of_the_other(on_threads, kind, pa
     assert threads() == []
 
 
+def test_an_error_ends_the_threads_of_nested_datasets_too(on_threads):
+    def nested(number: int) -> Dataset:
+        return Dataset.range(1000).prefetch(2)
+
+    outer = Dataset.range(5).interleave(nested, cycle_length=3)
+    for inputs in (
+        [outer, Dataset.range(9).map(lambda n: 1 // (n - 8))],
+        [outer.prefetch(1), Dataset.from_map_style(Faulty())],
+    ):
+        elements = iter(Dataset.zip(*inputs))
+        with pytest.raises(ElementError) as caught:
+            list(elements)
+        assert caught.value.__traceback__ is not None
+        assert threads() == []
+
+
 def test_an_error_inside_a_prefetch_comes_out_once(on_threads):
     elements = iter(Dataset.range(100).map(lambda n: 1 // (n - 50)).prefetch(1).batch(7))
     with pytest.raises(ElementError, match="item 50"):
