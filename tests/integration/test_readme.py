@@ -1,0 +1,96 @@
+"""What the documents say is what happens: their examples are run as they are, and their signatures compared."""
+
+import inspect
+import io
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import millrace as mr
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "docs/frameworks.md", "docs/service.md", "docs/writing-functions.md")
+BY_HAND = {"range", "zip"}
+"""Their arguments are whatever Python's own take; the documents show how."""
+
+
+def examples() -> list[tuple[str, str]]:
+    """(document and line, text) of each block of Python that is not called a fragment."""
+    found = []
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text()
+        for block in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text[: block.start()].count("\n") + 1
+            found.append((f"{document}:{line}", block[1]))
+    return found
+
+
+def run(folder: Path, script: Path, *arguments: str) -> str:
+    """What a script prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, script, *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("place", "text"), examples(), ids=[place for place, _ in examples()])
+def test_an_example_runs_when_it_is_copied_into_a_file(place: str, text: str, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    printed = run(tmp_path, script)
+    if place.startswith("README.md"):
+        assert printed == "9984 elements in this process, 9984 from the service\n"
+
+
+def test_there_are_examples_everywhere():
+    assert {place.split(":")[0] for place, _ in examples()} == set(DOCUMENTS)
+    assert sum(place.startswith("README.md") for place, _ in examples()) == 1
+
+
+def test_signatures_in_the_list_of_operators_are_the_codes():
+    text = (ROOT / "docs/operators.md").read_text()
+    entries = re.findall(r"^### (\w+)\n\n`(?:Dataset\.)?(\w+)\(([^`]*)\)`", text, re.MULTILINE)
+    assert len(entries) > 25
+    for heading, name, arguments in entries:
+        assert name == heading
+        if name in BY_HAND:
+            continue
+        parameters = list(inspect.signature(getattr(mr.Dataset, name)).parameters.values())
+        shown = [_shown(parameter) for parameter in parameters if parameter.name != "self"]
+        starred = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
+        assert [each for each in re.split(r",\s+", arguments) if each and each != "*"] == shown, name
+        assert ("*" in re.split(r",\s+", arguments)) == starred, name
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return parameter.name
+    automatic = type(parameter.default) is int and parameter.default == mr.AUTOTUNE
+    return f"{parameter.name}={'AUTOTUNE' if automatic else parameter.default}"
+
+
+def test_cifar10_from_files_to_accuracy(tmp_path: Path):
+    for part, count in (("train", 40), ("test", 10)):
+        for number in range(count):
+            folder = tmp_path / "images" / part / "ab"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (255 * (number % 2), number, 0)).save(folder / f"{number}.jpg")
+        printed = run(
+            tmp_path, ROOT / "examples/pack_cifar10.py", f"images/{part}", f"shards/{part}", "--per-shard", "15"
+        )
+        shards = -(-count // 15)
+        assert printed == f"{count} images of 2 classes in {shards} shards, shards/{part}-*.tar\n"
+    with tarfile.open(tmp_path / "shards/train-001.tar") as shard:
+        assert [member.name for member in shard][:2] == ["000015.jpg", "000015.cls"]
+        image = shard.extractfile("000015.jpg")
+        assert image is not None
+        assert Image.open(io.BytesIO(image.read())).size == (32, 32)
+    printed = run(tmp_path, ROOT / "examples/cifar10.py", "shards", "--epochs", "2")
+    lines = [line for line in printed.splitlines() if "different" in line]
+    assert [re.search(r"(\d+) images, (\d+) different", line).groups() for line in lines] == [("40", "40")] * 2  # type: ignore[union-attr]
