@@ -93,7 +93,7 @@ def test_nothing_beyond_what_is_asked_for_is_read():
 
 def test_what_lies_between_is_passed_over_and_what_lies_before_is_opened_anew():
     source = Source()
-    assert read(source, [18, 25], [26, 30], [19]) == [18, 25, 26, 30, 19]
+    assert read(source, [18], [24, 25], [26, 30], [19]) == [18, 24, 25, 26, 30, 19]
     assert source.opened == [("part-3", 1), ("part-3", 2)]
 
 
