@@ -242,7 +242,11 @@ def _check(
     workers: Any,
 ) -> None:
     if not isinstance(sharding, ShardingPolicy):
+        if not callable(sharding):
+            raise PipelineError(f"sharding is {_members(ShardingPolicy)} or a function, not {sharding!r}")
         describe(sharding, "distribute", ("tasks", "workers"))
+    if not isinstance(visitation, Visitation):
+        raise PipelineError(f"visitation is {_members(Visitation)}, not {visitation!r}")
     if sharding is ShardingPolicy.OFF and visitation is not Visitation.ZERO_ONCE_OR_MORE:
         raise PipelineError(
             "ShardingPolicy.OFF gives every worker all the data, so elements come any number of times: "
@@ -256,6 +260,10 @@ def _check(
         raise PipelineError(f"consumer_index must be from 0 to {(num_consumers or 1) - 1}, not {consumer_index}")
     if workers != "auto" and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise PipelineError(f'workers is "auto" or a number of at least 1, not {workers!r}')
+
+
+def _members(kind: type[enum.Enum]) -> str:
+    return ", ".join(str(member) for member in kind)
 
 
 def _check_later(sharing: Any, target_workers: Any, accelerators: int, compression: str | None) -> None:
