@@ -83,7 +83,7 @@ class Lowering:
             return iter(())
         node = self.graph.nodes[number]
         below = [self.tail(self.graph.id_of(child)) for child in node.inputs]
-        if isinstance(node, (g.Concatenate, g.Repeat, g.Take)):
+        if isinstance(node, (g.Concatenate, g.Repeat)):
             chunks: Chunks = chain.from_iterable(below)
         else:
             chunks = self._operator(number, node, below, 0)
