@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -95,7 +96,7 @@ def feed():
 
 
 def read(feed, epoch=0, limit=None):
-    out = []
+    out: list[Any] = []
     while (limit is None or len(out) < limit) and (arrival := feed.take(epoch)) is not None:
         out.extend(codec.decode(arrival.payload)[arrival.skip :])
     return out

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ class Dispatcher:
 
     def __init__(self, *arguments):
         self.process = spawn(["dispatcher", "--port", "0", *arguments], worker=False, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
         self.address = json.loads(self.process.stdout.readline())["address"]
 
     def __enter__(self):
@@ -73,6 +75,7 @@ class Dispatcher:
     def __exit__(self, *_):
         hang_up(self.process)
         reap(self.process)
+        assert self.process.stdout is not None
         self.process.stdout.close()
 
 
@@ -82,7 +85,7 @@ def start_worker(address, *arguments):
 
 @pytest.fixture
 def children():
-    processes = []
+    processes: list[Any] = []
     yield processes
     for process in processes:
         hang_up(process)
@@ -138,6 +141,7 @@ def test_a_service_ends_with_the_process_that_holds_it(how, tmp_path):
         "threading.Event().wait()\n"
     )
     process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2
     process.send_signal(how)

@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +88,7 @@ def test_never_more_than_the_total_and_one_message_and_never_stuck(seed, total):
     credit = dict.fromkeys(names, 0)
     queues = {name: [rng.randint(1, total) for _ in range(rng.randint(0, 15))] for name in names}
     short = set()
-    held = []
+    held: list[Any] = []
 
     def grant(grants):
         for name, amount in grants.items():

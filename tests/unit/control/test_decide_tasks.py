@@ -301,12 +301,12 @@ def test_the_same_events_give_the_same_state():
 def test_an_error_in_an_epoch_that_nobody_reads_waits_until_somebody_does():
     service, peer = started(FakePlan(2))
     worker = service.workers["w0"]
+    failure = msg.Failure("ElementError", "map(decode) failed")
     while not any(lease.ref.epoch == 1 for lease in worker.leases.values()):
         service.finish(worker, min(worker.leases))
     for number, lease in list(worker.leases.items()):
         if lease.ref.epoch == 1:
             del worker.leases[number]
-            failure = msg.Failure("ElementError", "map(decode) failed")
             service.say(inp.WorkerSaid("w0", msg.TaskFailed(lease.ref, number, failure)))
     assert not [lease for lease in worker.leases.values() if lease.ref.epoch == 1]
     service.run()

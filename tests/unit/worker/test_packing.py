@@ -1,3 +1,5 @@
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ def encode(elements):
 
 def pack(chunks, *, target, flush_each=False):
     packer = Packer(encode, target=target)
-    messages = []
+    messages: list[Any] = []
     for chunk in chunks:
         packer.add(chunk)
         messages.extend(packer.messages(flush=flush_each))
