@@ -68,6 +68,14 @@ def test_signatures_in_the_list_of_operators_are_the_codes():
         assert ("*" in re.split(r",\s+", arguments)) == starred, name
 
 
+def test_what_is_said_to_show_something_is_there():
+    text = (ROOT / "docs/coverage.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 10
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text() or not test, f"{path}::{test}"
+
+
 def _shown(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return parameter.name
