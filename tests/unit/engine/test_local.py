@@ -362,7 +362,7 @@ def test_files_are_read_some_at_a_time(runs, tmp_path):
         sizes = [len(chunk) for chunk in run]
     made.close()
     assert sum(sizes) == 20
-    assert max(sizes) == 4
+    assert max(sizes) <= 4
 
 
 def test_chunks_suit_what_elements_cost(runs):
