@@ -114,7 +114,8 @@ def find_place(job: Job | None, spec: JobSpec, message: JoinJob, now: float, set
     """The consumer that the client becomes: the one it was, the one it asks for, or the lowest that is free.
 
     A place is taken while its client's session lives, and for one heartbeat more, so that a client whose connection
-    broke for a moment finds it free; after that a new client may have it, and goes on where the old one was.
+    broke for a moment finds it free; after that a new client may have it, and goes on where the old one was. If nobody
+    at all is left, whoever comes is the old one started again, and nobody's place is kept from it.
     """
     count = spec.num_consumers
     if spec.deterministic and count is None:
@@ -142,12 +143,14 @@ def find_place(job: Job | None, spec: JobSpec, message: JoinJob, now: float, set
                 f"{holder.host or 'another host'}; give each process its own consumer_index, or close the other one",
             )
         return wanted
+    deserted = all(place.lost_at is not None for place in places.values())
     number = 0
     while count is None or number < count:
         place_or_none = places.get(number)
         if place_or_none is None:
             return number
-        if place_or_none.lost_at is not None and now - place_or_none.lost_at > settings.heartbeat_s:
+        lost_at = place_or_none.lost_at
+        if lost_at is not None and (deserted or now - lost_at > settings.heartbeat_s):
             return number
         number += 1
     holders = ", ".join(f"{i}: process {p.pid} on {p.host or 'an unnamed host'}" for i, p in sorted(places.items()))

@@ -91,10 +91,19 @@ def test_a_broken_session_resumes_its_place_and_is_told_all_again():
 def test_a_place_without_a_session_can_be_taken_over_after_a_heartbeat():
     service = Service()
     service.join("x")
+    service.join("other")
     service.say(inp.ClientSessionLost("x"))
-    assert service.join("y", begin=False).joined.consumer == 1
+    assert service.join("y", begin=False).joined.consumer == 2
     service.now = 6.0
     late = service.join("z", begin=False)
+    assert (late.joined.consumer, late.joined.epoch) == (0, 0)
+
+
+def test_a_process_started_again_gets_its_place_at_once_if_nobody_is_left():
+    service = Service()
+    service.join("x")
+    service.say(inp.ClientSessionLost("x"))
+    late = service.join("y", begin=False)
     assert (late.joined.consumer, late.joined.epoch) == (0, 0)
 
 
