@@ -291,6 +291,40 @@ def test_status_says_who_waits_and_why(loop: Loop, peers: list[Peer]) -> None:
     assert status["jobs"][0]["consumers"][0]["why"] == "has joined and not begun an epoch"
 
 
+def test_functions_outlive_the_job_they_came_with_for_who_is_about_to_join(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher().address
+    one = worker(peers, address)
+    reader = consumer(peers, address)
+    one.wait(msg.OpenJob)
+    late = Peer(address, msg.ToConsumer)
+    peers.append(late)
+    bundle = put_blob(late.channel, b"functions")  # they are there already
+    reader.send(msg.LeaveJob())
+    one.wait(msg.CloseJob)
+    late.send(msg.JoinJob(msg.JobSpec("job", STRUCTURE, bundle), "late", None, __version__))
+    late.wait(msg.JobJoined)
+    assert fetch_blob(one.channel, one.wait(msg.OpenJob).spec.bundle) == b"functions"
+    late.send(msg.LeaveJob())
+    one.wait(msg.CloseJob)
+    with pytest.raises(ServiceError, match="has no blob"):
+        fetch_blob(one.channel, bundle)
+
+
+def test_a_job_that_failed_can_be_started_again_with_the_same_functions(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher().address
+    one = worker(peers, address)
+    reader = consumer(peers, address, "first")
+    reader.wait(msg.JobJoined)
+    one.send(msg.SourcesFailed(one.wait(msg.ListSources).job, msg.Failure("SourceNotFoundError", "no such file")))
+    reader.wait(msg.JobFailed)
+    reader.close()  # without a word, as when it is killed
+    peers.remove(reader)
+    while ask_status(one)["jobs"][0]["consumers"][0]["connected"]:
+        pass
+    consumer(peers, address, "second").wait(msg.JobJoined)
+    assert fetch_blob(one.channel, one.wait(msg.OpenJob).spec.bundle) == b"functions"
+
+
 def test_blobs_are_bounded_and_those_of_living_jobs_stay() -> None:
     store = BlobStore(100)
     first, second, third = (bytes([i]) * 40 for i in range(3))

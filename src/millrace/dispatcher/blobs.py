@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from millrace.errors import ProtocolError, ServiceError
 from millrace.wire.blobs import digest_of
 
@@ -18,6 +20,7 @@ class BlobStore:
         self._bytes = 0
         self._blobs: dict[str, bytes] = {}
         self._holders: dict[str, set[str]] = {}
+        self._promised: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._blobs)
@@ -44,6 +47,7 @@ class BlobStore:
             if self._bytes + len(data) <= self._limit:
                 break
             self._bytes -= len(self._blobs.pop(old))
+            del self._promised[old]
         if self._bytes + len(data) > self._limit:
             raise ServiceError(
                 f"the dispatcher keeps {self._bytes:,} bytes for its jobs and cannot take {len(data):,} more "
@@ -51,6 +55,20 @@ class BlobStore:
             )
         self._blobs[digest] = data
         self._bytes += len(data)
+
+    def promise(self, digest: str) -> bool:
+        """As :meth:`has`, for a client that is about to join: if it is here it outlives the job that holds it now."""
+        known = self.has(digest)
+        if known:
+            self._promised[digest] += 1
+        return known
+
+    def keep_promise(self, digest: str) -> None:
+        """A client that was told about it has joined."""
+        if self._promised[digest] > 1:
+            self._promised[digest] -= 1
+        else:
+            del self._promised[digest]
 
     def get(self, digest: str) -> bytes:
         """The bytes.
@@ -72,5 +90,5 @@ class BlobStore:
             self._holders[digest].discard(job)
             if not self._holders[digest]:
                 del self._holders[digest]
-                blob = self._blobs.pop(digest, None)
-                self._bytes -= len(blob) if blob is not None else 0
+                if digest not in self._promised:
+                    self._bytes -= len(self._blobs.pop(digest, b""))

@@ -14,7 +14,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent, JobCreated
+from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated
 from millrace.control.observed import Observed
 from millrace.control.state import Planner, Settings, State
 from millrace.control.turn import Turn, merged
@@ -132,9 +132,6 @@ class Dispatcher:
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
                 blame.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
-        for event in turn.events:
-            if isinstance(event, JobCreated):
-                self._blobs.hold(event.spec.name, event.spec.bundle)
         self._decided.append((turn.events, merged(turn.actions)))
         self._some_decided.set()
 
@@ -146,12 +143,21 @@ class Dispatcher:
             events = [event for group, _ in decided for event in group]
             if events:
                 await self._journal.append(events)
-            for _, actions in decided:
+            for group, actions in decided:
                 for action in actions:
                     try:
                         self._perform(action)
                     except MillraceError:
                         _logger.exception("could not do %r", type(action).__name__)
+                self._hold(group)
+
+    def _hold(self, events: list[AnyEvent]) -> None:
+        """Keep the functions of jobs that began; after what the same input ended, e.g. a job of the same name."""
+        for event in events:
+            if isinstance(event, JobCreated):
+                self._blobs.hold(event.spec.name, event.spec.bundle)
+            elif isinstance(event, ConsumerJoined) and event.job in self._state.jobs:
+                self._blobs.keep_promise(self._state.jobs[event.job].spec.bundle)
 
     def _perform(self, action: act.Action) -> None:
         match action:
@@ -238,10 +244,11 @@ class Dispatcher:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def _has_blob(self, digest: str) -> bool:
-        return self._blobs.has(digest)
+        return self._blobs.promise(digest)
 
     async def _put_blob(self, blob: wire_blobs.Blob) -> str:
         self._blobs.put(blob.digest, blob.data)
+        self._blobs.promise(blob.digest)
         return blob.digest
 
     async def _fetch_blob(self, digest: str) -> bytes:
