@@ -224,10 +224,10 @@ def _task_moved(state: State, event: ev.TaskMoved) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     live = epoch.live[event.task]
-    for index in (epoch.pending, epoch.unread):
+    for index in (epoch.pending,) if live.complete else (epoch.pending, epoch.unread):
         _discard(index, live.consumer, event.task)
         index.setdefault(event.consumer, set()).add(event.task)
-    if job.length is not None:
+    if job.length is not None and not live.complete:
         epoch.shares[live.consumer].remove(event.task)
         epoch.shares.setdefault(event.consumer, []).append(event.task)
     live.consumer = event.consumer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.control import events as ev
 from millrace.control.messages import EpochBegun, EpochEnds, ReadTasks, TaskRead
 from millrace.control.state import Job
-from millrace.control.supply import all_dealt, newest
+from millrace.control.supply import all_dealt, missing, newest, share_dealt
 from millrace.control.turn import Turn
 
 
@@ -28,21 +28,22 @@ def open_next(turn: Turn, job: Job) -> None:
     open_epoch(turn, job, last + 1)
 
 
-def settle_epoch(turn: Turn, job: Job, number: int) -> None:
-    """If every task has its consumer, tell everybody what is theirs."""
+def settle_epoch(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
+    """After a task was dealt to ``consumer`` (None: after one left), tell those whose tasks are all known."""
     epoch = job.epochs[number]
-    if epoch.settled or not all_dealt(job, epoch):
-        return
-    turn.emit(ev.EpochSettled(job.name, number))
-    for consumer in job.consumers:
-        send_ends(turn, job, number, consumer)
+    if not epoch.settled and all_dealt(job, epoch):
+        turn.emit(ev.EpochSettled(job.name, number))
+        consumer = None
+    if epoch.settled or job.spec.deterministic:
+        for reader in job.consumers if consumer is None else [consumer]:
+            send_ends(turn, job, number, reader)
 
 
 def send_ends(turn: Turn, job: Job, number: int, consumer: int) -> None:
     """Tell a consumer that reads this epoch all its tasks, if they are settled."""
     epoch = job.epochs.get(number)
     place = job.consumers.get(consumer)
-    if epoch is not None and epoch.settled and place is not None and place.epoch == number:
+    if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, consumer):
         turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ()))))
 
 
@@ -66,7 +67,7 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
 
 def close_epochs(turn: Turn, job: Job) -> None:
     """Forget the epochs that all consumers have left behind."""
-    if job.consumers:
+    if job.consumers and not missing(job):  # who was never seen starts at the beginning
         oldest = min(consumer.epoch for consumer in job.consumers.values())
         for number in [n for n in job.epochs if n < oldest]:
             turn.emit(ev.EpochClosed(job.name, number))

@@ -264,7 +264,10 @@ class EpochHeld(Event, frozen=True):
 
 
 class TaskMoved(Event, frozen=True):
-    """It belongs to another consumer from now on; it was released before."""
+    """It belongs to another consumer from now on; it was released before.
+
+    If it was read to its end it only runs again for its leftovers, and the other consumer has nothing to read of it.
+    """
 
     job: str
     epoch: int

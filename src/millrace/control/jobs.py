@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
-from millrace.control.epochs import close_epochs, open_epoch, send_ends, send_epoch
+from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch
 from millrace.control.inputs import JoinRequested
 from millrace.control.leasing import drop, settle, take_back
 from millrace.control.messages import (
@@ -25,7 +25,7 @@ from millrace.control.messages import (
 )
 from millrace.control.places import Refused, check_failed, check_new, check_spec, find_place, same_job
 from millrace.control.state import Job
-from millrace.control.supply import epoch_length
+from millrace.control.supply import epoch_length, missing
 from millrace.control.turn import Turn
 from millrace.errors import MillraceError
 from millrace.graph import serialize
@@ -60,6 +60,8 @@ def join(turn: Turn, item: JoinRequested) -> None:
     known = job.consumers.get(number)
     if known is not None:
         epoch = known.epoch
+    elif number in missing(job):
+        epoch = -1  # a share is its, and was kept, since the first epoch
     else:
         # A late comer starts with the epoch that the others read, not with those that are over.
         epoch = min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1
@@ -171,8 +173,7 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
             turn.emit(ev.TaskMoved(job.name, number, task, heir))
     turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
     for number in list(job.epochs):
-        for other in job.consumers:
-            send_ends(turn, job, number, other)
+        settle_epoch(turn, job, number)
     close_epochs(turn, job)
 
 

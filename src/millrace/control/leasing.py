@@ -26,7 +26,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     if found.fresh and job.spec.sharding != "off" and turn.state.plan(job).task(found.task).inputs:
         # Only where a walk starts with a tail; the others are dealt below.
         turn.emit(ev.TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
-        settle_epoch(turn, job, found.epoch)
+        settle_epoch(turn, job, found.epoch, consumer)
         return
     for number, task in in_the_way(job, worker, consumer, found):
         take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
@@ -65,7 +65,8 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
         turn.to_consumer(job, consumer, ReadTasks(found.epoch, [read]))
     if found.fresh and job.spec.sharding != "off":
         _deal_tails(turn, job, found, consumer)
-    settle_epoch(turn, job, found.epoch)
+    if found.fresh:
+        settle_epoch(turn, job, found.epoch, consumer)
 
 
 def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:

@@ -8,8 +8,8 @@ from millrace.control.jobs import fail_job
 from millrace.control.leasing import in_the_way, lease
 from millrace.control.membership import adopt_shares, release_retired
 from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
-from millrace.control.state import Job, Worker
-from millrace.control.supply import Offer, active, by_worker, offer, starving, unread
+from millrace.control.state import Epoch, Job, Worker
+from millrace.control.supply import Offer, active, by_worker, offer, starving, unread, wanted
 from millrace.control.turn import Turn
 from millrace.control.turns import (
     assign_workers,
@@ -24,6 +24,7 @@ from millrace.control.turns import (
 def schedule(turn: Turn) -> None:
     """Bring everything up to date with the state as it is now."""
     adopt_shares(turn)
+    _adopt_reruns(turn)
     for _ in range(1 + len(turn.state.workers)):
         leaving = yielding(turn)
         revoke_blocked(turn, leaving)
@@ -37,6 +38,36 @@ def schedule(turn: Turn) -> None:
             break
     release_retired(turn)
     dismiss_idle(turn)
+
+
+def _adopt_reruns(turn: Turn) -> None:
+    """Give what runs again for its leftovers alone to the reader of its tail: nobody else waits for it.
+
+    The consumer that has read it may have left, or stopped reading, so that its lanes stand still.
+    """
+    for job in turn.state.jobs.values():
+        if job.failure is not None or job.spec.sharding == "off":
+            continue
+        for number, epoch in job.epochs.items():
+            for consumer, tasks in list(epoch.pending.items()):
+                for task in sorted(tasks):
+                    if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
+                        heir = _reader_of_tail(turn, job, epoch, task)
+                        if heir != consumer:
+                            turn.emit(ev.TaskMoved(job.name, number, task, heir))
+
+
+def _reader_of_tail(turn: Turn, job: Job, epoch: Epoch, task: int) -> int:
+    """The consumer that reads what becomes of the task's leftovers; if nobody does yet, one that is there."""
+    there = active(job)
+    parent = turn.state.plan(job).task(task).parent
+    while parent in epoch.live:
+        tail = epoch.live[parent]
+        if not tail.complete and tail.consumer in there:
+            return tail.consumer
+        parent = turn.state.plan(job).task(parent).parent
+    mine = epoch.live[task].consumer
+    return mine if mine in there or not there else there[0]
 
 
 def _plan(turn: Turn, job: Job) -> None:
@@ -130,10 +161,23 @@ def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap:
     for ahead in (False, True):
         for consumer in consumers:
             found = offer(turn.state, job, worker, consumer, cap=cap, ahead=ahead)
-            if found is not None and not _better_elsewhere(turn, job, worker, workers, consumer, found):
+            if found is None or (ahead and _greedy(job, consumer, found)):
+                continue
+            if not _better_elsewhere(turn, job, worker, workers, consumer, found):
                 lease(turn, job, worker, consumer, found)
                 return True
     return False
+
+
+def _greedy(job: Job, consumer: int, found: Offer) -> bool:
+    """The task is of an epoch that nobody has begun, and others have been dealt fewer tasks of it.
+
+    Who is first, be it by a moment, is not to find all of a small epoch prepared for it alone.
+    """
+    if job.spec.deterministic:
+        return False
+    dealt = job.epochs[found.epoch].dealt
+    return any(dealt.get(rival, 0) < dealt.get(consumer, 0) for rival in active(job))
 
 
 def _better_elsewhere(turn: Turn, job: Job, worker: Worker, workers: list[Worker], consumer: int, found: Offer) -> bool:

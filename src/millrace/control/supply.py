@@ -44,10 +44,13 @@ def by_worker(job: Job) -> bool:
 
 def active(job: Job) -> list[int]:
     """Consumers to lease for: those that are there, and those that are expected and were never seen."""
-    there = {index for index, consumer in job.consumers.items() if consumer.lost_at is None}
-    if job.spec.num_consumers is not None:
-        there.update(i for i in range(job.spec.num_consumers) if i not in job.consumers and i not in job.left)
-    return sorted(there)
+    there = [index for index, consumer in job.consumers.items() if consumer.lost_at is None]
+    return sorted([*there, *missing(job)])
+
+
+def missing(job: Job) -> list[int]:
+    """Consumers that are expected and were never seen."""
+    return [i for i in range(job.spec.num_consumers or 0) if i not in job.consumers and i not in job.left]
 
 
 def newest(job: Job) -> int:
@@ -232,8 +235,14 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
         return False
     if not job.spec.deterministic:
         return sum(epoch.dealt.values()) >= job.length
-    count = stride(job)
-    return all(epoch.dealt.get(c, 0) >= len(range(c, job.length, count)) for c in range(count) if c not in job.left)
+    return all(share_dealt(job, epoch, consumer) for consumer in range(stride(job)) if consumer not in job.left)
+
+
+def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
+    """The consumer will get no further task of the epoch. In a fixed order that doesn't depend on what others read."""
+    if job.spec.deterministic and job.length is not None:
+        return epoch.dealt.get(consumer, 0) >= len(range(consumer, job.length, stride(job)))
+    return epoch.settled
 
 
 def place_of(live: LiveTask, workers: dict[str, Worker]) -> str:

@@ -149,6 +149,45 @@ def test_what_a_leaving_consumer_did_not_read_goes_to_the_others():
     assert two.done
 
 
+@pytest.mark.parametrize("order", [{}, {"deterministic": True}])
+def test_a_consumer_that_comes_late_has_its_share_of_all_epochs(order):
+    service = Service(FakePlan(9))
+    service.add_worker("w")
+    early = [service.join(client, num_consumers=3, **order) for client in "xy"]
+    first = []
+    for _ in range(3):
+        service.run(room=1)
+        assert all(peer.done for peer in early)
+        first.append([task for peer in early for task in peer.complete])
+        for peer in early:
+            service.begin(peer)
+    late = service.join("z", num_consumers=3, **order)
+    assert late.epoch.epoch == 0
+    service.run(room=1)
+    assert late.done
+    assert late.complete
+    assert sorted(first[0] + late.complete) == list(range(9))
+
+
+@pytest.mark.parametrize("sharding", ["dynamic", "static"])
+def test_in_a_fixed_order_nobody_waits_for_who_does_not_read(sharding):
+    service = Service(FakePlan(40))
+    service.add_worker("w")
+    reading = service.join("x", num_consumers=2, deterministic=True, sharding=sharding)
+    paused = service.join("y", num_consumers=2, deterministic=True, sharding=sharding)
+    service.plan_tasks(service.workers["w"])
+    for _ in range(2):
+        for _ in range(200):
+            service.work(read=False, room=3)
+            for task in service.readable(reading)[:1]:
+                if task == 2 * len(reading.complete):
+                    service.read(reading, task)
+        assert reading.complete == list(range(0, 40, 2))
+        assert reading.done
+        service.begin(reading)
+    assert not paused.done
+
+
 def test_listing_fails_or_the_plan_does_and_only_that_job():
     service = Service()
     worker = service.add_worker("w")

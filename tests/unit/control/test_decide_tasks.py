@@ -167,6 +167,36 @@ def test_leftovers_that_are_still_needed_are_made_again_alone():
     assert peer.done
 
 
+@pytest.mark.parametrize("how", ["left", "does not read"])
+def test_leftovers_are_made_again_for_the_reader_of_their_tail(how):
+    """Whoever read the task may be gone, or stand still; nobody but the tail's reader waits for them."""
+    service = Service(FakePlan(3, fan_in=3))
+    for name in ("w0", "w1"):
+        service.add_worker(name)
+    peers = [service.join(client, num_consumers=2) for client in "xy"]
+    for _ in range(3):  # all but task 2 is computed and read
+        for worker in service.workers.values():
+            service.plan_tasks(worker)
+            for number, lease in list(worker.leases.items()):
+                if lease.ref.epoch == 0 and lease.ref.task < 2:
+                    service.finish(worker, number)
+        for peer in peers:
+            for task in service.readable(peer):
+                service.read(peer, task)
+    live = service.state.jobs["a"].epochs[0].live
+    tail = live[3].consumer
+    [(_, lost)] = [(task, live[task].worker) for task in (0, 1) if live[task].consumer != tail]
+    if how == "left":
+        service.say(inp.ConsumerSaid(peers[1 - tail].client, msg.LeaveJob()))
+    service.kill(lost)
+    service.add_worker("w2")
+    reruns = [lease for worker in service.workers.values() for lease in worker.leases.values() if lease.received == -1]
+    assert reruns
+    assert {lease.consumer for lease in reruns} == {tail}
+    service.run()
+    assert peers[tail].done
+
+
 def test_at_most_once_goes_on_without_what_is_lost():
     service, peer = started(FakePlan(4), visitation="at_most_once", epochs=1)
     service.add_worker("w1")
