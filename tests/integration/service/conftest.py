@@ -1,0 +1,67 @@
+"""Services that tests share: each is started once, and only for the tests that want that many workers."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = str(Path(__file__).parents[3])
+if _ROOT not in sys.path:
+    sys.path.insert(0, _ROOT)
+
+from tests.integration.service.service_data import Data, write_data  # noqa: E402
+from tests.integration.service.service_driving import Service  # noqa: E402
+from tests.integration.service.service_gate import Gate, Keeper  # noqa: E402
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a service of one size follow one another; pytest itself groups by the place in a list of parameters."""
+    here = Path(__file__).parent
+    sizes = {
+        place: item.callspec.params["service"]
+        for place, item in enumerate(items)
+        if isinstance(item, pytest.Function) and item.path.parent == here and "service" in item.fixturenames
+        if hasattr(item, "callspec")
+    }
+    sorted_items = [items[place] for place in sorted(sizes, key=lambda place: (sizes[place], place))]
+    for place, item in zip(sizes, sorted_items, strict=True):
+        items[place] = item
+
+
+@pytest.fixture(scope="session")
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """A dispatcher and ``request.param`` workers, for tests that end no process."""
+    with Service(request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def service_with() -> type[Service]:
+    return Service
+
+
+@pytest.fixture
+def own_service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """The same, for one test that may do to it what it likes."""
+    with Service(request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def keeper(gate: Gate) -> Iterator[Keeper]:
+    """Of ``gate``, which is closed."""
+    keeper = Keeper(gate)
+    yield keeper
+    keeper.close()
