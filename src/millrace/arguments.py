@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,9 @@ from millrace.planning.units import INFINITE
 
 if TYPE_CHECKING:
     from millrace.dataset import Dataset
+
+
+Patterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class WindowReducer:
@@ -49,14 +54,25 @@ def function(operator: str, value: Any, arguments: Sequence[str] = ("element",))
     return Opaque(value, about.name, about.where, about.takes_rng)
 
 
-def patterns(operator: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    """Paths or patterns, at least one."""
-    several = (value,) if isinstance(value, str) else tuple(str(pattern) for pattern in value)
+def patterns(operator: str, value: Patterns) -> tuple[str, ...]:
+    """Paths or patterns, at least one; local ones absolute, as workers run in folders of their own."""
+    several = tuple(map(str, (value,) if isinstance(value, (str, os.PathLike)) else value))
     if not several:
         raise PipelineError(f"{operator} needs at least one path or pattern, and the list is empty")
     if "" in several:
         raise PipelineError(f"{operator}: a path or pattern is empty; name a file, or a pattern like 'train/**/*.jpg'")
-    return several
+    return tuple(map(_absolute, several))
+
+
+def _absolute(pattern: str) -> str:
+    if "://" in pattern:
+        return pattern
+    pattern = os.path.expanduser(pattern)
+    if os.path.isabs(pattern):
+        return pattern
+    while pattern.startswith("./"):
+        pattern = pattern[2:].lstrip("/")
+    return os.path.join(glob.escape(os.getcwd()), pattern)  # the folder's own name is no pattern
 
 
 def numbers(args: tuple[Any, ...]) -> range:

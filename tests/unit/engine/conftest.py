@@ -17,7 +17,7 @@ from millrace.graph import nodes as g
 from millrace.planning.plan import WHOLE
 from millrace.planning.tables import Split, SplitTable, splits_table
 
-PREFIX = "memory-of-a-test:"
+PREFIX = "/memory-of-a-test:"
 
 
 class Sequential:
