@@ -74,7 +74,8 @@ class LocalService:
             extra={"MILLRACE_TOKEN": token} if token else None,
         )
         self._words = _Words(self._process)
-        self._finalizer = weakref.finalize(self, _end, self._process, self._words)
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._words)
         try:
             self.address: str = _address_of(self._process, self._words)
         except BaseException:
@@ -125,7 +126,7 @@ def watch(address: str) -> Callable[[], str] | None:
     Whoever keeps the answer does not keep the service.
     """
     service = _services.get(address)
-    if service is None:
+    if service is None or service._owner != os.getpid():  # noqa: SLF001 (of this module; a forked child cannot tell)
         return None
     process = service._process  # noqa: SLF001 (of this module)
 
@@ -186,7 +187,9 @@ def _address_of(process: subprocess.Popen[bytes], words: _Words) -> str:
     return address
 
 
-def _end(process: subprocess.Popen[bytes], words: _Words) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes], words: _Words) -> None:
+    if os.getpid() != owner:
+        return  # forked: the service is the parent's
     hang_up(process)
     reap(process)
     if process.stdout is not None:

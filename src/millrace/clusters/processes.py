@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -66,7 +67,7 @@ def spawn(
     """
     inherited = {**os.environ, **(extra or {})}
     environment = worker_environment(inherited) if worker else _import_path(inherited)
-    return subprocess.Popen(  # noqa: S603 (this interpreter, our module)
+    process = subprocess.Popen(  # noqa: S603 (this interpreter, our module)
         [sys.executable, "-P", "-m", "millrace", *arguments, "--parent-pipe"],
         stdin=subprocess.PIPE,
         stdout=stdout,
@@ -74,6 +75,24 @@ def spawn(
         env=environment,
         start_new_session=True,
     )
+    _spawned.add(process)
+    return process
+
+
+_spawned: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a forked child, e.g. a DataLoader's worker: the pipes are the parent's, and must close when it closes them."""
+    pipes = [process.stdin for process in list(_spawned) if process.stdin is not None and not process.stdin.closed]
+    if pipes:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for pipe in pipes:
+            os.dup2(nothing, pipe.fileno(), inheritable=False)
+        os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def hang_up(process: subprocess.Popen[bytes]) -> None:

@@ -26,8 +26,6 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     # A dispatcher is a neighbour; http_proxy is meant for the world outside.
     ("grpc.enable_http_proxy", 0),
-    # Replies are awaited by the thread that asked, without another one in between.
-    ("SingleThreadedUnaryStream", 1),
 )
 _CLOSE_S = 2.0
 """Time for the dispatcher to take what was sent before a session was closed."""
@@ -193,11 +191,12 @@ class ControlChannel:
         rpc.check_call_size(len(encoded), f"the request {name}")
         path = rpc.CALL_PREFIX + name
         options = {"timeout": timeout, "metadata": self._metadata, "wait_for_ready": wait}
-        if len(encoded) <= rpc.FRAME_BYTES:  # on the wire the same stream; here it needs no threads
+        # Never in gRPC's single-threaded way: a thread that waits inside gRPC makes a child that is forked then hang.
+        if len(encoded) <= rpc.FRAME_BYTES:  # on the wire the same stream; here it needs no thread that sends
             replies = self._channel.unary_stream(path)(encoded, **options)
         else:
             replies = self._channel.stream_stream(path)(self._remembered(rpc.cut(encoded)), **options)
-            replies.add_done_callback(lambda _: self.remember_thread())
+        replies.add_done_callback(lambda _: self.remember_thread())
         del encoded
         try:
             reply = bytearray()
