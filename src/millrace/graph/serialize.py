@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -53,7 +53,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
-    """``(structure, slots)``: the graph's structure and, by slot, what it leaves out."""
+    """``(structure, slots)``: the graph's structure and, by slot, what it leaves out, named as in ``map(decode)``."""
     slots: list[Opaque] = []
     records = []
     for node in graph.nodes:
@@ -65,7 +65,7 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
                 continue
             if isinstance(value, Opaque):
                 held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng)
-                slots.append(value)
+                slots.append(replace(value, name=f"{node.op}({value.name})"))
             elif _is_plain(value):
                 plain[spec.name] = value
             else:
