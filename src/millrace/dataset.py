@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from millrace import arguments
 from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
 from millrace.errors import PipelineError, UnknownLengthError
-from millrace.frameworks.readable import Readable
+from millrace.frameworks.readable import Number, Readable, choose
 from millrace.functions.signature import where_of
+from millrace.functions.spawning import for_children
 from millrace.graph import nodes as g
 from millrace.graph.nodes import AUTOTUNE
 from millrace.planning.plan import Plan, make_plan
+from millrace.planning.shapes import Varying, varying
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import INFINITE, UnitMap
 
@@ -36,7 +38,6 @@ class Dataset(Readable):
     def __init__(self, node: g.Node) -> None:
         self._node = node
         self._tables: dict[int, SplitTable] | None = None
-        self._seed: int | None = None
         self._epochs = 0
 
     # -- sources -------------------------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ class Dataset(Readable):
         return cls(g.FromList(items=g.Opaque(items, "items"), count=count))
 
     @classmethod
-    def from_files(cls, patterns: str | Sequence[str]) -> Dataset:
+    def from_files(cls, patterns: arguments.Patterns) -> Dataset:
         """One element per file: ``{"path": str, "bytes": bytes}``.
 
         Args:
@@ -63,7 +64,7 @@ class Dataset(Readable):
         return cls(g.FromFiles(patterns=arguments.patterns("from_files", patterns)))
 
     @classmethod
-    def from_tfrecords(cls, patterns: str | Sequence[str], *, compression: str | None = None) -> Dataset:
+    def from_tfrecords(cls, patterns: arguments.Patterns, *, compression: str | None = None) -> Dataset:
         """One element per record of TFRecord files: ``bytes``.
 
         Args:
@@ -74,7 +75,7 @@ class Dataset(Readable):
         return cls(g.FromTFRecords(patterns=arguments.patterns("from_tfrecords", patterns), compression=compression))
 
     @classmethod
-    def from_webdataset(cls, patterns: str | Sequence[str]) -> Dataset:
+    def from_webdataset(cls, patterns: arguments.Patterns) -> Dataset:
         """One element per sample of tar shards: ``{"__key__": str, "jpg": bytes, ...}``.
 
         Args:
@@ -83,7 +84,7 @@ class Dataset(Readable):
         return cls(g.FromWebDataset(patterns=arguments.patterns("from_webdataset", patterns)))
 
     @classmethod
-    def from_parquet(cls, patterns: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Dataset:
+    def from_parquet(cls, patterns: arguments.Patterns, *, columns: Sequence[str] | None = None) -> Dataset:
         """One element per row of Parquet files: a dict by column; ``columns`` selects."""
         chosen = None if columns is None else tuple(columns)
         return cls(g.FromParquet(patterns=arguments.patterns("from_parquet", patterns), columns=chosen))
@@ -365,20 +366,20 @@ class Dataset(Readable):
         """One epoch, computed in this process."""
         return self.read_epoch()
 
-    def read_epoch(self, number: int | None = None, share: tuple[int, int] | None = None) -> LocalIterator:
+    def read_epoch(self, number: Number = None, share: tuple[int, int] | None = None) -> LocalIterator:
         """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
-        from millrace.engine.local import LocalIterator
-        from millrace.engine.program import Program
-
-        program = Program(self.graph, self.tables(), seed=self.seed)
-        if number is None:
-            number, self._epochs = self._epochs, self._epochs + 1
-        return LocalIterator(program, number, *(share or (0, 1)))
+        chosen = choose(number, self._epochs)
+        self._epochs = chosen + 1
+        return self._read(chosen, share)
 
     def peek(self, count: int) -> list[Any]:
         """The first ``count`` elements of the first epoch."""
-        with self.read_epoch(0) as elements:
+        with self._read(0) as elements:
             return list(itertools.islice(elements, count))
+
+    def varying(self) -> Varying:
+        """See :class:`Readable`."""
+        return varying(UnitMap(self.graph, self.tables(), self.seed))
 
     def distribute(
         self,
@@ -456,10 +457,6 @@ class Dataset(Readable):
             raise UnknownLengthError(f"{self} has no end; put take(n) behind repeat()")
         return length
 
-    def __bool__(self) -> bool:
-        """A dataset is something, also when it is empty or its length unknown."""
-        return True
-
     def __str__(self) -> str:
         """The operators, as they were called."""
         return "Dataset." + ".".join(str(node) for node in self.graph.nodes)
@@ -467,21 +464,20 @@ class Dataset(Readable):
     __repr__ = __str__
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process starts with this seed and this epoch."""
-        return {name: value for name, value in {**self.__dict__, "_seed": self.seed}.items() if name != "graph"}
+        """A copy in another process starts with this seed and this epoch; a process being spawned gets lambdas too."""
+        state = {**self.__dict__, "seed": self.seed, "_node": for_children(self._node)}
+        return {name: value for name, value in state.items() if name != "graph"}
 
     @functools.cached_property
     def graph(self) -> g.Graph:
         """The graph, with user functions."""
         return g.Graph(self._node)
 
-    @property
+    @functools.cached_property
     def seed(self) -> int:
         """The pipeline's seed: of ``with_options``, else of the last shuffle that has one, else drawn once."""
-        if self._seed is None:
-            chosen = self.graph.seed()
-            self._seed = secrets.randbits(63) if chosen is None else chosen
-        return self._seed
+        chosen = self.graph.seed()
+        return secrets.randbits(63) if chosen is None else chosen
 
     def tables(self) -> dict[int, SplitTable]:
         """Split table of every source, by node id. Lists the data the first time."""
@@ -494,6 +490,11 @@ class Dataset(Readable):
     def plan(self, tasks: int | None = None) -> Plan:
         """How an epoch is cut into tasks."""
         return make_plan(self.graph, self.tables(), tasks=tasks, seed=self.seed)
+
+    def _read(self, number: int, share: tuple[int, int] | None = None) -> LocalIterator:
+        from millrace.engine.local import read
+
+        return read(self.graph, self.tables(), self.seed, number, share)
 
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Dataset:
         return Dataset(node_type(inputs=(self._node,), **parameters))

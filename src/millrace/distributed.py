@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from millrace.errors import PipelineError
-from millrace.frameworks.readable import Readable
+from millrace.errors import JobConflictError, PipelineError, UnknownLengthError
+from millrace.frameworks.readable import Number, Readable, choose
 from millrace.functions.signature import describe
+from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:
     from millrace.client.session import ConsumerSession, EpochReader
@@ -77,11 +78,10 @@ class DistributedDataset(Readable):
         seed: int | None,
         token: str | None,
     ) -> None:
-        self._dataset, self._service = dataset, service
+        self._dataset: Dataset | None = dataset
+        self._service = service
         self._token = token or os.environ.get("MILLRACE_TOKEN")
-        self._share: tuple[int, int] | None = None
         self._consumer_index = consumer_index
-        self._sharding = sharding
         _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
         _check_later(sharing, target_workers, accelerators, compression)
         self._parameters: dict[str, Any] = {
@@ -91,25 +91,38 @@ class DistributedDataset(Readable):
             "num_consumers": num_consumers,
             "seed": _seed(dataset, job_name) if seed is None else seed,
             "tasks": tasks,
+            "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
         }
+        self._named = job_name is not None
         self._workers = workers
+        self._buffer_bytes = dataset.graph.options().buffer_bytes or 0
         self._structure, self._bundle = _ship(dataset, sharding)
         self._embedded: LocalService | None = None
         self._session: ConsumerSession | None = None
+        self._share: tuple[int, int] | None = None
 
     def __iter__(self) -> EpochReader:
         """The next epoch: an iterator with ``close()``, and a context manager."""
         return self.read_epoch()
 
-    def read_epoch(self, number: int | None = None, share: tuple[int, int] | None = None) -> EpochReader:
+    def read_epoch(self, number: Number = None, share: tuple[int, int] | None = None) -> EpochReader:
         """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own."""
-        if share != self._share:
-            self._join_as(share)
-        return self._joined().epoch(number, keep=self)
+        session = self._joined(share)
+        chosen = choose(number, session.next_epoch)
+        if chosen < session.next_epoch:
+            raise JobConflictError(
+                f"consumer {session.consumer} of job {session.job!r} is past epoch {chosen}, which this process "
+                "is about to begin: an earlier run, or another loader, has read the job; give this one another job_name"
+            )
+        return session.epoch(chosen, keep=self)
 
     def peek(self, count: int) -> list[Any]:
         """The first ``count`` elements, computed in this process."""
-        return self._dataset.peek(count)
+        return self.dataset.peek(count)
+
+    def varying(self) -> Varying:
+        """As of the dataset."""
+        return self.dataset.varying()
 
     def prepare_to_fork(self) -> None:
         """Starts the embedded service, if there is to be one, here rather than once in each process."""
@@ -123,12 +136,14 @@ class DistributedDataset(Readable):
             yield from self
 
     def __len__(self) -> int:
-        """As of the dataset, if one consumer reads it all."""
-        return len(self._dataset)
+        """As of the dataset, if one consumer reads all of it.
 
-    def __bool__(self) -> bool:
-        """A dataset is something, also when it is empty or its length unknown."""
-        return True
+        Raises:
+            UnknownLengthError: else, and where the dataset's own length is unknown.
+        """
+        if self._parameters["num_consumers"] not in (None, 1) or self._parameters["sharding"] == "off":
+            raise UnknownLengthError("how much of an epoch comes to one consumer is known only after reading it")
+        return len(self.dataset)
 
     def close(self) -> None:
         """Leaves the job; stops the service if it is an embedded one. Idempotent."""
@@ -155,22 +170,17 @@ class DistributedDataset(Readable):
 
         return fetch_status(self.service_address(), self._token)
 
-    def _join_as(self, share: tuple[int, int] | None) -> None:
-        """From now on this copy, in a helper's process, is sub-consumer i of n of what was one consumer."""
-        self._session, self._share = None, share
-        part, parts = share or (0, 1)
-        index, count = self._consumer_index, self._parameters["num_consumers"]
-        self._consumer_index = (index or 0) * parts + part
-        self._parameters = {**self._parameters, "num_consumers": (count or 1) * parts}
-
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process joins by itself; an embedded service stays with the original."""
         service = self._embedded.address if self._embedded is not None else self._service
-        return {**self.__dict__, "_embedded": None, "_session": None, "_service": service}
+        # The user's functions go along as they go to workers, and are not unpickled unless somebody asks for them.
+        return {**self.__dict__, "_dataset": None, "_embedded": None, "_session": None, "_service": service}
 
     @property
     def dataset(self) -> Dataset:
         """What is distributed."""
+        if self._dataset is None:
+            self._dataset = _unship(self._structure, self._bundle, self._parameters["seed"])
         return self._dataset
 
     def service_address(self) -> str:
@@ -184,32 +194,41 @@ class DistributedDataset(Readable):
             self._embedded = LocalService(max_workers=count)
         return self._embedded.address
 
-    def _joined(self) -> ConsumerSession:
-        if self._session is None:
+    def _joined(self, share: tuple[int, int] | None) -> ConsumerSession:
+        """The session of this process, as the consumer or as one of its helpers."""
+        if self._session is None or share != self._share:
             from millrace.client.session import BUFFER_BYTES, ConsumerSession
             from millrace.clusters.local import watch
             from millrace.control.messages import JobSpec
 
             address = self.service_address()
-            sharding = self._sharding.value if isinstance(self._sharding, ShardingPolicy) else "custom"
-            spec = JobSpec(
-                structure=self._structure,
-                bundle="",
-                sharding=sharding,
-                python=".".join(platform.python_version_tuple()[:2]),
-                **self._parameters,
-            )
+            python = ".".join(platform.python_version_tuple()[:2])
+            consumer, changes = self._place(share)
+            spec = JobSpec(structure=self._structure, bundle="", python=python, **{**self._parameters, **changes})
+            former, self._session = self._session, None
+            if former is not None:
+                former.close()
             self._session = ConsumerSession(
                 address,
                 spec,
                 self._bundle,
-                consumer=self._consumer_index,
+                consumer=consumer,
                 token=self._token,
-                buffer_bytes=max(BUFFER_BYTES, self._dataset.graph.options().buffer_bytes or 0),
+                buffer_bytes=max(BUFFER_BYTES, self._buffer_bytes),
                 gone=watch(address),
-                linger=self._share is not None,
+                linger=share is not None,  # the same helper's next life comes back
             )
+            self._share = share
         return self._session
+
+    def _place(self, share: tuple[int, int] | None) -> tuple[int | None, dict[str, Any]]:
+        """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
+        if share is None:
+            return self._consumer_index, {}
+        part, parts = share
+        name, consumers = self._parameters["name"], self._parameters["num_consumers"] or 1
+        changes = {"num_consumers": consumers * parts, "name": name if self._named else f"{name}/{parts}"}
+        return (self._consumer_index or 0) * parts + part, changes
 
 
 def _seed(dataset: Dataset, job_name: str | None) -> int | None:
@@ -231,6 +250,14 @@ def _ship(dataset: Dataset, sharding: ShardingPolicy | ShardingFunction) -> tupl
         values.append(sharding)
         names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")
     return structure, pack(values, names)
+
+
+def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Dataset:
+    from millrace.dataset import Dataset
+    from millrace.functions.shipping import unpack
+    from millrace.graph import serialize
+
+    return Dataset(serialize.unpack(structure, unpack(bundle)).root).with_options(seed=seed)
 
 
 def _check(

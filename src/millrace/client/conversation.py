@@ -121,7 +121,7 @@ class Conversation:
             raise
         self.job, self.consumer, self.seed = joined.job, joined.consumer, joined.seed
         self._heartbeat_s = joined.heartbeat_s
-        self._next = joined.epoch + 1
+        self.next_epoch = joined.epoch + 1
         self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
         self.feed = Feed(self.job, self.consumer, self.client, token=token, buffer_bytes=buffer_bytes, wake=self._wake)
         self._session = session
@@ -166,8 +166,8 @@ class Conversation:
             MillraceError: why the job cannot go on.
         """
         with self._changed:
-            wanted = self._next if number is None else number
-            self._next = wanted + 1
+            wanted = self.next_epoch if number is None else number
+            self.next_epoch = wanted + 1
             self._wanted = wanted
             self._measure = measure
         self._send(BeginEpoch(wanted))

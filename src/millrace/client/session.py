@@ -82,6 +82,11 @@ class ConsumerSession:
         """Whether :meth:`close` was called."""
         return self._conversation.closed
 
+    @property
+    def next_epoch(self) -> int:
+        """Number of the first epoch that this consumer, in this session or an earlier one, has not begun."""
+        return self._conversation.next_epoch
+
     def epoch(self, number: int | None = None, *, keep: object = None) -> EpochReader:
         """Begins an epoch, which ends the one before; None: the next one.
 

@@ -8,9 +8,14 @@ from typing import Any, Self
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.program import Program, Run
-from millrace.planning.plan import FAN_IN, Task
+from millrace.graph.nodes import Graph
+from millrace.planning.plan import FAN_IN, Task, make_plan
+from millrace.planning.tables import SplitTable
 
 Leftovers = Mapping[int, list[Any]]
+
+_TASKS_EACH = 4
+"""Tasks of an epoch, at least, for each of the processes that share it."""
 
 
 def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
@@ -20,6 +25,17 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
         for node, elements in part.items():
             joined.setdefault(node, []).extend(elements)
     return joined
+
+
+def read(
+    graph: Graph, tables: Mapping[int, SplitTable], seed: int, number: int, share: tuple[int, int] | None = None
+) -> LocalIterator:
+    """Epoch ``number`` of a pipeline; with a share (i, n) the i-th of n parts of it."""
+    part, parts = share or (0, 1)
+    planned = make_plan(graph, tables, seed=seed).length if parts > 1 else None
+    few = planned is not None and planned < _TASKS_EACH * parts
+    tasks = _TASKS_EACH * parts if few else None  # so that there is something for each
+    return LocalIterator(Program(graph, tables, seed=seed, tasks=tasks), number, part, parts)
 
 
 class Epoch:

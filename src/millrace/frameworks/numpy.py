@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from millrace.elements.tree import tree_map
-from millrace.frameworks.readable import Readable
+from millrace.frameworks.readable import Converted, Readable
 
 
 class NumpyDataset:
@@ -17,13 +16,17 @@ class NumpyDataset:
     def __init__(self, source: Readable) -> None:
         self._source = source
 
-    def __iter__(self) -> Iterator[Any]:
-        return (tree_map(_to_numpy, element) for element in self._source.read_epoch())
+    def __iter__(self) -> Converted:
+        return Converted(self._source.read_epoch(), _to_numpy)
 
     def __len__(self) -> int:
         """Elements of an epoch, where that is known."""
         return len(self._source)
 
 
-def _to_numpy(leaf: Any) -> Any:
+def _to_numpy(element: Any) -> Any:
+    return tree_map(_scalar, element)
+
+
+def _scalar(leaf: Any) -> Any:
     return np.asarray(leaf)[()] if isinstance(leaf, (bool, int, float, complex)) else leaf

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from millrace.frameworks.jax import JaxDataset
     from millrace.frameworks.numpy import NumpyDataset
+    from millrace.frameworks.tensorflow import TensorflowDataset
     from millrace.frameworks.torch import TorchDataset
+
+
+Number = int | Callable[[int], int] | None
+
+
+def choose(number: Number, following: int) -> int:
+    """The epoch that ``number`` means where ``following`` is the next: see :meth:`Readable.read_epoch`."""
+    if number is None:
+        return following
+    return number(following) if callable(number) else number
+
+
+class Epoch(Protocol):
+    """Elements of one epoch, being read."""
+
+    def __iter__(self) -> Self: ...
+
+    def __next__(self) -> Any: ...
+
+    def close(self) -> None:
+        """Lets go of everything. Idempotent."""
 
 
 class Readable(ABC):
     """Something that is read epoch by epoch; its elements as the arrays of a framework."""
 
     @abstractmethod
-    def read_epoch(self, number: int | None = None, share: tuple[int, int] | None = None) -> Iterator[Any]:
-        """Elements of one epoch; the iterator may have ``close()``.
+    def read_epoch(self, number: Number = None, share: tuple[int, int] | None = None) -> Epoch:
+        """Elements of one epoch.
 
         Args:
-            number: of the epoch, from 0; None: the next.
+            number: of the epoch, from 0, or what says it when told which is the next; None: the next.
             share: (i, n): this process is helper i of n that read for one consumer, and may come and go between epochs;
                 what they get is disjoint, and together the consumer's. None: it is the consumer.
         """
@@ -32,6 +55,10 @@ class Readable(ABC):
         """The first elements, computed in this process."""
 
     @abstractmethod
+    def varying(self) -> Varying:
+        """Dimensions in which elements may differ although the first ones don't."""
+
+    @abstractmethod
     def __len__(self) -> int:
         """Elements of an epoch.
 
@@ -39,14 +66,18 @@ class Readable(ABC):
             UnknownLengthError: if only reading can tell.
         """
 
-    def prepare_to_fork(self) -> None:
+    def __bool__(self) -> bool:
+        """A dataset is something, also when it is empty or its length unknown."""
+        return True
+
+    def prepare_to_fork(self) -> None:  # noqa: B027 (most have nothing to prepare)
         """Called before copies of this object go to other processes, which will read parts of it."""
 
     def torch(self) -> TorchDataset:
         """A torch ``IterableDataset`` of tensors that share memory with what arrived.
 
-        It can be iterated as it is, or given to torch's DataLoader (with ``batch_size=None`` where the pipeline batches),
-        also with several workers: they share each epoch, element by element.
+        It can be iterated as it is, or given to torch's DataLoader (with ``batch_size=None`` where the pipeline
+        batches), also with several workers: they share each epoch, element by element.
         """
         from millrace.frameworks.torch import TorchDataset
 
@@ -56,18 +87,22 @@ class Readable(ABC):
         """Elements as JAX arrays.
 
         Args:
-            sharding: a device or ``jax.sharding.Sharding`` to put them on; None: the default device.
+            sharding: a device or ``jax.sharding.Sharding`` to put all arrays on; None: the default device.
         """
         from millrace.frameworks.jax import JaxDataset
 
         return JaxDataset(self, sharding)
 
-    def tensorflow(self, element_spec: Any = None) -> tf.data.Dataset:
-        """A ``tf.data.Dataset`` of the elements.
+    def tensorflow(self, element_spec: Any = None) -> TensorflowDataset:
+        """A ``tf.data.Dataset`` of the elements; lists become tuples, lists of strings tensors.
 
         Args:
-            element_spec: pytree of ``tf.TensorSpec``; None: found by computing the first elements in this process. Dimensions in
-                which these differ, and the rows of batches that may be short, are None.
+            element_spec: pytree of ``tf.TensorSpec``; None: found by computing the first elements in this process.
+                Dimensions in which these differ are None, and so are the rows of batches that need not be full and
+                padded dimensions, unless ``padded_shapes`` says how long they are.
+
+        Raises:
+            PipelineError: if no spec can be found; of an element that doesn't fit, while it is read.
         """
         from millrace.frameworks.tensorflow import to_tensorflow
 
@@ -78,3 +113,25 @@ class Readable(ABC):
         from millrace.frameworks.numpy import NumpyDataset
 
         return NumpyDataset(self)
+
+
+class Converted(Iterator[Any]):
+    """Elements of an epoch as a framework wants them. ``close()``, or leaving a ``with`` block, ends the epoch."""
+
+    def __init__(self, epoch: Epoch, convert: Callable[[Any], Any]) -> None:
+        self._epoch, self._convert = epoch, convert
+
+    def __next__(self) -> Any:
+        return self._convert(next(self._epoch))
+
+    def close(self) -> None:
+        """Stops reading. Idempotent."""
+        self._epoch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

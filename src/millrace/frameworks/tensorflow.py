@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from millrace.errors import PipelineError
+from millrace.elements.tree import Path, path_text
+from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.readable import Readable
+from millrace.planning.shapes import Varying
+
+TensorflowDataset: TypeAlias = tf.data.Dataset
 
 _PEEKED = 4
 
@@ -19,53 +24,119 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> tf.data.Dataset
     spec = _infer(source) if element_spec is None else element_spec
 
     def elements() -> Iterator[Any]:
-        for element in source.read_epoch():
-            value = _tensorlike(element)
-            _check(value, spec)
-            yield value
+        with closing(source.read_epoch()) as epoch:
+            for element in epoch:
+                yield _conform(element, spec, ())
 
-    return tf.data.Dataset.from_generator(elements, output_signature=spec)
-
-
-def _tensorlike(element: Any) -> Any:
-    """The element with dicts and tuples kept and every other node a numpy array or scalar, as tf.data wants it."""
-    if isinstance(element, dict):
-        return {key: _tensorlike(value) for key, value in element.items()}
-    if isinstance(element, tuple):
-        return tuple(_tensorlike(value) for value in element)
-    if isinstance(element, list):
-        if all(isinstance(value, (str, bytes)) for value in element):
-            return np.array(element, dtype=object)
-        return tuple(_tensorlike(value) for value in element)
-    if isinstance(element, (str, bytes)):
-        return element
-    array = np.asarray(element)
-    return array.astype(object) if array.dtype.kind in "US" else array
+    dataset = tf.data.Dataset.from_generator(elements, output_signature=spec)
+    if element_spec is not None:
+        return dataset  # nothing was computed here, so that the data need not be within reach
+    try:
+        return dataset.apply(tf.data.experimental.assert_cardinality(len(source)))
+    except UnknownLengthError:
+        return dataset
 
 
 def _infer(source: Readable) -> Any:
-    elements = [_tensorlike(element) for element in source.peek(_PEEKED)]
+    elements = source.peek(_PEEKED)
     if not elements:
         raise PipelineError("this dataset has no element to find its element_spec by; give element_spec=")
-    return tf.nest.map_structure(_spec, *elements)
+    return _spec(elements, source.varying(), ())
 
 
-def _spec(*leaves: Any) -> tf.TensorSpec:
-    first = leaves[0]
-    if isinstance(first, (str, bytes)):
-        return tf.TensorSpec((), tf.string)
-    shapes = {leaf.shape for leaf in leaves}
-    if len({leaf.ndim for leaf in leaves}) > 1:
-        raise PipelineError(f"a leaf has different ranks, {sorted(map(len, shapes))}; give element_spec=")
-    common = [size if all(shape[axis] == size for shape in shapes) else None for axis, size in enumerate(first.shape)]
-    dtype = tf.string if first.dtype.kind == "O" else tf.as_dtype(first.dtype)
-    return tf.TensorSpec(common, dtype)
+def _is_strings(element: Any) -> bool:
+    return isinstance(element, list) and bool(element) and all(isinstance(item, (str, bytes)) for item in element)
 
 
-def _check(value: Any, spec: Any) -> None:
-    for leaf, expected in zip(tf.nest.flatten(value), tf.nest.flatten(spec), strict=True):
-        if not isinstance(leaf, (str, bytes)) and not expected.shape.is_compatible_with(leaf.shape):
-            raise PipelineError(
-                f"an element has shape {leaf.shape} where the element_spec says {expected.shape}; "
-                "give tensorflow(element_spec=...) with None for dimensions that vary"
-            )
+def _spec(elements: Sequence[Any], varying: Varying, path: Path) -> Any:
+    """The spec that all ``elements`` fit."""
+    first = elements[0]
+    if isinstance(first, dict):
+        if any(not isinstance(other, dict) or other.keys() != first.keys() for other in elements):
+            raise _differ(path)
+        return {key: _spec([each[key] for each in elements], varying, (*path, key)) for key in first}
+    if isinstance(first, (tuple, list)) and not _is_strings(first):
+        if any(not isinstance(other, (tuple, list)) or len(other) != len(first) for other in elements):
+            raise _differ(path)
+        columns = zip(*elements, strict=True)
+        return tuple(_spec(column, varying, (*path, index)) for index, column in enumerate(columns))
+    return _leaf_spec([_array(leaf, path) for leaf in elements], varying, path)
+
+
+def _leaf_spec(arrays: Sequence[np.ndarray[Any, Any]], varying: Varying, path: Path) -> tf.TensorSpec:
+    first = arrays[0]
+    types = sorted({str(array.dtype) for array in arrays})
+    if len(types) > 1 or len({array.ndim for array in arrays}) > 1:
+        kinds = " and ".join(sorted({f"{array.dtype} of rank {array.ndim}" for array in arrays}))
+        raise PipelineError(f"elements differ at {path_text(path)}: {kinds}; make them alike in a map()")
+    shape: list[int | None] = list(first.shape)
+    for axis, size in enumerate(first.shape):
+        padded = varying.padded and axis > 0 and size not in varying.fixed
+        short = axis == 0 and size in varying.rows
+        if padded or short or any(array.shape[axis] != size for array in arrays):
+            shape[axis] = None
+    return tf.TensorSpec(shape, _dtype(first, path))
+
+
+def _dtype(array: np.ndarray[Any, Any], path: Path) -> tf.DType:
+    if array.dtype.kind == "O":
+        return tf.string
+    try:
+        return tf.as_dtype(array.dtype)
+    except TypeError:
+        raise PipelineError(
+            f"TensorFlow has no type for {array.dtype} at {path_text(path)}; convert it in a map(), or leave it out"
+        ) from None
+
+
+def _array(leaf: Any, path: Path) -> np.ndarray[Any, Any]:
+    """A leaf as TensorFlow takes it: strings as objects, other arrays as they are."""
+    if isinstance(leaf, (str, bytes)) or _is_strings(leaf):
+        return np.array(leaf, dtype=object)
+    array = np.asarray(leaf)
+    if array.dtype.kind in "US":
+        return array.astype(object)
+    if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.flat):
+        kind = "None" if leaf is None else f"{type(leaf).__name__}"
+        raise PipelineError(f"{kind} at {path_text(path)} is no tensor; convert it in a map(), or leave it out")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _conform(element: Any, spec: Any, path: Path) -> Any:
+    """``element`` in the structure of ``spec``, checked: TensorFlow's own words don't say which leaf is wrong."""
+    if isinstance(spec, dict):
+        if not isinstance(element, dict) or element.keys() != spec.keys():
+            raise _misfit(element, f"a dict with keys {', '.join(map(repr, spec))}", path)
+        return {key: _conform(element[key], inner, (*path, key)) for key, inner in spec.items()}
+    if isinstance(spec, tuple):
+        if not isinstance(element, (tuple, list)) or len(element) != len(spec):
+            raise _misfit(element, f"a tuple of {len(spec)}", path)
+        pairs = enumerate(zip(element, spec, strict=True))
+        parts = [_conform(part, inner, (*path, index)) for index, (part, inner) in pairs]
+        return getattr(type(spec), "_make", tuple)(parts)
+    if not isinstance(spec, tf.TensorSpec):
+        return element  # ragged, sparse: TensorFlow's to check
+    array = _array(element, path)
+    dtype = spec.dtype.as_numpy_dtype
+    if not isinstance(element, (np.ndarray, np.generic)) and np.can_cast(array.dtype, dtype, "same_kind"):
+        array = array.astype(dtype)  # Python's numbers have no size of their own
+    if array.dtype != dtype or not spec.shape.is_compatible_with(array.shape):
+        raise _misfit(array, f"{spec.dtype.name} of shape {spec.shape}", path)
+    return array
+
+
+def _misfit(value: Any, expected: str, path: Path) -> PipelineError:
+    if isinstance(value, np.ndarray):
+        got = f"{'string' if value.dtype.kind == 'O' else value.dtype} of shape {value.shape}"
+    elif isinstance(value, dict):
+        got = f"a dict with keys {', '.join(map(repr, value))}"
+    else:
+        got = f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+    return PipelineError(
+        f"an element has {got} at {path_text(path)} where the element_spec says {expected}; "
+        "give tensorflow(element_spec=...), with None for dimensions that vary"
+    )
+
+
+def _differ(path: Path) -> PipelineError:
+    return PipelineError(f"elements differ in structure at {path_text(path)}; make them alike in a map()")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
+import fcntl
+import os
+import tempfile
+import weakref
+from multiprocessing import context, reduction
 from typing import Any
 
 import numpy as np
@@ -11,12 +14,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from millrace.elements.tree import tree_map
-from millrace.frameworks.readable import Readable
+from millrace.frameworks.readable import Converted, Readable
 from millrace.planning.keys import derive
-
-_SLOTS = 1024
-"""Largest number of DataLoader workers, plus one."""
-_EPOCH_BITS = 32
 
 
 class TorchDataset(IterableDataset[Any]):
@@ -32,53 +31,92 @@ class TorchDataset(IterableDataset[Any]):
         self._epochs = _Epochs()
         source.prepare_to_fork()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Converted:
         info = get_worker_info()
         share = None if info is None else (info.id, info.num_workers)
-        elements = self._source.read_epoch(self._epochs.next(), share)
-        return (tree_map(to_tensor, element) for element in elements)
+        return Converted(self._source.read_epoch(self._epochs.number, share), _to_torch)
 
     def __len__(self) -> int:
         """Elements of an epoch, where that is known."""
         return len(self._source)
 
 
+def _to_torch(element: Any) -> Any:
+    return tree_map(to_tensor, element)
+
+
 def to_tensor(leaf: Any) -> Any:
-    """A tensor over the memory of a numeric array; arrays of strings become lists, everything else stays."""
+    """A tensor over the memory of a numeric array; arrays of strings become lists, everything else stays.
+
+    Copies where torch cannot view: read-only memory, other byte orders, strides that are negative or no multiple of
+    the item size. Arrays of dtypes that torch has not (dates, records, long double) stay arrays.
+    """
     if not isinstance(leaf, np.ndarray):
         return leaf
     if leaf.dtype.kind in "USO":
         return leaf.tolist()
-    if leaf.dtype.kind not in "biufc":
+    if leaf.dtype.kind not in "biufc" or leaf.dtype.char in "gG":
         return leaf
     if not leaf.dtype.isnative:
         leaf = leaf.astype(leaf.dtype.newbyteorder("="))
-    if not leaf.flags.writeable or any(stride < 0 for stride in leaf.strides):
+    if not leaf.flags.writeable or any(stride < 0 or stride % leaf.itemsize for stride in leaf.strides):
         leaf = leaf.copy()
     return torch.from_numpy(leaf)
 
 
-class _Epochs:
-    """Numbers epochs alike in all workers of a DataLoader, which start anew each epoch and remember nothing.
+_KEPT = 64
+"""Passes of which the number is remembered: as many may go on at a time."""
+_PASS = np.dtype([("mark", np.uint64), ("number", np.int64)])
 
-    torch gives all workers of one pass the same base seed; with the number of passes that a worker has seen itself (workers
-    may be persistent) it identifies the pass. Each worker writes that, with the epoch it took, into a slot of shared memory, one
-    64-bit word, so that no lock is needed: who finds its pass in another's slot takes the same epoch, who doesn't takes
-    the next; two that look at the same time find the same.
+
+class _Epochs:
+    """Numbers epochs alike in all workers of a DataLoader, which may start anew each epoch and remember nothing.
+
+    torch gives all workers of one pass the same base seed; with the number of passes that a worker has seen itself
+    (workers may be persistent) it identifies the pass. Passes and the epochs they got stand in a file without a name,
+    which all these processes have open: the first of a pass takes the next number, the others find it there. The
+    file's lock goes with the process that holds it, however it ends.
     """
 
-    def __init__(self) -> None:
-        self._slots = torch.zeros(_SLOTS, dtype=torch.int64).share_memory_()
-        self._passes = 0
+    def __init__(self, begun: int = 0) -> None:
+        file, path = tempfile.mkstemp(prefix="millrace-")
+        os.unlink(path)
+        os.write(file, np.array([(0, begun - 1)] * _KEPT, _PASS).tobytes())
+        self._hold(file)
 
-    def next(self) -> int:
-        """Number of the epoch that begins."""
+    def _hold(self, file: int, passes: int = 0) -> None:
+        self._file, self._passes = file, passes
+        weakref.finalize(self, os.close, file).atexit = False
+
+    def number(self, least: int) -> int:
+        """Number of the epoch that begins; at least ``least``, unless another worker has begun this pass already."""
         info = get_worker_info()
-        slot, seed = (0, secrets.randbits(63)) if info is None else (info.id + 1, info.seed - info.id)
         self._passes += 1
-        mark = (derive(seed, self._passes) >> (_EPOCH_BITS + 1)) or 1
-        words = self._slots.tolist()
-        known = [word & (2**_EPOCH_BITS - 1) for word in words if word >> _EPOCH_BITS == mark]
-        number = known[0] if known else max(word & (2**_EPOCH_BITS - 1) for word in words) + 1
-        self._slots[slot] = (mark << _EPOCH_BITS) | number
-        return number - 1
+        mark = 0 if info is None else derive(info.seed - info.id, self._passes)
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            passes = self._read()
+            known = passes["number"][passes["mark"] == mark]
+            if mark and len(known):
+                return int(known[0])
+            number = max(int(passes["number"].max()) + 1, least)
+            os.pwrite(self._file, np.array((mark, number), _PASS).tobytes(), number % _KEPT * _PASS.itemsize)
+            return number
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _read(self) -> Any:
+        return np.frombuffer(os.pread(self._file, _KEPT * _PASS.itemsize, 0), _PASS)
+
+    def __getstate__(self) -> tuple[int, int, Any]:
+        # A child that is being spawned gets the file; whoever else gets a copy begins a numbering of its own.
+        spawning = context.get_spawning_popen() is not None
+        shared = reduction.DupFd(self._file) if spawning else None
+        return int(self._read()["number"].max()) + 1, self._passes, shared
+
+    def __setstate__(self, state: tuple[int, int, Any]) -> None:
+        begun, passes, shared = state
+        if shared is None:
+            _Epochs.__init__(self, begun)
+        else:
+            self._hold(shared.detach(), passes)

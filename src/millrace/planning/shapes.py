@@ -1,0 +1,77 @@
+"""Which dimensions of a dataset's elements may vary, as far as its graph tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from millrace.graph import nodes as g
+from millrace.planning.units import INFINITE, UnitMap, Yield
+
+
+class Varying(NamedTuple):
+    """Dimensions that may differ between elements although some elements agree in them.
+
+    Attributes:
+        rows: sizes of batches that not all are full: a first dimension of this size may be another elsewhere.
+        padded: whether dimensions after the first are padded to what a batch needs.
+        fixed: sizes that padding always gives.
+    """
+
+    rows: frozenset[int] = frozenset()
+    padded: bool = False
+    fixed: frozenset[int] = frozenset()
+
+
+def varying(units: UnitMap) -> Varying:
+    """What of the elements' shapes depends on which element it is.
+
+    Looks at the operators that made the elements into batches; a ``map`` behind them is taken to keep the rows.
+    """
+    makers = list(_makers(units.graph.root))
+    inside = [below for node in makers if isinstance(node, g.Rebatch) for below in _makers(node.inputs[0])]
+    sizes = {size for node in makers for size in _sizes(node)}
+    short = {size for node in makers if not _always_full(units, node) for size in _sizes(node)}
+    padders = [node for node in (*makers, *inside) if isinstance(node, (g.PaddedBatch, g.BucketBySequenceLength))]
+    fixed = {size for node in padders for size in _numbers(node.padded_shapes)}
+    return Varying(frozenset(sizes if len(sizes) > 1 else short), bool(padders), frozenset(fixed))
+
+
+_Maker = g.Batch | g.PaddedBatch | g.BucketBySequenceLength | g.Rebatch | g.GroupByWindow
+
+
+def _makers(node: g.Node) -> Iterator[_Maker]:
+    """The operators that stacked what leaves ``node``."""
+    if isinstance(node, _Maker):
+        yield node
+    elif not isinstance(node, (g.Unbatch, g.FlatMap, g.Interleave)):
+        for child in node.inputs:
+            yield from _makers(child)
+
+
+def _sizes(node: _Maker) -> tuple[int, ...]:
+    if isinstance(node, g.BucketBySequenceLength):
+        return node.bucket_batch_sizes
+    size = node.window_size if isinstance(node, g.GroupByWindow) else node.batch_size
+    return () if size is None else (size,)
+
+
+def _always_full(units: UnitMap, node: _Maker) -> bool:
+    if isinstance(node, g.GroupByWindow):
+        return False
+    if node.drop_remainder:
+        return True
+    below = units.graph.id_of(node.inputs[0])
+    if not isinstance(node, (g.Batch, g.PaddedBatch)) or not units.plannable(below):
+        return False
+    found = units.of(below)
+    return found.yields is Yield.ONE and (found.count >= INFINITE or found.count % node.batch_size == 0)
+
+
+def _numbers(shapes: Any) -> Iterator[int]:
+    """The numbers in a pytree of shapes."""
+    if isinstance(shapes, int):
+        yield shapes
+    elif isinstance(shapes, (tuple, list, dict)):
+        for inner in shapes.values() if isinstance(shapes, dict) else shapes:
+            yield from _numbers(inner)
