@@ -148,7 +148,7 @@ def test_s3_cuts_at_an_index(s3: str) -> None:
     node = nodes.FromTFRecords(patterns=(s3 + "indexed/*.tfrecord",))
     table = list_source(node)
     assert table.count == len(RECORDS)
-    assert len(table.splits) == 2
+    assert len(table.splits) > 2
     assert read_all(node) == RECORDS
 
 
