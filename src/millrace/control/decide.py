@@ -33,6 +33,7 @@ def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[l
 
 def react(turn: Turn, item: Input) -> None:
     """As :func:`decide`, into ``turn``: what was decided before an error (a bug) is then not lost."""
+    wanted = turn.observed.want(item.worker) if isinstance(item, inp.WorkerSaid) else 0
     observe(turn.observed, item, turn.now)
     if isinstance(item, inp.WorkerSaid):
         _worker_said(turn, item)
@@ -52,7 +53,26 @@ def react(turn: Turn, item: Input) -> None:
     else:
         membership.watch(turn)
         jobs.collect(turn)
-    schedule.schedule(turn)
+    _follow_up(turn, item, wanted)
+
+
+def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
+    """Messages that come all the time are followed up for their own job alone, and most reports not at all.
+
+    What only time changes, or is left over by that, waits for the next tick.
+    """
+    message = item.message if isinstance(item, inp.WorkerSaid | inp.ConsumerSaid) else None
+    if isinstance(item, inp.WorkerSaid) and isinstance(message, msg.WorkerReport):
+        worker = turn.state.workers.get(item.worker)
+        if worker is not None and turn.observed.want(item.worker) != wanted:
+            schedule.schedule(turn, worker.job)
+    elif isinstance(item, inp.ConsumerSaid) and isinstance(message, msg.ConsumerReport):
+        if turn.events:
+            schedule.schedule(turn, turn.state.clients[item.client][0])
+    elif isinstance(message, msg.TaskFinished | msg.TaskReturned):
+        schedule.schedule(turn, message.ref.job)
+    else:
+        schedule.schedule(turn)
 
 
 def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:

@@ -21,8 +21,14 @@ from millrace.control.turns import (
 )
 
 
-def schedule(turn: Turn) -> None:
-    """Bring everything up to date with the state as it is now."""
+def schedule(turn: Turn, job_name: str | None = None) -> None:
+    """Bring everything up to date with the state as it is now.
+
+    Args:
+        turn: what has been decided so far.
+        job_name: the only job of which something has changed; None: any.
+    """
+    turn.touched = set(turn.state.jobs) if job_name is None else {job_name}
     adopt_shares(turn)
     _adopt_reruns(turn)
     for _ in range(1 + len(turn.state.workers)):
@@ -30,7 +36,7 @@ def schedule(turn: Turn) -> None:
         revoke_blocked(turn, leaving)
         assign_workers(turn, leaving)
         before = len(turn.events)
-        for job in list(turn.state.jobs.values()):
+        for job in [job for name, job in turn.state.jobs.items() if name in turn.touched]:
             if job.failure is None:
                 _plan(turn, job)
                 _lease_all(turn, job, leaving)
@@ -138,35 +144,56 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
         progress = False
         open_next(turn, job)
         for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
-            if len(worker.unfinished) < turn.observed.want(worker.id) and _lease_one(turn, job, worker, workers, cap):
-                progress = True
+            if len(worker.unfinished) >= turn.observed.want(worker.id):
+                continue
+            leased = _lease_one(turn, job, worker, workers, cap)
+            progress = progress or bool(leased)
+            if leased is None and not by_worker(job):
+                return  # nor is there anything for another one
 
 
 def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
     """Lease tails and what runs again although no worker has room, where what fills the room is read later."""
     while True:
-        found = [(worker, offer(turn.state, job, worker, consumer, cap=0, ahead=False)) for worker in workers]
-        offers = [(worker, item) for worker, item in found if item is not None]
+        offers = []
+        for worker in workers:
+            item = offer(turn.state, job, worker, consumer, cap=0, ahead=False)
+            if item is not None:
+                offers.append((worker, item))
+            elif not by_worker(job):
+                return  # nor is there anything for another one
         if not offers or any(len(worker.unfinished) < turn.observed.want(worker.id) for worker, _ in offers):
             return
-        blocked = [(worker, item) for worker, item in offers if in_the_way(job, worker, consumer, item)]
-        if not blocked:
+        best = [(worker, item) for worker, item in offers if in_the_way(job, worker, consumer, item)]
+        if not best:
+            # What fills the room is for others, who may be waiting for this; its own lane would run it at once.
+            best = [(worker, item) for worker, item in offers if not _runs_for(job, worker, consumer)]
+        if not best:
             return
-        worker, item = min(blocked, key=lambda pair: (len(in_the_way(job, pair[0], consumer, pair[1])), pair[0].id))
+        worker, item = min(best, key=lambda pair: (len(in_the_way(job, pair[0], consumer, pair[1])), pair[0].id))
         lease(turn, job, worker, consumer, item)
 
 
-def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap: int) -> bool:
+def _runs_for(job: Job, worker: Worker, consumer: int) -> bool:
+    """The worker has a task in hand for this consumer."""
+    held = worker.unfinished.values()
+    return any(name == job.name and job.epochs[number].live[task].consumer == consumer for name, number, task in held)
+
+
+def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap: int) -> bool | None:
+    """Whether the worker got a task; None if there was none."""
+    nothing = True
     consumers = sorted(active(job), key=lambda c: (unread(job, c), c))
     for ahead in (False, True):
         for consumer in consumers:
             found = offer(turn.state, job, worker, consumer, cap=cap, ahead=ahead)
             if found is None or (ahead and _greedy(job, consumer, found)):
                 continue
+            nothing = False
             if not _better_elsewhere(turn, job, worker, workers, consumer, found):
                 lease(turn, job, worker, consumer, found)
                 return True
-    return False
+    return None if nothing else False
 
 
 def _greedy(job: Job, consumer: int, found: Offer) -> bool:

@@ -95,10 +95,12 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         if number > reading + 1 or (number > last and (epoch.held or not ahead)):
             return None
         found = _pending(state, job, number, epoch, worker, consumer)
-        if found is None and number >= reading:
-            found = _fresh(state, job, number, epoch, worker, consumer)
-            if found is not None and full and not _next_to_read(job, epoch, consumer, found.task):
-                found = None
+        if number >= reading and (found is None or job.spec.deterministic):
+            fresh = _fresh(state, job, number, epoch, worker, consumer)
+            if fresh is not None and full and not _next_to_read(job, epoch, consumer, fresh.task):
+                fresh = None
+            if found is None or (fresh is not None and fresh.task < found.task):
+                found = fresh  # in a fixed order the lowest is read first
         if found is not None:
             return found
         if number < reading:

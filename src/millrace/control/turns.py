@@ -19,20 +19,17 @@ from millrace.policies.assignment import JobNeed, assign
 SPARE_CAP = 4
 
 
-def available(turn: Turn) -> list[Worker]:
-    """Workers that can be given something, by id."""
-    workers = turn.state.workers
-    return [workers[name] for name in sorted(workers) if workers[name].lost_at is None and not workers[name].retiring]
-
-
 def serving(turn: Turn, job: Job) -> list[Worker]:
     """Workers that serve the job and can be given something."""
-    return [worker for worker in available(turn) if worker.job == job.name]
+    return turn.crew.by_job.get(job.name, [])
 
 
 def unread_cap(turn: Turn, job: Job) -> int:
     """Tasks that may lie unread at workers for one consumer: twice what the job's workers compute at a time."""
-    return max(SPARE_CAP, 2 * sum(turn.observed.want(worker.id) for worker in serving(turn, job)))
+    caps = turn.crew.caps
+    if job.name not in caps:
+        caps[job.name] = max(SPARE_CAP, 2 * sum(turn.observed.want(worker.id) for worker in serving(turn, job)))
+    return caps[job.name]
 
 
 def planning(job: Job, worker: Worker) -> bool:
@@ -53,32 +50,48 @@ def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
     cap = unread_cap(turn, job)
     if worker.job != job.name:
         cap += 2 * turn.observed.want(worker.id)
-    return any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job))
+    return turn.once(
+        (job.name, cap, worker.id if by_worker(job) else ""),  # otherwise one worker is as good as another
+        lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
+    )
 
 
 def yielding(turn: Turn) -> set[str]:
     """Workers that get no more tasks of their job, as many as other jobs wait for."""
-    workers = available(turn)
-    if len(turn.state.jobs) < 2 or any(not worker.job for worker in workers):
+    workers = turn.crew.workers
+    if len(turn.state.jobs) < 2 or not workers or "" in turn.crew.by_job:
         return set()
-    counts = {name: sum(worker.job == name for worker in workers) for name in turn.state.jobs}
+    counts = {name: len(serving(turn, job)) for name, job in turn.state.jobs.items()}
+    most = max(counts.values())
+    # Where all workers are alike, the one that wants most is asked for all of them.
+    keenest = max(workers, key=lambda worker: turn.observed.want(worker.id))
+    waiting_jobs = [
+        job
+        for name, job in turn.state.jobs.items()
+        if by_worker(job) or ((counts[name] == 0 or most - counts[name] >= 2) and runnable(turn, job, keenest))
+    ]
+    if not waiting_jobs:
+        return set()
     chosen: set[str] = set()
-    for name in sorted(counts, key=lambda name: (counts[name], turn.state.jobs[name].served, name)):
-        waiting = turn.state.jobs[name]
+    ready = [worker for worker in workers if _had_turn(turn, worker)]
+    for waiting in sorted(waiting_jobs, key=lambda job: (counts[job.name], job.served, job.name)):
+        name = waiting.name
         candidates = [
             worker
-            for worker in workers
+            for worker in ready
             if worker.id not in chosen
             and worker.job != name
             and (counts[name] == 0 or counts[worker.job] - counts[name] >= 2 or by_worker(waiting))
-            and _had_turn(turn, worker)
-            and runnable(turn, waiting, worker)
         ]
+        if by_worker(waiting):
+            candidates = [worker for worker in candidates if runnable(turn, waiting, worker)]
+        if not candidates:
+            continue
+        best = min(candidates, key=lambda worker: (-counts[worker.job], worker.turn_began, worker.id))
         if counts[name] and by_worker(waiting):
             # Only the owners of its shares are of use to it, wherever they are now.
             chosen.update(worker.id for worker in candidates)
-        elif candidates:
-            best = min(candidates, key=lambda worker: (-counts[worker.job], worker.turn_began, worker.id))
+        elif runnable(turn, waiting, best):
             chosen.add(best.id)
             counts[best.job] -= 1
     return chosen
@@ -86,12 +99,11 @@ def yielding(turn: Turn) -> set[str]:
 
 def _had_turn(turn: Turn, worker: Worker) -> bool:
     job = turn.state.jobs.get(worker.job)
-    if job is None or job.failure is not None or not runnable(turn, job, worker):
+    if job is None or job.failure is not None:
         return True
     few = max(1, len(active(job)))
-    if worker.turn_leases < few:
-        return False
-    return worker.turn_leases >= 4 * few or turn.now - worker.turn_began >= turn.state.settings.turn_s
+    long = worker.turn_leases >= 4 * few or turn.now - worker.turn_began >= turn.state.settings.turn_s
+    return (long and worker.turn_leases >= few) or not runnable(turn, job, worker)
 
 
 def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
@@ -124,18 +136,18 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
 
 def assign_workers(turn: Turn, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
-    for worker in available(turn):
+    for worker in turn.crew.workers:
         job = turn.state.jobs.get(worker.job)
         at_work = any(name == worker.job for name, _, _ in worker.unfinished.values())
         if at_work or (job is not None and planning(job, worker)):
             continue
         if job is not None and worker.id not in leaving and runnable(turn, job, worker):
+            turn.touched.add(job.name)
             continue
-        others = [other for other in available(turn) if other.id != worker.id]
         needs = [
             JobNeed(
                 need.name,
-                _helpers(need, worker, others),
+                _helpers(turn, need, worker),
                 _served(turn, need, worker),
                 runnable(turn, need, worker),
             )
@@ -150,6 +162,7 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
         if decision.value and decision.value != worker.job:
             _switch(turn, worker, decision.value, decision.reason)
         leaving.discard(worker.id)  # its turn begins, be it with the same job
+        turn.touched.add(worker.job)
 
 
 def _served(turn: Turn, job: Job, worker: Worker) -> int:
@@ -158,10 +171,10 @@ def _served(turn: Turn, job: Job, worker: Worker) -> int:
     return worker.served.get(job.name, 0) if by_worker(job) else job.served
 
 
-def _helpers(job: Job, worker: Worker, others: list[Worker]) -> int:
+def _helpers(turn: Turn, job: Job, worker: Worker) -> int:
     if by_worker(job) and any(worker.id in epoch.owners for epoch in job.epochs.values()):
         return 0  # nobody else can run what is this worker's share
-    return sum(other.job == job.name for other in others)
+    return len(serving(turn, job)) - (worker.job == job.name)
 
 
 def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
@@ -173,7 +186,7 @@ def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
 
 def dismiss_idle(turn: Turn) -> None:
     """Close jobs at workers that no longer serve them, once nothing is kept there."""
-    for worker in available(turn):
+    for worker in turn.crew.workers:
         if len(worker.open) > 1:
             used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
             for name in [name for name in worker.open if name != worker.job and name not in used]:

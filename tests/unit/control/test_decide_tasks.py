@@ -304,6 +304,7 @@ def test_a_worker_blocked_by_its_consumers_is_given_to_who_waits():
     service.report("w", lanes=[msg.LaneReport(0, True, 4.0, 100)])
     assert service.state.workers["w"].job == "slow"
     service.report("w", lanes=[msg.LaneReport(0, True, 6.0, 100)])
+    service.say(inp.Tick())
     assert service.state.workers["w"].job == "quick"
     service.plan_tasks(service.workers["w"])
     service.work()

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
@@ -104,6 +104,8 @@ def check_epoch(service: Service, job: str, peers: list[FakeConsumer]) -> None:
     consumers=st.integers(1, 3),
     room=st.integers(1, 3),
 )
+@example(seed=207, plan=(13, 4), kinds=["static in order"], consumers=2, room=1)
+@example(seed=1092, plan=(13, 4), kinds=["static in order", "off", "off"], consumers=1, room=1)
 def test_every_task_is_read_once_and_nobody_waits_for_ever(seed, plan, kinds, consumers, room):
     rng = random.Random(seed)
     service = Service(FakePlan(*plan))
