@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import weakref
@@ -214,6 +215,6 @@ class _Tally:
         self.current: Iterator[Any] = iter(())
 
     def measure(self) -> tuple[int, Rates]:
-        left = self.current.__length_hint__()  # type: ignore[attr-defined]  # of a list's iterator
+        left = operator.length_hint(self.current)  # of a list's iterator, so exact
         now = time.perf_counter()
         return self.meter.handed + self.meter.pending - left, self.meter.rates(now, left)

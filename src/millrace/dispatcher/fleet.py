@@ -107,7 +107,8 @@ class Fleet:
         except MillraceError as error:
             self.why = str(error)
             _logger.error("the cluster failed: %s", error)  # noqa: TRY400 - the message says it all
-        except Exception:
+        except Exception as error:
+            self.why = f"the cluster failed ({type(error).__name__}: {error}); the dispatcher's log has more"
             _logger.exception("the cluster failed")
 
 

@@ -155,7 +155,7 @@ def _compound_dtype(text: dict[str, Any]) -> np.dtype[Any]:
     if any(title is not None for title in text["titles"]):
         fields["titles"] = text["titles"]
     formats = [parse_dtype(each) for each in text["formats"]]
-    dtype: np.dtype[Any] = np.dtype({**fields, "formats": formats}, align=bool(text["aligned"]))  # type: ignore[call-overload]
+    dtype: np.dtype[Any] = np.dtype({**fields, "formats": formats}, align=bool(text["aligned"]))  # type: ignore[call-overload]  # a plain dict will do
     return dtype
 
 

@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from stat import S_ISDIR
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from millrace.errors import MillraceError, PipelineError, SourceError, SourceNotFoundError
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 READ_AHEAD_BYTES = 1 << 20
 """Bytes that a sequential reader of an object store asks for at a time."""
@@ -407,13 +410,13 @@ class _RemoteRange(io.RawIOBase):
     def _request(self) -> Iterator[bytes]:
         import obstore
 
-        options: dict[str, Any] = {}
+        options: GetOptions = {}
         if self._stop >= 0:
             options["range"] = (self._at, self._stop)
         elif self._at > 0:
             options["range"] = {"offset": self._at}
         store, key = _open_store(self._location)
-        answer = obstore.get(store, key, options=options)  # type: ignore[arg-type]
+        answer = obstore.get(store, key, options=options)
         self._size = answer.meta["size"]
         return iter(answer.stream(min_chunk_size=READ_AHEAD_BYTES))
 
