@@ -1,18 +1,12 @@
 """Services that tests share: each is started once, and only for the tests that want that many workers."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-_ROOT = str(Path(__file__).parents[3])
-if _ROOT not in sys.path:
-    sys.path.insert(0, _ROOT)
-
-from tests.integration.service.service_data import Data, write_data  # noqa: E402
-from tests.integration.service.service_driving import Service  # noqa: E402
-from tests.integration.service.service_gate import Gate, Keeper  # noqa: E402
+from tests.integration.service.service_data import Data, write_data
+from tests.integration.service.service_driving import Service
+from tests.integration.service.service_gate import Gate, Keeper
 
 
 @pytest.hookimpl(trylast=True)

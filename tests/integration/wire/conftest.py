@@ -10,18 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from tests.integration.wire.wire_messages import PROMPTLY_S, Ping
 
 from millrace.wire.control import ControlServer
 
 PEER = Path(__file__).with_name("wire_peer.py")
-PROMPTLY_S = 5.0
-
-
-class Ping(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    data: bytes = b""
 
 
 @contextlib.contextmanager

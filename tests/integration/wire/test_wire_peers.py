@@ -10,8 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import msgspec
 import pytest
+from tests.integration.wire.wire_messages import PROMPTLY_S, Ping, works
 
 from millrace.errors import (
     AddressInUseError,
@@ -24,21 +24,6 @@ from millrace.errors import (
 from millrace.wire import channel as channel_module
 from millrace.wire.access import OWN, Identity
 from millrace.wire.channel import ControlChannel
-
-PROMPTLY_S = 5.0
-
-
-class Ping(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    data: bytes = b""
-
-
-def works(address, **options):
-    """That the dispatcher at ``address`` is all right."""
-    with ControlChannel(address, **options) as channel, channel.open_session(Ping) as session:
-        session.send(Ping(7))
-        assert next(session) == Ping(7)
-
 
 # -- who is let in -----------------------------------------------------------------------------------------------------
 

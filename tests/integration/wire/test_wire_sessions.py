@@ -5,8 +5,8 @@ import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import pytest
+from tests.integration.wire.wire_messages import PROMPTLY_S, Ping, works
 
 from millrace.errors import (
     JobConflictError,
@@ -17,21 +17,6 @@ from millrace.errors import (
 from millrace.wire import rpc
 from millrace.wire.access import OWN
 from millrace.wire.channel import ControlChannel
-
-PROMPTLY_S = 5.0
-
-
-class Ping(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    data: bytes = b""
-
-
-def works(address, **options):
-    """That the dispatcher at ``address`` is all right."""
-    with ControlChannel(address, **options) as channel, channel.open_session(Ping) as session:
-        session.send(Ping(7))
-        assert next(session) == Ping(7)
-
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
