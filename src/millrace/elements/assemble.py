@@ -25,6 +25,7 @@ from millrace.elements.layout import (
     Union,
     parse_dtype,
 )
+from millrace.elements.pieces import Pieces
 
 _PYTHON_DTYPES = {"int": "<i8", "float": "<f8", "complex": "<c16", "bool": "|b1"}
 _INT64 = np.dtype("<i8")
@@ -33,8 +34,8 @@ _INT64 = np.dtype("<i8")
 class Reader:
     """Takes buffers from a body one after the other; nothing is believed that the body's size doesn't bear out."""
 
-    def __init__(self, raw: npt.NDArray[np.uint8], start: int, stop: int) -> None:
-        self._raw = raw
+    def __init__(self, message: Pieces, start: int, stop: int) -> None:
+        self._message = message
         self._start = start
         self._size = stop - start
         self._at = 0
@@ -59,17 +60,22 @@ class Reader:
             case Union():
                 return self._union(node, rows)
 
+    def _next(self, size: int) -> int:
+        """Where the next buffer, of ``size`` bytes, starts in the message."""
+        offset = self._at + -self._at % ALIGNMENT
+        self._at = offset + size
+        if self._at > self._size:
+            raise ValueError(f"values end at byte {self._at} of a body of {self._size}")
+        return self._start + offset
+
     def _values(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """The next buffer as a view."""
         if min(shape) < 0:
             raise ValueError(f"shape {shape}")
-        offset = self._at + -self._at % ALIGNMENT
-        self._at = offset + dtype.itemsize * math.prod(shape)
-        if self._at > self._size:
-            raise ValueError(f"values end at byte {self._at} of a body of {self._size}")
-        values: npt.NDArray[Any] = np.ndarray(shape, dtype, self._raw, self._start + offset)
-        if dtype.kind in "UV":
-            _check_characters(values)
+        size = dtype.itemsize * math.prod(shape)
+        start = self._next(size)
+        values: npt.NDArray[Any] = np.ndarray(shape, dtype, self._message.view(start, start + size))
+        _check_characters(values)
         return values
 
     def _offsets(self, rows: int) -> list[int]:
@@ -85,8 +91,15 @@ class Reader:
             return values
         if node.kind == "scalar":
             return list(self._values(parse_dtype(node.dtype), (rows,)))
-        stacked = self._values(parse_dtype(node.dtype), (rows, *node.shape))
-        return list(stacked) if node.shape else [stacked[row, ...] for row in range(rows)]
+        dtype = parse_dtype(node.dtype)
+        if min(node.shape, default=0) < 0:
+            raise ValueError(f"shape {node.shape}")
+        start = self._next(dtype.itemsize * math.prod(node.shape) * rows)
+        arrays = self._message.rows(start, rows, node.shape, dtype)
+        if dtype.kind in "UV":
+            for each in arrays:
+                _check_characters(each)
+        return arrays
 
     def _ragged(self, node: Ragged, rows: int) -> list[Any]:
         offsets = self._offsets(rows)
@@ -133,6 +146,8 @@ class Reader:
 def _check_characters(values: npt.NDArray[Any]) -> None:
     """Refuses characters that are none: numpy would make of them strings that break Python's invariants."""
     dtype = values.dtype
+    if dtype.kind not in "UV":
+        return
     if dtype.kind == "U" and values.nbytes:
         characters = np.ascontiguousarray(values).view(np.dtype(np.uint32).newbyteorder(dtype.byteorder))
         if characters.max() > sys.maxunicode:

@@ -11,6 +11,7 @@ subclasses as the plain type, namedtuples as tuples, array-likes (``__array__``)
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.elements.assemble import Reader
-from millrace.elements.layout import VERSION, Header, read_messages
+from millrace.elements.layout import END, VERSION, Header, read_heads
+from millrace.elements.pieces import Pieces
 from millrace.elements.shred import Body, Piece, shred
 from millrace.errors import CodecError
 
 _MALFORMED = (
-    *(pa.ArrowException, msgspec.MsgspecError, OSError, EOFError, MemoryError, RecursionError),
+    *(pa.ArrowException, msgspec.MsgspecError, struct.error, OSError, EOFError, MemoryError, RecursionError),
     *(ArithmeticError, LookupError, TypeError, ValueError),
 )
 
@@ -48,19 +50,22 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
     return body.message(Header(VERSION, len(elements), root))
 
 
-def decode(buffer: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> list[Any]:
-    """The elements of the message at the start of ``buffer``; what follows the message's end mark is not looked at.
+def decode(message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Pieces) -> list[Any]:
+    """The elements of the message at the start of ``message``; what follows its end mark is not looked at.
 
-    Arrays are views of ``buffer`` and keep it alive; they are writable if it is. All else is copied. If ``buffer`` is
+    Arrays are views of ``message`` and keep its memory alive; they are writable if it is. All else is copied. If it is
     aligned to 64 bytes, so are the arrays of a message's first element, and those of the others to their dtype's size.
+    Of :class:`Pieces` the first has to hold all that precedes the body.
 
     Raises:
         CodecError: if the bytes are not a whole message of this version, whatever they are.
     """
     try:
-        raw = np.frombuffer(buffer, np.uint8)
-        header, start, stop = read_messages(raw)
-        return Reader(raw, start, stop).read(header.root, header.rows)
+        pieces = message if isinstance(message, Pieces) else Pieces([np.frombuffer(message, np.uint8)])
+        header, start, stop = read_heads(pieces.head)
+        if pieces.view(stop, stop + len(END)).tobytes() != END:
+            raise ValueError("no end mark after the elements")  # noqa: TRY301
+        return Reader(pieces, start, stop).read(header.root, header.rows)
     except CodecError:
         raise
     except _MALFORMED as error:

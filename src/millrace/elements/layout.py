@@ -244,26 +244,33 @@ def batch_message(rows: int, nodes: list[int], buffers: list[int], body_size: in
         body_size: bytes of the body, a multiple of 8.
         start: where in the message this head will be; it is padded so that the body is at a multiple of 64.
     """
-    node_bytes = 8 * len(nodes)
-    tables = _TABLES.pack(
-        *(16, 12, 24, 4, 6, 16, 8),
-        *(12, _METADATA_V5, _RECORD_BATCH, body_size, 24),
-        *(10, 20, 8, 4, 16),
-        *(16, 16, rows, 12 + node_bytes),
-        len(nodes) // 2,
-    )
+    tables = _tables(rows, len(nodes) // 2, body_size)
     vectors = struct.pack(f"<{len(nodes)}q4xI{len(buffers)}q", *nodes, len(buffers) // 2, *buffers)
     size = 8 + len(tables) + len(vectors)
     padding = -(start + size) % ALIGNMENT
     return b"".join([struct.pack("<iI", -1, size - 8 + padding), tables, vectors, bytes(padding)])
 
 
-def read_messages(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
-    """The header of the message in ``raw`` (uint8 of one dimension), and where its body starts and stops.
+def _tables(rows: int, nodes: int, body_size: int) -> bytes:
+    return _TABLES.pack(
+        *(16, 12, 24, 4, 6, 16, 8),
+        *(12, _METADATA_V5, _RECORD_BATCH, body_size, 24),
+        *(10, 20, 8, 4, 16),
+        *(16, 16, rows, 12 + 16 * nodes),
+        nodes,
+    )
+
+
+def read_heads(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
+    """The header of the message that starts in ``raw``, and where its body starts and stops.
+
+    Args:
+        raw: uint8 of one dimension, at least all bytes before the body.
 
     Raises:
         CodecError: if the message was written by another version of millrace.
-        pa.ArrowException, OSError, EOFError, ValueError, KeyError, msgspec.MsgspecError: if it isn't a whole message.
+        pa.ArrowException, OSError, EOFError, ValueError, KeyError, msgspec.MsgspecError, struct.error: if these are not
+            the first bytes of a message.
     """
     reader = pa.BufferReader(pa.py_buffer(raw))
     schema = pa.ipc.read_message(reader)
@@ -280,13 +287,20 @@ def read_messages(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
         raise
     if header.version != VERSION:
         _check_version(text)
-    body = pa.ipc.read_message(reader)
-    if body.type != "record batch" or body.body is None:
-        raise ValueError(f"a {body.type} message where elements should be")
-    stop = reader.tell()
-    if raw[stop : stop + len(END)].tobytes() != END:
-        raise ValueError("no end mark after the elements")
-    return header, stop - body.body.size, stop
+    return header, *_read_batch_head(raw, reader.tell())
+
+
+def _read_batch_head(raw: npt.NDArray[np.uint8], at: int) -> tuple[int, int]:
+    """Where the body starts and stops, from the record batch message's head at ``at``; only our own are accepted."""
+    mark, size = struct.unpack_from("<iI", raw, at)
+    fields = _TABLES.unpack_from(raw, at + 8)
+    body_size, rows, nodes = fields[10], fields[19], fields[21]
+    if mark != -1 or raw[at + 8 : at + 8 + _TABLES.size].tobytes() != _tables(rows, nodes, body_size):
+        raise ValueError("no record batch after the schema")
+    start = at + 8 + size
+    if start > len(raw) or size < _TABLES.size or body_size < 0:
+        raise ValueError(f"the body of {body_size} bytes starts at byte {start} of {len(raw)}")
+    return start, start + body_size
 
 
 def _check_version(text: bytes) -> None:

@@ -1,9 +1,11 @@
 """Bulk data: frames over plain TCP, blocking sockets, one thread per connection.
 
 A connection starts with a hello of the connecting side (token, versions) and a welcome of the other; then both may
-send frames as they like. :class:`BulkConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``. A
-same-host path that passes memory instead of copying it through the kernel has the same three and is chosen in
-:func:`bulk_connect` and :class:`BulkServer`, after the hello.
+send frames as they like. :class:`BulkConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``.
+
+On one host memory is passed instead of copied (:mod:`.local`). The welcome names a Unix socket in Linux's abstract
+namespace, where the server listens too; who can connect to it is on the same host and in the same network namespace,
+says hello there, and closes the first connection. Who can't, e.g. in a container of its own, stays with TCP.
 
 A peer that vanished (power, cable) is noticed within about 20 s by whoever waits for bytes, by keepalive probes.
 TCP_USER_TIMEOUT is left alone on purpose: Linux counts the time in which a live peer has no room as well, and would cut
@@ -18,6 +20,7 @@ import logging
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -25,11 +28,13 @@ import msgspec
 import numpy.typing as npt
 
 from millrace.control.messages import Failure
+from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableError, ShippingError
 from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token, check_token_form
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.failures import error_of, failure_of
 from millrace.wire.frames import DEFAULT_LIMIT, aligned_buffer, receive_frame, send_frame
+from millrace.wire.local import LocalEnd
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -40,6 +45,7 @@ HELLO_TIMEOUT_S = 10.0
 """Time for whoever connects to say hello."""
 
 _HELLO_BYTES = 16 << 10
+_AF_UNIX = getattr(socket, "AF_UNIX", -1)
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 _ACCEPT_PAUSE_S = 1.0
 
@@ -56,10 +62,11 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Answer to :class:`Hello`; with a failure the connection ends here."""
+    """Answer to :class:`Hello`; with a failure the connection ends here. ``local``: an abstract Unix socket, or ""."""
 
     identity: Identity
     failure: Failure | None = None
+    local: str = ""
 
 
 _hello_decoder = msgspec.msgpack.Decoder(Hello)
@@ -73,9 +80,10 @@ class BulkConnection:
         peer: the other end's ``host:port``, for messages.
     """
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: socket.socket, peer: str, local: LocalEnd | None = None) -> None:
         self.peer = peer
         self._sock = sock
+        self._local = local
         self._sending = threading.Lock()
         self._state = threading.Lock()
         self._users = 0
@@ -94,7 +102,7 @@ class BulkConnection:
             ServiceUnreachableError: the connection is broken or closed.
         """
         with self._sending, self.borrowed("send") as sock:
-            return send_frame(sock, header, buffers)
+            return send_frame(sock, header, buffers) if self._local is None else self._local.send(sock, header, buffers)
 
     def receive(
         self,
@@ -103,6 +111,9 @@ class BulkConnection:
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[H, Any]:
         """Waits for a frame: its header, and what ``allocate(payload size)`` gave, filled from its first byte.
+
+        On one host the payload may be :class:`millrace.elements.pieces.Pieces`, of memory that is shared with the peer
+        until nobody looks at it any more.
 
         Args:
             decoder: of the header's type.
@@ -115,7 +126,8 @@ class BulkConnection:
             ProtocolError: malformed or over the limits; the connection is closed.
         """
         with self.borrowed("receive") as sock:
-            return receive_frame(sock, decoder, allocate, limit)
+            end = receive_frame if self._local is None else self._local.receive
+            return end(sock, decoder, allocate, limit)
 
     def close(self) -> None:
         """Closes the connection; wakes threads that block in it. May be called any number of times."""
@@ -128,7 +140,12 @@ class BulkConnection:
             # Closing under a thread that is about to read could make it read from another connection of the same
             # number, so the last one to leave does it.
             if not self._users:
-                self._sock.close()
+                self._end()
+
+    def _end(self) -> None:
+        self._sock.close()
+        if self._local is not None:
+            self._local.close()
 
     @contextlib.contextmanager
     def borrowed(self, action: str) -> Iterator[socket.socket]:
@@ -141,7 +158,8 @@ class BulkConnection:
             yield self._sock
         except BaseException as error:  # also Ctrl-C: in the middle of a frame the stream is out of step
             reason = "it was closed here" if self.closed else _reason(error)
-            if not (action == "send" and isinstance(error, ProtocolError)):  # refused before anything was sent
+            unsent = action == "send" and isinstance(error, ProtocolError) and self._local is None
+            if not unsent:
                 self.close()
             if isinstance(error, (EOFError, OSError)) and not isinstance(error, MillraceError):
                 raise ServiceUnreachableError(f"lost the connection with {self.peer}: {reason}") from error
@@ -150,7 +168,7 @@ class BulkConnection:
             with self._state:
                 self._users -= 1
                 if self.closed and not self._users:
-                    self._sock.close()
+                    self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +190,7 @@ class BulkServer:
         on_connection: the callback; it ends when its connection is closed.
         port: 0 takes a free one.
         token: what peers have to present.
+        arena: memory that peers on this host are lent; None: everything goes through TCP.
 
     Raises:
         AddressInUseError: the port is taken.
@@ -186,27 +205,41 @@ class BulkServer:
         *,
         port: int = 0,
         token: str | None = None,
+        arena: Arena | None = None,
     ) -> None:
         check_exposure(host, port, token)
-        self._listener = listen(host, port)
-        self.port: int = self._listener.getsockname()[1]
+        self._arena = arena
+        listener = listen(host, port)
+        self.port: int = listener.getsockname()[1]
         self.address = format_address(host, self.port)
         self._on_connection = on_connection
         self._token = token
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._serving: dict[BulkConnection, threading.Thread] = {}
-        self._acceptor = threading.Thread(target=self._accept, name=f"millrace-bulk-{self.port}", daemon=True)
-        self._acceptor.start()
+        self._listeners = [listener]
+        self._local_name = ""
+        if arena is not None and AVAILABLE:
+            self._local_name = f"millrace-{uuid.uuid4().hex}"
+            self._listeners.append(_listen_locally(self._local_name))
+        self._acceptors = [
+            threading.Thread(target=self._accept, args=(each,), name=f"millrace-bulk-{self.port}", daemon=True)
+            for each in self._listeners
+        ]
+        for acceptor in self._acceptors:
+            acceptor.start()
 
     def close(self) -> None:
         """Stops listening, closes all connections and waits for their threads. May be called from one of them."""
         self._closing.set()
-        with contextlib.suppress(OSError):  # closed before
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() would not
-        if self._acceptor is not threading.current_thread():
-            self._acceptor.join()
-        self._listener.close()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):  # closed before
+                listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() would not
+        for acceptor in self._acceptors:
+            if acceptor is not threading.current_thread():
+                acceptor.join()
+        for listener in self._listeners:
+            listener.close()
         with self._lock:
             serving = dict(self._serving)
         for connection in serving:
@@ -221,17 +254,20 @@ class BulkServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closing.is_set():
             try:
-                sock, address = self._listener.accept()
+                sock, address = listener.accept()
             except OSError as error:
                 if not self._closing.is_set():
                     _logger.warning("cannot accept connections at %s: %s", self.address, error)
                     # Out of file descriptors, most likely: accept fails at once until one is free.
                     self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
-            connection = BulkConnection(sock, format_address(*address[:2]))
+            if sock.family == _AF_UNIX:
+                connection = BulkConnection(sock, "this host", LocalEnd(self._arena))
+            else:
+                connection = BulkConnection(sock, format_address(*address[:2]))
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name=f"millrace-bulk-{connection.peer}", daemon=True
             )
@@ -271,17 +307,31 @@ class BulkServer:
         except MillraceError as error:
             send_frame(sock, Welcome(OWN, failure_of(error)))
             raise
-        send_frame(sock, Welcome(OWN))
+        send_frame(sock, Welcome(OWN, local="" if sock.family == _AF_UNIX else self._local_name))
         sock.settimeout(None)
 
 
-def bulk_connect(address: str, token: str | None = None, timeout: float = 10.0) -> BulkConnection:
+def _listen_locally(name: str) -> socket.socket:
+    listener = socket.socket(_AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def bulk_connect(
+    address: str, token: str | None = None, timeout: float = 10.0, *, local: bool = True
+) -> BulkConnection:
     """Connects to a :class:`BulkServer`.
 
     Args:
         address: ``host:port``.
         token: as the server demands.
         timeout: seconds until the welcome must have arrived.
+        local: share memory with a server on this host.
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
@@ -302,7 +352,8 @@ def bulk_connect(address: str, token: str | None = None, timeout: float = 10.0) 
             f" between?"
         ) from error
     try:
-        _greet(sock, token, deadline - time.monotonic())
+        name = _greet(sock, token, deadline - time.monotonic())
+        nearer = _connect_locally(name, token, deadline) if local and name else None
     except BaseException as error:
         sock.close()
         if isinstance(error, ProtocolError):
@@ -312,16 +363,40 @@ def bulk_connect(address: str, token: str | None = None, timeout: float = 10.0) 
                 f"{where} was reached but did not welcome this process within {timeout:g} s: {_reason(error)}"
             ) from error
         raise
-    return BulkConnection(sock, where)
+    if nearer is None:
+        return BulkConnection(sock, where)
+    sock.close()
+    return BulkConnection(nearer, where, LocalEnd())
 
 
-def _greet(sock: socket.socket, token: str | None, seconds: float) -> None:
+def _connect_locally(name: str, token: str | None, deadline: float) -> socket.socket | None:
+    """The server's Unix socket, after the welcome; None if it can't be seen from here."""
+    if not AVAILABLE:
+        return None
+    sock = socket.socket(_AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            sock.connect(f"\0{name}")
+        except OSError as error:
+            _logger.debug("no shared memory with %s: %s", name, _reason(error))
+            sock.close()
+            return None
+        _greet(sock, token, deadline - time.monotonic())
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _greet(sock: socket.socket, token: str | None, seconds: float) -> str:
     _tune(sock)
     send_frame(sock, Hello(OWN, token))
     welcome, _ = receive_frame(_Hurried(sock, seconds), _welcome_decoder, limit=0, header_limit=_HELLO_BYTES)
     if welcome.failure is not None:
         raise error_of(welcome.failure)
     sock.settimeout(None)
+    return welcome.local
 
 
 class _Hurried:
@@ -340,6 +415,8 @@ class _Hurried:
 
 
 def _tune(sock: socket.socket) -> None:
+    if sock.family == _AF_UNIX:
+        return  # whoever holds the other end is on this host: its death closes it
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

@@ -1,0 +1,66 @@
+"""A message that lies in several places: some of it in memory shared with its sender, the rest where it was received."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Pieces:
+    """Bytes that follow one another but lie apart, and are not copied until somebody asks for some across a border.
+
+    Args:
+        parts: uint8 arrays of one dimension, in order.
+
+    Attributes:
+        nbytes: of all parts.
+    """
+
+    def __init__(self, parts: Sequence[Bytes]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        *self._starts, self.nbytes = accumulate(map(len, self._parts), initial=0)
+
+    @property
+    def head(self) -> Bytes:
+        """The first part."""
+        return self._parts[0] if self._parts else np.empty(0, np.uint8)
+
+    def view(self, start: int, stop: int) -> Bytes:
+        """Bytes ``start`` to ``stop``: a view if they lie in one part, else a copy.
+
+        Raises:
+            ValueError: if there are not so many.
+        """
+        if not 0 <= start <= stop <= self.nbytes:
+            raise ValueError(f"bytes {start} to {stop} of {self.nbytes}")
+        first = self._find(start)
+        if first < 0 or stop - self._starts[first] <= len(self._parts[first]):
+            return self._cut(first, start, stop)
+        return np.concatenate([self._cut(each, start, stop) for each in range(first, self._find(stop - 1) + 1)])
+
+    def rows(self, start: int, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+        """``count`` arrays of one shape that follow one another from byte ``start`` on; each a view where it can be."""
+        size = math.prod(shape) * dtype.itemsize
+        first = self._find(start)
+        if count == 1 or first < 0 or start + count * size - self._starts[first] <= len(self._parts[first]):
+            stacked = np.ndarray((count, *shape), dtype, self.view(start, start + count * size))
+            return list(stacked) if shape else [stacked[row, ...] for row in range(count)]
+        begins = range(start, start + count * size, size)
+        return [np.ndarray(shape, dtype, self.view(begin, begin + size)) for begin in begins]
+
+    def _find(self, at: int) -> int:
+        return bisect_right(self._starts, at) - 1
+
+    def _cut(self, number: int, start: int, stop: int) -> Bytes:
+        if number < 0:
+            return self.head
+        begin = self._starts[number]
+        return self._parts[number][max(start - begin, 0) : stop - begin]

@@ -1,0 +1,308 @@
+"""Memory that a worker writes and a consumer on the same host reads, without a copy between them.
+
+The worker owns an :class:`Arena` of *segments*: anonymous files (memfd) that it maps, writes batches into, and passes
+as file descriptors. The consumer maps them through a :class:`Window`. A segment that was passed is *lent* until the
+last view of it has died in the consumer; only then, and when the worker's own views have died too, is it written
+again. Nobody unlinks anything: what neither side maps any more is gone, whoever died.
+
+Two rules keep a view's bytes from ever changing under it. What may still be seen on the other side after the worker
+has lost track of it (the connection ended, the consumer forked) is *retired*: never written again, and given up as
+soon as the worker itself lets go. And bytes that were lent once are lent no second time, but copied, so that a consumer
+that writes into its batch changes nobody else's.
+
+Memory is allocated for real (``posix_fallocate``) and sealed against shrinking: else a full machine, or a peer, could
+kill a reader by SIGBUS. Numpy collapses chains of bases, so what dies last of an array's views is the buffer exporter
+they come from, a ctypes array with a finalizer. Finalizers run in any thread, inside anything, and in forked children:
+they leave a word in a queue, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import math
+import mmap
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import ProtocolError
+
+Bytes = npt.NDArray[np.uint8]
+
+AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+"""Whether this platform can pass memory so: Linux."""
+
+LEAST_BYTES = 256 << 10
+"""From this size on an array gets a segment; what is smaller is copied into one when it is sent."""
+MAX_SEGMENTS = 512
+"""Of one arena; each costs the worker a file descriptor."""
+
+_PAGE = mmap.PAGESIZE
+
+_logger = logging.getLogger(__name__)
+
+
+class Segment:
+    """One piece of shared memory. Made and changed by its arena only.
+
+    Attributes:
+        number: never used again in the arena's life.
+        size: in bytes, a multiple of the page.
+        fd: to pass to a consumer; -1 once the segment is gone.
+    """
+
+    __slots__ = ("_map", "address", "fd", "kind", "lent", "loans", "number", "retired", "size", "views")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.size = number, size
+        self.fd = os.memfd_create("millrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.fd, 0, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._map = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.kind = ctypes.c_ubyte * size
+        self.address = ctypes.addressof(self.kind.from_buffer(self._map))
+        self.views = 0
+        self.loans = 0
+        self.retired = False
+        self.lent: list[tuple[int, int]] = []
+
+    def bytes(self, finalizer: Callable[..., object], *arguments: Any) -> Bytes:
+        """All of it as an array; ``finalizer(*arguments)`` is called when the last view of it has died."""
+        return _exported(self.kind, self._map, finalizer, *arguments)
+
+    def close(self) -> None:
+        """Gives the memory up; there are no views."""
+        os.close(self.fd)
+        self.fd = -1
+        # Not closed: the exporter whose finalizer has just run may not have let go of it yet.
+        del self._map
+
+
+def _exported(kind: Any, memory: mmap.mmap, finalizer: Callable[..., object], *arguments: Any) -> Bytes:
+    exporter = kind.from_buffer(memory)
+    weakref.finalize(exporter, finalizer, *arguments).atexit = False
+    return np.frombuffer(exporter, np.uint8)
+
+
+class Arena:
+    """Allocates memory to be lent. Thread-safe.
+
+    Args:
+        limit: bytes of all segments together, those not counted that were retired.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._segments: dict[int, Segment] = {}
+        self._free: list[Segment] = []
+        self._bytes = 0
+        self._next = 0
+        self._died: SimpleQueue[Segment] = SimpleQueue()
+        self._addresses: tuple[list[int], list[Segment]] = ([], [])
+        self._full = False
+
+    @property
+    def bytes(self) -> int:
+        """Of the segments there are, in use or free."""
+        with self._lock:
+            return self._bytes
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array to write a batch into, contents arbitrary: shared memory if it is large and there is room."""
+        size = math.prod(shape) * dtype.itemsize
+        memory = self.take(size) if size >= LEAST_BYTES and not dtype.hasobject else None
+        return np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
+
+    def take(self, size: int) -> Bytes | None:
+        """At least ``size`` bytes of one segment, from its start, until the last view has died; None without room."""
+        with self._lock:
+            self._collect()
+            segment = self._reuse(size) or self._create(_rounded(size))
+            self._warn(segment is None)
+            if segment is None:
+                return None
+            segment.lent.clear()
+            segment.views += 1
+            return segment.bytes(self._died.put, segment)
+
+    def lend(self, view: Bytes) -> tuple[Segment, int] | None:
+        """(segment, offset) of ``view``, lent until :meth:`give_back`; None if it can't be: copy it.
+
+        That is, if it does not lie in a segment, or was lent before.
+        """
+        address = view.__array_interface__["data"][0]
+        with self._lock:
+            starts, segments = self._addresses
+            index = bisect_right(starts, address) - 1
+            if index < 0:
+                return None
+            segment = segments[index]
+            start = address - segment.address
+            stop = start + view.nbytes
+            if stop > segment.size or segment.retired:
+                return None
+            if any(start < other_stop and other < stop for other, other_stop in segment.lent):
+                return None
+            segment.lent.append((start, stop))
+            segment.loans += 1
+            return segment, start
+
+    def give_back(self, segment: Segment, *, retire: bool = False) -> None:
+        """A loan is over; with ``retire``, somebody may still look at what was lent."""
+        with self._lock:
+            segment.loans -= 1
+            if retire and not segment.retired:
+                segment.retired = True
+                self._bytes -= segment.size
+            self._settle(segment)
+            self._collect()
+
+    def _collect(self) -> None:
+        """Hears of views that died."""
+        while True:
+            try:
+                segment = self._died.get_nowait()
+            except Empty:
+                return
+            segment.views -= 1
+            self._settle(segment)
+
+    def _settle(self, segment: Segment) -> None:
+        if segment.views or segment.loans:
+            return
+        if segment.retired:
+            self._remove(segment)
+        else:
+            self._free.append(segment)
+
+    def _reuse(self, size: int) -> Segment | None:
+        # The one freed last is the likeliest to be in the processor's cache.
+        for index in reversed(range(len(self._free))):
+            if size <= self._free[index].size <= 2 * size:
+                return self._free.pop(index)
+        return None
+
+    def _create(self, size: int) -> Segment | None:
+        while self._free and (self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS):
+            oldest = self._free.pop(0)
+            self._bytes -= oldest.size
+            self._remove(oldest)
+        if self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS:
+            return None
+        try:
+            segment = Segment(self._next, size)
+        except (OSError, ValueError) as error:  # the machine's memory or this process's descriptors ran out
+            _logger.warning("cannot allocate %d bytes of shared memory: %s", size, error)
+            return None
+        self._next += 1
+        self._bytes += size
+        self._segments[segment.number] = segment
+        self._index()
+        return segment
+
+    def _remove(self, segment: Segment) -> None:
+        del self._segments[segment.number]
+        self._index()
+        segment.close()
+
+    def gone(self, numbers: set[int]) -> set[int]:
+        """Those of ``numbers`` that are no segments any more."""
+        with self._lock:
+            return numbers - self._segments.keys()
+
+    def _index(self) -> None:
+        ordered = sorted(self._segments.values(), key=lambda segment: segment.address)
+        self._addresses = [segment.address for segment in ordered], ordered
+
+    def _warn(self, full: bool) -> None:  # noqa: FBT001
+        if full and not self._full:
+            _logger.warning(
+                "all %d MiB of shared memory are in use: batches are copied to their consumers until some is free."
+                " A consumer that keeps batches may copy them itself, or give the worker more: --buffer-bytes",
+                self.limit >> 20,
+            )
+        self._full = full
+
+
+def _rounded(size: int) -> int:
+    """Up to an eighth more, so that batches of nearly one size share segments."""
+    step = max(_PAGE, 1 << max(size.bit_length() - 4, 0))
+    return -(-size // step) * step
+
+
+# -- the consumer's side -----------------------------------------------------------------------------------------------
+
+_forks = 0
+"""How often this process has forked: what was lent before may be looked at by a child for ever."""
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forked)
+
+
+class Window:
+    """One connection's view of the segments that were passed on it. ``view`` is for one thread, the rest for any."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, tuple[mmap.mmap, Any]] = {}
+        self._over: SimpleQueue[tuple[int, int]] = SimpleQueue()
+
+    def adopt(self, number: int, size: int, fd: int) -> None:
+        """Maps a segment; ``fd`` is closed.
+
+        Raises:
+            ProtocolError: if it has fewer bytes, or could lose some.
+            OSError: if it can't be mapped.
+        """
+        try:
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            if os.fstat(fd).st_size < size or not sealed:
+                raise ProtocolError(f"the peer passed memory that does not hold {size} bytes for good")
+            self._maps[number] = mmap.mmap(fd, size), ctypes.c_ubyte * size
+        finally:
+            os.close(fd)
+
+    def forget(self, number: int) -> None:
+        """The segment will not be lent again. Views of it live on."""
+        self._maps.pop(number, None)
+
+    def view(self, number: int, loan: int) -> Bytes:
+        """All of a segment as an array, writable; the loan is over when the last view of it has died.
+
+        Raises:
+            ProtocolError: if the segment was not passed.
+        """
+        if number not in self._maps:
+            raise ProtocolError(f"the peer lent memory of segment {number}, which it has not passed")
+        memory, kind = self._maps[number]
+        return _exported(kind, memory, self._over.put, (loan, _forks))
+
+    def over(self) -> tuple[list[int], list[int]]:
+        """Loans that are over since the last call: (nobody sees them any more, a forked child may)."""
+        returned: list[int] = []
+        doubtful: list[int] = []
+        while True:
+            try:
+                loan, forks = self._over.get_nowait()
+            except Empty:
+                return returned, doubtful
+            (returned if forks == _forks else doubtful).append(loan)

@@ -1,0 +1,298 @@
+"""Frames on one host: what is large stays where it is, and the peer is told where that is.
+
+Each frame of :mod:`.frames` is preceded by a *slip*: 4 bytes of length (little-endian), then a msgpack :class:`Slip`. It
+says of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or of the frame's own
+payload, which holds the rest. File descriptors of segments that the peer has not seen travel with the slip's first
+byte. Slips the other way carry the loans that are over.
+
+Only the side that has an arena lends. Bytes that lie in none of its segments, or were lent before, are copied into one,
+once; if there is no room they go through the socket like anything else.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from millrace.elements.pieces import Pieces
+from millrace.elements.shared import Arena, Bytes, Segment, Window
+from millrace.errors import ProtocolError
+from millrace.wire.frames import receive_frame, send_frame
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAX_DESCRIPTORS = 64
+"""New segments of one frame; the kernel takes 253 descriptors in a message."""
+
+_COPIED_PIECE = 16 << 10
+_COPIED_TOTAL = 64 << 10
+"""Pieces and payloads smaller than this aren't worth a segment."""
+_ALIGNMENT = 64
+_MAX_SLIP_BYTES = 1 << 20
+_LENGTH = struct.Struct("<I")
+_INLINE = -1
+
+H = TypeVar("H")
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """``size`` bytes of the payload: from byte ``start`` of what loan ``loan`` lends (-1: of the frame's payload)."""
+
+    loan: int
+    start: int
+    size: int
+
+
+class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What precedes a frame.
+
+    Attributes:
+        parts: of the payload, in order; none if it is the frame's payload as it is.
+        loans: (number, segment) of each new loan.
+        segments: (number, bytes) of each segment whose descriptor comes along, in that order.
+        gone: segments that will be lent no more.
+        returned: loans that are over.
+        doubtful: loans that are over here, but a forked child may still see what was lent.
+    """
+
+    parts: list[Part] = []
+    loans: list[tuple[int, int]] = []
+    segments: list[tuple[int, int]] = []
+    gone: list[int] = []
+    returned: list[int] = []
+    doubtful: list[int] = []
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Slip)
+
+
+class LocalEnd:
+    """One end of a connection over a Unix socket. One thread at a time sends, one receives.
+
+    Args:
+        arena: where this end's memory is lent from; None if it lends nothing.
+    """
+
+    def __init__(self, arena: Arena | None = None) -> None:
+        self._arena = arena
+        self._window = Window()
+        self._lent: dict[int, Segment] = {}
+        self._shown: set[int] = set()
+        self._numbers = count()
+
+    def send(
+        self, sock: socket.socket, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()
+    ) -> int:
+        """Like :func:`millrace.wire.frames.send_frame`; what is lent must not be written any more."""
+        views = [_bytes_of(view) for view in map(memoryview, buffers) if view.nbytes]
+        returned, doubtful = self._window.over()
+        load = _Load() if self._arena is None else self._load(self._arena, views)
+        slip = Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful)
+        _send_slip(sock, _encoder.encode(slip), load.descriptors)
+        send_frame(sock, header, load.inline if load.parts else views)
+        return sum(map(len, views))
+
+    def _load(self, arena: Arena, views: list[Bytes]) -> _Load:
+        load = _Load()
+        if sum(map(len, views)) < _COPIED_TOTAL:
+            return load
+        if gone := arena.gone(self._shown):
+            self._shown -= gone
+            load.gone += gone
+        places = [self._lend(arena, view, load) if len(view) >= _COPIED_PIECE else None for view in views]
+        self._copy(arena, views, places, load)
+        if any(places):
+            at = 0
+            for view, place in zip(views, places, strict=True):
+                load.add(view, place, at)
+                at += len(view)
+        return load
+
+    def _lend(self, arena: Arena, view: Bytes, load: _Load) -> tuple[int, int] | None:
+        """(loan, start) of ``view``, if it can be lent from where it lies."""
+        if len(load.segments) == MAX_DESCRIPTORS:
+            return None
+        found = arena.lend(view)
+        if found is None:
+            return None
+        segment, start = found
+        loan = next(self._numbers)
+        self._lent[loan] = segment
+        load.loans.append((loan, segment.number))
+        if segment.number not in self._shown:
+            self._shown.add(segment.number)
+            load.segments.append((segment.number, segment.size))
+            load.descriptors.append(segment.fd)
+        return loan, start
+
+    def _copy(self, arena: Arena, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
+        """Lends copies of the larger ones of those that lie elsewhere, if there is room."""
+        at = size = 0
+        copies: list[tuple[int, int]] = []
+        for index, (view, place) in enumerate(zip(views, places, strict=True)):
+            if place is None and len(view) >= _COPIED_PIECE:
+                start = _aligned_like(size, at)
+                copies.append((index, start))
+                size = start + len(view)
+            at += len(view)
+        if size < _COPIED_TOTAL:
+            return
+        memory = arena.take(size)
+        if memory is None:
+            return
+        for index, start in copies:
+            memory[start : start + len(views[index])] = views[index]
+        place = self._lend(arena, memory[:size], load)
+        if place is not None:
+            for index, start in copies:
+                places[index] = place[0], start
+
+    def receive(
+        self,
+        sock: socket.socket,
+        decoder: msgspec.msgpack.Decoder[H],
+        allocate: Callable[[int], Any],
+        limit: int,
+    ) -> tuple[H, Any]:
+        """Like :func:`millrace.wire.frames.receive_frame`, but that a payload may be :class:`Pieces`.
+
+        Raises:
+            ProtocolError: also if a slip says what cannot be.
+        """
+        slip = self._receive_slip(sock)
+        header, payload = receive_frame(sock, decoder, allocate, limit)
+        for loan in (*slip.returned, *slip.doubtful):
+            segment = self._lent.pop(loan, None)
+            if segment is None or self._arena is None:
+                raise ProtocolError(f"the peer gave back loan {loan}, which it does not have")
+            self._arena.give_back(segment, retire=loan in slip.doubtful)
+        if slip.parts:
+            payload = self._put_together(slip, payload, limit)
+        for number in slip.gone:
+            self._window.forget(number)
+        return header, payload
+
+    def _put_together(self, slip: Slip, inline: Any, limit: int) -> Pieces:
+        lent = {loan: self._window.view(segment, loan) for loan, segment in slip.loans}
+        lent[_INLINE] = _bytes_of(memoryview(inline))
+        if sum(part.size for part in slip.parts) > limit:
+            raise ProtocolError(f"the peer announced a payload of over {limit} bytes")
+        pieces = []
+        for part in slip.parts:
+            source = lent.get(part.loan)
+            if source is None or part.start < 0 or part.size < 0 or part.start + part.size > len(source):
+                raise ProtocolError(f"the peer announced bytes that it did not pass: {part}")
+            pieces.append(source[part.start : part.start + part.size])
+        return Pieces(pieces)
+
+    def _receive_slip(self, sock: socket.socket) -> Slip:
+        prefix = bytearray(_LENGTH.size)
+        received, ancillary, flags, _ = sock.recvmsg_into(
+            [prefix],
+            socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize),
+            socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC,
+        )
+        descriptors = _descriptors(ancillary)
+        try:
+            if not received:
+                raise EOFError("the peer closed the connection")
+            _receive_rest(sock, memoryview(prefix)[received:])
+            (length,) = _LENGTH.unpack(prefix)
+            if length > _MAX_SLIP_BYTES:
+                raise ProtocolError(f"the peer announced a slip of {length} bytes")
+            encoded = bytearray(length)
+            _receive_rest(sock, memoryview(encoded))
+            try:
+                slip = _decoder.decode(encoded)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"the peer sent a malformed slip: {error}") from error
+            if len(slip.segments) != len(descriptors) or flags & socket.MSG_CTRUNC:
+                raise ProtocolError(f"{len(descriptors)} file descriptors came for {len(slip.segments)} segments")
+            for number, size in slip.segments:
+                if size <= 0:
+                    raise ProtocolError(f"the peer passed a segment of {size} bytes")
+                self._window.adopt(number, size, descriptors.pop(0))
+            return slip
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """The connection has ended; what the peer was lent it may look at for ever. Nobody sends or receives."""
+        while self._lent:
+            _, segment = self._lent.popitem()
+            assert self._arena is not None
+            self._arena.give_back(segment, retire=True)
+        self._window = Window()
+
+
+class _Load:
+    """What a frame carries, as it is put together; the attributes are those of :class:`Slip`."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.loans: list[tuple[int, int]] = []
+        self.segments: list[tuple[int, int]] = []
+        self.gone: list[int] = []
+        self.descriptors: list[int] = []
+        self.inline: list[Bytes] = []
+        self._inline_size = 0
+
+    def add(self, view: Bytes, place: tuple[int, int] | None, at: int) -> None:
+        """The next bytes of the payload, which start at its byte ``at``."""
+        if place is None:
+            start = _aligned_like(self._inline_size, at)
+            if start > self._inline_size:
+                self.inline.append(np.zeros(start - self._inline_size, np.uint8))
+            self.inline.append(view)
+            self._inline_size = start + len(view)
+            place = _INLINE, start
+        loan, start = place
+        last = self.parts[-1] if self.parts else None
+        if last is not None and last.loan == loan and last.start + last.size == start:
+            self.parts[-1] = Part(loan, last.start, last.size + len(view))
+        else:
+            self.parts.append(Part(loan, start, len(view)))
+
+
+def _aligned_like(start: int, at: int) -> int:
+    """The first place from ``start`` on that is as far from a multiple of 64 as ``at`` is."""
+    return start + (at - start) % _ALIGNMENT
+
+
+def _send_slip(sock: socket.socket, encoded: bytes, descriptors: list[int]) -> None:
+    view = memoryview(_LENGTH.pack(len(encoded)) + encoded)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    sent = sock.sendmsg([view], rights)
+    if sent < len(view):
+        sock.sendall(view[sent:])
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return found.tolist()
+
+
+def _bytes_of(view: memoryview) -> Bytes:
+    return np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
+
+
+def _receive_rest(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        received = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        if not received:
+            raise EOFError("the peer closed the connection inside a slip")
+        view = view[received:]
