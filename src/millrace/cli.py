@@ -59,6 +59,7 @@ def _add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser
     _add_listening(command, port=5050)
     command.add_argument("--local-workers", type=_count, default=0, metavar="N", help="start N workers on this machine")
     command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions in each of them")
+    _add_memory(command)
     command.add_argument(
         "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
     )
@@ -72,13 +73,7 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_listening(command, port=0)
     command.add_argument("--advertise", metavar="HOST", help="host name under which consumers reach this worker")
     command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions (default: cores)")
-    command.add_argument(
-        "--buffer-bytes",
-        type=_positive,
-        default=256 << 20,
-        metavar="N",
-        help="for elements not yet read (default 256 MiB)",
-    )
+    _add_memory(command)
     command.add_argument("--name", help="unique in the service (default: drawn)")
     _add_process(command)
     command.set_defaults(run=_worker)
@@ -92,6 +87,22 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
     command.add_argument("--json", action="store_true", help="for programs")
     command.set_defaults(run=_status)
+
+
+def _add_memory(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--buffer-bytes",
+        type=_positive,
+        default=256 << 20,
+        metavar="N",
+        help="of a worker, for elements not yet read (default 256 MiB)",
+    )
+    command.add_argument(
+        "--no-shared-memory",
+        dest="shared_memory",
+        action="store_false",
+        help="send batches over TCP even to consumers on a worker's own host",
+    )
 
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
@@ -166,7 +177,14 @@ async def _dispatch(options: argparse.Namespace) -> None:
     if options.parent_pipe:
         _watch_parent(lambda reason: loop.call_soon_threadsafe(over.set))
     token = _token(options)
-    cluster = LocalCluster(lambda: dispatcher.address, host=options.host, token=token, threads=options.threads)
+    cluster = LocalCluster(
+        lambda: dispatcher.address,
+        host=options.host,
+        token=token,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
+    )
     dispatcher = Dispatcher(
         format_address(options.host, options.port),
         token,
@@ -196,6 +214,7 @@ def _worker(options: argparse.Namespace) -> int:
         advertise=options.advertise,
         threads=options.threads,
         buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
         name=options.name,
     )
     _end_with(worker.stop, parent_pipe=options.parent_pipe)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import Arrival, EpochInbox
@@ -233,11 +234,8 @@ class Feed:
                 self._changed.notify_all()
             _send_all(routed)
 
-    def _arrived(
-        self, address: str, connection: BulkConnection, header: delivery.Delivery, payload: memoryview
-    ) -> None:
-        size = memoryview(payload).nbytes if header.count else 0
-        reply: list[delivery.BulkMessage] = []
+    def _arrived(self, address: str, connection: BulkConnection, header: delivery.Delivery, payload: Any) -> None:
+        size = payload.nbytes if header.count else 0
         complete = False
         with self._changed:
             self._pool.arrived(address, size)
@@ -256,10 +254,10 @@ class Feed:
                     skipped=header.skipped,
                 )
                 upto, complete = inbox.holds(header.task)
-                reply.append(delivery.Received(header.epoch, header.task, upto, complete))
+                # Said before the user can have it: what may be sent again to a successor was never written to here.
+                _send(connection, [delivery.Received(header.epoch, header.task, upto, complete)])
             orders = [] if fresh else self._route(self._pool.used(address, size))
             self._changed.notify_all()
-        _send(connection, reply)
         _send_all(orders)
         if complete:
             self._wake()

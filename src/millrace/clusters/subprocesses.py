@@ -24,6 +24,7 @@ class LocalCluster:
         token: of the service.
         threads: for user functions in each worker; None: by the machine.
         buffer_bytes: for outputs that wait to be read, in each worker; None: the worker's default.
+        shared_memory: workers lend consumers on this machine the memory that batches are in.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class LocalCluster:
         token: str | None = None,
         threads: int | None = None,
         buffer_bytes: int | None = None,
+        shared_memory: bool = True,
     ) -> None:
         self._dispatcher = dispatcher
         self._token = token
@@ -42,6 +44,8 @@ class LocalCluster:
             self._arguments += ["--threads", str(threads)]
         if buffer_bytes is not None:
             self._arguments += ["--buffer-bytes", str(buffer_bytes)]
+        if not shared_memory:
+            self._arguments.append("--no-shared-memory")
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: Callable[[str, str], None] = lambda worker, how: None

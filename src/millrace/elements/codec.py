@@ -64,7 +64,7 @@ def decode(message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Pie
         pieces = message if isinstance(message, Pieces) else Pieces([np.frombuffer(message, np.uint8)])
         header, start, stop = read_heads(pieces.head)
         if pieces.view(stop, stop + len(END)).tobytes() != END:
-            raise ValueError("no end mark after the elements")  # noqa: TRY301
+            raise ValueError("no end mark after the elements")
         return Reader(pieces, start, stop).read(header.root, header.rows)
     except CodecError:
         raise

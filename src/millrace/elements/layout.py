@@ -292,8 +292,8 @@ def read_heads(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
 
 def _read_batch_head(raw: npt.NDArray[np.uint8], at: int) -> tuple[int, int]:
     """Where the body starts and stops, from the record batch message's head at ``at``; only our own are accepted."""
-    mark, size = struct.unpack_from("<iI", raw, at)
-    fields = _TABLES.unpack_from(raw, at + 8)
+    mark, size = struct.unpack_from("<iI", raw.data, at)
+    fields = _TABLES.unpack_from(raw.data, at + 8)
     body_size, rows, nodes = fields[10], fields[19], fields[21]
     if mark != -1 or raw[at + 8 : at + 8 + _TABLES.size].tobytes() != _tables(rows, nodes, body_size):
         raise ValueError("no record batch after the schema")

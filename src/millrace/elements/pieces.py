@@ -1,4 +1,4 @@
-"""A message that lies in several places: some of it in memory shared with its sender, the rest where it was received."""
+"""A message that lies in several places: some in memory shared with its sender, some where it was received."""
 
 from __future__ import annotations
 

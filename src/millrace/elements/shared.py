@@ -228,7 +228,7 @@ class Arena:
         ordered = sorted(self._segments.values(), key=lambda segment: segment.address)
         self._addresses = [segment.address for segment in ordered], ordered
 
-    def _warn(self, full: bool) -> None:  # noqa: FBT001
+    def _warn(self, full: bool) -> None:
         if full and not self._full:
             _logger.warning(
                 "all %d MiB of shared memory are in use: batches are copied to their consumers until some is free."

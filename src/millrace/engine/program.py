@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from millrace.elements.chunk import Chunk
 from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Measure, Sizer, Totals, close
 from millrace.engine.pool import Pool
 from millrace.engine.task import RunningTask, default_threads
 from millrace.graph.nodes import Graph
+from millrace.ops.stacking import Allocate
 from millrace.planning.plan import WHOLE, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
@@ -29,6 +32,7 @@ class Program:
         seed: the job's seed, 64 bits.
         tasks: number of tasks of an epoch; None: by the data's size.
         threads: threads for user functions; None: the pipeline's ``num_threads``, else by the machine.
+        allocate: makes the arrays that batches are written into.
 
     Attributes:
         plan: the tasks of an epoch.
@@ -42,6 +46,7 @@ class Program:
         seed: int,
         tasks: int | None = None,
         threads: int | None = None,
+        allocate: Allocate = np.empty,
         _pool: Pool | None = None,
     ) -> None:
         self.graph, self.seed = graph, seed
@@ -50,6 +55,7 @@ class Program:
         self._options = graph.options()
         self._pool = _pool or Pool(threads or self._options.num_threads or default_threads())
         self._sizer = Sizer()
+        self._allocate = allocate
         self._totals = Totals([tuple(graph.id_of(child) for child in node.inputs) for node in graph.nodes])
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._lock = threading.Lock()
@@ -73,6 +79,7 @@ class Program:
             sources=self._source,
             nested=self._nested,
             leftovers=leftovers or {},
+            allocate=self._allocate,
         )
         return Run(running, self._totals, self._sizer)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.calls import Calls
@@ -18,6 +19,7 @@ from millrace.engine.pool import Ahead, Pool, in_order
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError
 from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
 from millrace.ops.contract import Context
+from millrace.ops.stacking import Allocate
 from millrace.planning.keys import derive, mix, mix_array
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap
@@ -54,11 +56,13 @@ class RunningTask:
         sources: Callable[[int], PositionSource | SequentialSource],
         nested: Callable[[Graph, int], Nested],
         leftovers: Mapping[int, list[Any]],
+        allocate: Allocate,
     ) -> None:
         self.units, self.task = units, task
         self.seed, self.epoch = seed, epoch
         self.measures, self.pool = measures, pool
         self.source, self.nested = sources, nested
+        self.allocate = allocate
         self.taken = dict(leftovers)
         self.left: dict[int, list[Any]] = {}
         self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
@@ -198,6 +202,10 @@ class NodeContext(Context):
     def chunk_size(self) -> int:
         """Elements for the next chunk."""
         return self._task.chunk_size()
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array for a leaf of a batch."""
+        return self._task.allocate(shape, dtype)
 
     def mixed(self) -> Origin:
         """Origin of what this operator itself brings into an order."""

@@ -18,8 +18,10 @@ def run_batch(node: Batch, inputs: list[Iterator[Chunk]], context: Context) -> I
     Raises:
         PipelineError: if elements differ in structure, shape or dtype.
     """
-    label = context.label
-    return run_groups(inputs[0], context, node.batch_size, node.drop_remainder, lambda elements: stack(elements, label))
+    label, allocate = context.label, context.allocate
+    return run_groups(
+        inputs[0], context, node.batch_size, node.drop_remainder, lambda elements: stack(elements, label, allocate)
+    )
 
 
 def run_padded_batch(node: PaddedBatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
@@ -34,5 +36,5 @@ def run_padded_batch(node: PaddedBatch, inputs: list[Iterator[Chunk]], context: 
         context,
         node.batch_size,
         node.drop_remainder,
-        lambda elements: stack_padded(elements, shapes, values, label),
+        lambda elements: stack_padded(elements, shapes, values, label, allocate=context.allocate),
     )

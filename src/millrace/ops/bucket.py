@@ -38,7 +38,7 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
             arrivals[number].append(arrived)
             arrived += 1
             if len(bucket) == node.bucket_batch_sizes[number]:
-                yield from outbox.add(_build(node, number, bucket, context.label), origin, position)
+                yield from outbox.add(_build(node, number, bucket, context), origin, position)
                 position += 1
                 buckets[number], arrivals[number] = [], []
         yield from outbox.flush()
@@ -50,18 +50,19 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
         return
     for number, bucket in enumerate(buckets):
         if bucket:
-            yield from outbox.add(_build(node, number, bucket, context.label), origin, position)
+            yield from outbox.add(_build(node, number, bucket, context), origin, position)
             position += 1
     yield from outbox.flush()
 
 
-def _build(node: BucketBySequenceLength, number: int, elements: list[Any], label: str) -> Any:
+def _build(node: BucketBySequenceLength, number: int, elements: list[Any], context: Context) -> Any:
+    label = context.label
     if node.no_padding:
-        return stack(elements, label)
+        return stack(elements, label, context.allocate)
     shapes = node.padded_shapes
     if node.pad_to_bucket_boundary:
         shapes = fill_unknown(shapes, node.bucket_boundaries[number] - 1, elements, label)
-    return stack_padded(elements, shapes, node.padding_values, label)
+    return stack_padded(elements, shapes, node.padding_values, label, allocate=context.allocate)
 
 
 def _lengths(results: list[Any], label: str) -> np.ndarray[Any, np.dtype[np.int64]]:

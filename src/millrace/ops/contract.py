@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.graph.nodes import Opaque
@@ -71,6 +72,10 @@ class Context(Protocol):
 
     def chunk_size(self) -> int:
         """Elements to put into a chunk made from scratch; asked anew for each chunk."""
+        ...
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array for a leaf of a batch, contents arbitrary; where it lies is the engine's choice."""
         ...
 
     def mixed(self) -> Origin:

@@ -29,13 +29,13 @@ def run_rebatch(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context) 
                 pieces.append((batch, 0, rows))
                 waiting += rows
             while waiting >= size:
-                yield from outbox.add(_join(_cut(pieces, size), label), origin, position)
+                yield from outbox.add(_join(_cut(pieces, size), context), origin, position)
                 position += 1
                 waiting -= size
         yield from outbox.flush()
     rest = _cut(pieces, waiting)
     if rest and not context.leave(rest) and not node.drop_remainder:
-        yield from outbox.add(_join(rest, label), origin, position)
+        yield from outbox.add(_join(rest, context), origin, position)
         yield from outbox.flush()
 
 
@@ -66,5 +66,5 @@ def _cut(pieces: deque[tuple[Any, int, int]], rows: int) -> list[Any]:
     return parts
 
 
-def _join(parts: list[Any], label: str) -> Any:
-    return parts[0] if len(parts) == 1 else concatenate(parts, label)
+def _join(parts: list[Any], context: Context) -> Any:
+    return parts[0] if len(parts) == 1 else concatenate(parts, context.label, context.allocate)

@@ -1,9 +1,9 @@
 """Frames on one host: what is large stays where it is, and the peer is told where that is.
 
-Each frame of :mod:`.frames` is preceded by a *slip*: 4 bytes of length (little-endian), then a msgpack :class:`Slip`. It
-says of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or of the frame's own
-payload, which holds the rest. File descriptors of segments that the peer has not seen travel with the slip's first
-byte. Slips the other way carry the loans that are over.
+Each frame of :mod:`.frames` is preceded by a *slip*: 4 bytes of length (little-endian), then a msgpack
+:class:`Slip`. It says of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or
+of the frame's own payload, which holds the rest. File descriptors of segments that the peer has not seen travel with
+the slip's first byte. Slips the other way carry the loans that are over.
 
 Only the side that has an arena lends. Bytes that lie in none of its segments, or were lent before, are copied into one,
 once; if there is no room they go through the socket like anything else.
@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -94,7 +94,7 @@ class LocalEnd:
         self, sock: socket.socket, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()
     ) -> int:
         """Like :func:`millrace.wire.frames.send_frame`; what is lent must not be written any more."""
-        views = [_bytes_of(view) for view in map(memoryview, buffers) if view.nbytes]
+        views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._window.over()
         load = _Load() if self._arena is None else self._load(self._arena, views)
         slip = Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful)

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 
+import numpy as np
+
 from millrace.control.messages import (
     ChooseSharding,
     CloseJob,
@@ -26,11 +28,12 @@ from millrace.control.messages import (
     ToWorker,
     WorkerReport,
 )
+from millrace.elements.shared import Arena
 from millrace.wire import delivery
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
 from millrace.worker.gate import Gate
-from millrace.worker.jobs import Fetch, Job
+from millrace.worker.jobs import Allocate, Fetch, Job
 from millrace.worker.lanes import Lane
 from millrace.worker.leftovers import LeftoverStore, answer
 from millrace.worker.running import Pace, Runner
@@ -51,6 +54,7 @@ class Desk:
         token: that other workers demand.
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs, over all lanes.
+        arena: what batches are written into, so that they can be lent; None: ordinary memory.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Desk:
         token: str | None,
         threads: int | None,
         buffer_bytes: int,
+        arena: Arena | None = None,
     ) -> None:
         self.address = ""
         """Where this worker is asked for what it holds; known once its server listens."""
@@ -69,6 +74,7 @@ class Desk:
         self._token = token
         self._threads = threads
         self._buffer_bytes = buffer_bytes
+        self._allocate: Allocate = np.empty if arena is None else arena.allocate
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
@@ -111,7 +117,7 @@ class Desk:
                 return
             self._close(message.job)  # another job has got the name
         with self._lock:
-            self._jobs[message.job] = Job(message, self._fetch, self._threads)
+            self._jobs[message.job] = Job(message, self._fetch, self._threads, self._allocate)
 
     def _lease(self, message: LeaseTask) -> None:
         with self._lock:

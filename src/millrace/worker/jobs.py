@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from millrace.engine.program import Program
     from millrace.graph.nodes import Graph
 
+Allocate = Callable[[tuple[int, ...], Any], Any]
+"""Makes an array: ``allocate(shape, dtype)``."""
 Fetch = Callable[[str], bytes]
 """The bytes of a digest, from the dispatcher, checked."""
 
@@ -30,14 +32,16 @@ class Job:
         opened: the dispatcher's word.
         fetch: see :data:`Fetch`.
         threads: that user functions run on; None: by the machine.
+        allocate: makes the arrays that batches are written into.
     """
 
-    def __init__(self, opened: OpenJob, fetch: Fetch, threads: int | None) -> None:
+    def __init__(self, opened: OpenJob, fetch: Fetch, threads: int | None, allocate: Allocate) -> None:
         self.name = opened.job
         self.spec = opened.spec
         self._opened = opened
         self._fetch = fetch
         self._threads = threads
+        self._allocate = allocate
         self._lock = threading.Lock()
         self._unpacked: tuple[Graph, list[Any]] | None = None
         self._program: Program | None = None
@@ -89,7 +93,14 @@ class Job:
                 if not opened.tables:
                     raise ProtocolError(f"job {self.name!r}: a task was leased before the sources were listed")
                 tables: Mapping[int, SplitTable] = _TABLES.decode(self._fetch(opened.tables))
-                self._program = Program(graph, tables, seed=opened.seed, tasks=opened.spec.tasks, threads=self._threads)
+                self._program = Program(
+                    graph,
+                    tables,
+                    seed=opened.seed,
+                    tasks=opened.spec.tasks,
+                    threads=self._threads,
+                    allocate=self._allocate,
+                )
             return self._program
 
     def measures(self) -> list[NodeMeasure]:

@@ -20,6 +20,7 @@ from millrace.control.messages import (
     WorkerLeaving,
     WorkerWelcome,
 )
+from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import (
     AuthenticationError,
     JobFailedError,
@@ -59,6 +60,7 @@ class Worker:
             wildcard.
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs that wait to be read, all consumers together.
+        shared_memory: lend consumers on this host the memory that batches are in, up to ``buffer_bytes``.
         leave_s: seconds that an orderly end may take.
         name: unique in the service; None draws one.
     """
@@ -73,6 +75,7 @@ class Worker:
         advertise: str | None = None,
         threads: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
+        shared_memory: bool = True,
         leave_s: float = LEAVE_S,
         name: str | None = None,
     ) -> None:
@@ -93,7 +96,10 @@ class Worker:
         self._leaving = False
         self._peers = 0
         self._error: MillraceError | None = None
-        self._desk = Desk(self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes)
+        self._arena = Arena(buffer_bytes) if shared_memory and AVAILABLE else None
+        self._desk = Desk(
+            self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes, arena=self._arena
+        )
 
     def run(self) -> None:
         """Works until told to stop, by :meth:`stop` or by the dispatcher.
@@ -102,7 +108,7 @@ class Worker:
             AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
             AddressInUseError: the port to listen on is taken.
         """
-        server = BulkServer(self._host, self._serve, port=self._port, token=self._token)
+        server = BulkServer(self._host, self._serve, port=self._port, token=self._token, arena=self._arena)
         self._desk.address = format_address(self._advertised, server.port)
         threads = [
             threading.Thread(target=self._converse, name="millrace-session", daemon=True),

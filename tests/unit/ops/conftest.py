@@ -40,6 +40,7 @@ class FakeContext:
         self.offered = False
         self.ahead_of: list[int] = []
         self.parallel: list[int] = []
+        self.allocated = 0
         self._chunk_size, self._on_error, self._outputs = chunk_size, on_error, outputs
         self._leftovers, self._leaves, self._seed = leftovers, leaves, seed
 
@@ -88,6 +89,10 @@ class FakeContext:
 
     def chunk_size(self) -> int:
         return self._chunk_size
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        self.allocated += 1
+        return np.empty(shape, dtype)
 
     def mixed(self) -> Origin:
         return MIXED
