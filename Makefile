@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint unit integration demo format constraints clean
+.PHONY: help setup test lint unit integration demo bench format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -28,13 +28,20 @@ integration: .venv/dev.stamp ## tests with real processes, sockets and servers
 demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns
 	@$(BIN)/millrace demo
 
+# Every file of benchmarks/ that holds a BENCHMARK; one of them alone: make bench BENCHMARKS=decode
+BENCHMARKS ?= $(patsubst benchmarks/%.py,%,$(shell grep -l '^BENCHMARK = ' benchmarks/*.py))
+bench: .venv/bench.stamp ## every benchmark beside the peers, an hour; figures go to benchmarks/results
+	@mkdir -p benchmarks/results
+	@for each in $(BENCHMARKS); do \
+	  $(BIN)/python -m benchmarks.$$each --json benchmarks/results/$$each.json || exit; done
+
 format: .venv/dev.stamp ## formats the code and fixes what can be fixed
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
 setup: .venv/dev.stamp ## the environment for development, nothing else
 
-# .venv/dev.stamp and .venv/demo.stamp: the environment holds this extra, as pyproject.toml and constraints.txt ask.
+# .venv/EXTRA.stamp: the environment holds this extra, as pyproject.toml and constraints.txt ask.
 .venv/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setting up .venv for '$*' (once; a minute or two)"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable '.[$*]'

@@ -1,144 +1,128 @@
-#!/usr/bin/env python3
-"""Overhead per element: a million integers, plus one, in batches of 1024, in one process.
+"""What an element costs beside its work: a million integers plus one, and dicts of 200 bytes, in batches of 1024.
 
-    python benchmarks/small.py [--elements N] [--rounds N] [--json FILE]
-
-Every contender runs the same Python function on every element and yields numpy arrays (or tensors) of 1024. They take
-turns, round after round, so that whatever else the machine does strikes all of them alike; figures are medians over
-rounds. Those that are slow get fewer elements, so that a round of each takes about as long. torch and TensorFlow take
-part if they are installed; ``tf.data, native`` replaces the Python function by TensorFlow's own addition.
+Everybody runs the same Python function on every element and gets batches of numpy arrays (or tensors), but for
+``own operations``, where TensorFlow's stand in for Python. Slow ones get fewer elements, so that a pass of each takes
+about as long.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import importlib.util
-import json
-import os
-import platform
-import statistics
-import time
-from collections.abc import Callable, Iterable
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-BATCH = 1024
+from benchmarks import peers
+from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main, rate
+from millrace import Dataset
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+BATCH = 1024
+_MANY = 1024
+_FEATURES = np.random.default_rng(0).standard_normal((_MANY, 32), dtype=np.float32)
+_TEXTS = [f"element {number:4}, with a text that is about sixty bytes long" for number in range(_MANY)]
 
 
 def plus_one(number: Any) -> Any:
-    """What each element goes through."""
+    """What an integer goes through."""
     return number + 1
 
 
-def bare_loop(count: int) -> Iterable[Any]:
-    """What it takes at least."""
-    for start in range(0, count, BATCH):
-        yield np.array([plus_one(number) for number in range(start, min(start + BATCH, count))])
+def row(number: int) -> dict[str, Any]:
+    """A dict of 200 bytes: an id, 32 features, a label and a text."""
+    known = number % _MANY
+    return {"id": number, "features": _FEATURES[known] + 1, "label": number % 10, "text": _TEXTS[known]}
 
 
-def millrace(count: int) -> Iterable[Any]:
-    """This project, in process."""
-    from millrace import Dataset
-
-    return Dataset.range(count).map(plus_one).batch(BATCH)
+Open = Callable[[range, peers.Function, int], contextlib.AbstractContextManager[peers.Pass]]
 
 
-def torch_loader(count: int) -> Iterable[Any]:
-    """The DataLoader of torch, in this process; workers of its own only add to its cost here."""
-    from torch.utils.data import DataLoader, Dataset
-
-    class Numbers(Dataset[int]):
-        def __len__(self) -> int:
-            return count
-
-        def __getitem__(self, index: int) -> int:
-            return int(plus_one(index))
-
-    return DataLoader(Numbers(), batch_size=BATCH)
+def _run(options: Options, pipeline: Open, share: float = 1.0) -> Mapping[str, float]:
+    """Both rates, in millions a second, of a pipeline that gets a share of the elements."""
+    figures = {}
+    for name, function, part in (("integers", plus_one, 1.0), ("dicts", row, 0.2)):
+        count = max(int(options["elements"] * share * part) // BATCH, 4) * BATCH
+        with pipeline(range(count), function, BATCH) as read:
+            figures[name] = rate(read, count, options["passes"], peers.length) / 1e6
+    return figures
 
 
-def tf_python(count: int) -> Iterable[Any]:
-    """tf.data with the Python function."""
+# -- millrace and TensorFlow -------------------------------------------------------------------------------------------
+
+
+def _in_process(items: range, function: peers.Function, batch: int) -> contextlib.AbstractContextManager[peers.Pass]:
+    return peers.in_process(Dataset.range(len(items)).map(function).batch(batch))
+
+
+def _embedded(items: range, function: peers.Function, batch: int) -> contextlib.AbstractContextManager[peers.Pass]:
+    return peers.embedded(Dataset.range(len(items)).map(function).batch(batch))
+
+
+@contextlib.contextmanager
+def _tf_python(items: range, function: peers.Function, batch: int) -> Iterator[peers.Pass]:
     import tensorflow as tf
+
+    types = {"id": tf.int64, "features": tf.float32, "label": tf.int64, "text": tf.string}
 
     def call(number: Any) -> Any:
-        return tf.numpy_function(plus_one, [number], tf.int64, stateful=False)
+        if function is plus_one:
+            return tf.numpy_function(function, [number], tf.int64, stateful=False)
+        values = tf.numpy_function(lambda each: list(row(each).values()), [number], list(types.values()), False)
+        return dict(zip(types, values, strict=True))
 
-    yield from tf.data.Dataset.range(count).map(call, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+    data = tf.data.Dataset.range(len(items)).map(call, num_parallel_calls=tf.data.AUTOTUNE)
+    yield lambda: data.batch(batch).prefetch(tf.data.AUTOTUNE)
 
 
-def tf_native(count: int) -> Iterable[Any]:
-    """tf.data with an operation of its own."""
+@contextlib.contextmanager
+def _tf_own(items: range, function: peers.Function, batch: int) -> Iterator[peers.Pass]:
     import tensorflow as tf
 
-    yield from tf.data.Dataset.range(count).map(plus_one, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+    features, texts = tf.constant(_FEATURES), tf.constant(_TEXTS)
+
+    def call(number: Any) -> Any:
+        if function is plus_one:
+            return number + 1
+        known = number % _MANY
+        return {"id": number, "features": features[known] + 1, "label": number % 10, "text": texts[known]}
+
+    data = tf.data.Dataset.range(len(items)).map(call, num_parallel_calls=tf.data.AUTOTUNE)
+    yield lambda: data.batch(batch).prefetch(tf.data.AUTOTUNE)
 
 
-CONTENDERS: dict[str, tuple[Callable[[int], Iterable[Any]], str, float]] = {
-    "bare loop": (bare_loop, "numpy", 1.0),
-    "millrace": (millrace, "millrace", 1.0),
-    "torch DataLoader": (torch_loader, "torch", 0.2),
-    "tf.data, Python function": (tf_python, "tensorflow", 0.02),
-    "tf.data, native": (tf_native, "tensorflow", 0.1),
-}
-"""By name: what makes the batches, the library it needs, the share of elements it gets."""
+# -- who takes part ----------------------------------------------------------------------------------------------------
 
 
-def rate(make: Callable[[int], Iterable[Any]], count: int) -> float:
-    """Elements per second of one pass, with all that a pass takes."""
-    gc.collect()
-    began = time.perf_counter()
-    found = sum(len(batch) for batch in make(count))
-    seconds = time.perf_counter() - began
-    if found != count:
-        raise RuntimeError(f"{found} elements came out of {count}")
-    return count / seconds
+def _contestant(name: str, pipeline: Open, *needs: str, share: float = 1.0, note: str = "") -> Contestant:
+    return Contestant(name, functools.partial(_run, pipeline=pipeline, share=share), needs, note)
 
 
-def main() -> None:
-    """Runs and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--elements", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", metavar="FILE", help="writes figures here, too")
-    options = parser.parse_args()
-    chosen = {
-        name: (make, max(BATCH, int(share * options.elements)))
-        for name, (make, library, share) in CONTENDERS.items()
-        if importlib.util.find_spec(library) is not None
-    }
-    for make, _ in chosen.values():
-        rate(make, BATCH)  # imports, and whatever else is done once
-    rates: dict[str, list[float]] = {name: [] for name in chosen}
-    for _ in range(options.rounds):
-        for name, (make, count) in chosen.items():
-            rates[name].append(rate(make, count))
-    medians = {name: statistics.median(each) for name, each in rates.items()}
-    base = medians["bare loop"]
-    width = max(map(len, medians))
-    for name, median in medians.items():
-        low, high = min(rates[name]), max(rates[name])
-        spread = f"{low / 1e6:.2f} to {high / 1e6:.2f}"
-        print(f"{name:{width}}  {median / 1e6:7.2f} M elements/s  ({spread})  {median / base:6.3f} of the bare loop")
-    if options.json:
-        figures = {
-            "benchmark": "small",
-            "python": platform.python_version(),
-            "cpus": os.cpu_count(),
-            "elements": options.elements,
-            "batch": BATCH,
-            "elements_per_s": {name: {"median": medians[name], "rounds": each} for name, each in rates.items()},
-            "of_bare_loop": {name: median / base for name, median in medians.items()},
-        }
-        with open(options.json, "w") as file:
-            json.dump(figures, file, indent=2)
-            file.write("\n")
-
+BENCHMARK = Benchmark(
+    question="What does a small element cost beside its work?",
+    figures={"integers": Figure("M integers/s", digits=3), "dicts": Figure("M dicts of 200 bytes/s", digits=3)},
+    contestants=(
+        _contestant("bare loop", peers.bare_loop, note="one process"),
+        _contestant("millrace, in process", _in_process),
+        _contestant("millrace, embedded, 2 workers", _embedded),
+        _contestant("torch DataLoader, in process", peers.torch_loader, "torch", share=0.25),
+        _contestant(
+            "torch DataLoader, 2 workers", functools.partial(peers.torch_loader, workers=2), "torch", share=0.25
+        ),
+        _contestant("tf.data, Python function", _tf_python, "tensorflow", share=0.02),
+        _contestant("tf.data, own operations", _tf_own, "tensorflow", share=0.1, note="no Python function"),
+        _contestant("Grain, threads", peers.grain_threads, "grain", share=0.05),
+        _contestant("Grain, 2 processes", peers.grain_processes, "grain", share=0.25),
+        _contestant("Ray Data", peers.ray_data, "ray", share=0.25),
+        _contestant("SPDL, threads", peers.spdl_threads, "spdl", share=0.02),
+    ),
+    reference="bare loop",
+    sizes={
+        "elements": Size(1_000_000, 8192, "integers in a pass (a fifth as many dicts); slow ones get fewer"),
+        "passes": Size(3, 1, "measured passes in a round"),
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main("benchmarks.small"))

@@ -8,11 +8,21 @@ import pytest
 from millrace.graph.nodes import OP_NAMES
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TEXTS = [
     path
-    for pattern in ("*.md", "*.toml", "*.txt", "Makefile", ".ci/*", "docs/**/*.md", "src/**/*.py", "tests/**/*.py")
+    for pattern in (
+        "*.md",
+        "*.toml",
+        "*.txt",
+        "Makefile",
+        ".ci/*",
+        "docs/**/*.md",
+        "src/**/*.py",
+        "benchmarks/**/*.py",
+        "tests/**/*.py",
+    )
     for path in ROOT.glob(pattern)
 ]
 
