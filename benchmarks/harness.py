@@ -45,6 +45,7 @@ INSTALL = "pip install 'millrace[bench]', or `make bench` in a clone"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LAST_LINES = 15
 _WIDTH = 160
+_FILES = ("options.json", "figures.json", "words")
 _SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -126,8 +127,14 @@ class FailedError(Exception):
 # -- for contestants ---------------------------------------------------------------------------------------------------
 
 
-def rate(make: Callable[[], Iterable[Any]], count: int, passes: int, size: Callable[[Any], int] = len) -> float:
-    """Elements per second of ``passes`` passes over the data that follow one another, after one that is not counted.
+def rate(
+    make: Callable[[], Iterable[Any]],
+    count: int,
+    passes: int,
+    size: Callable[[Any], int] = len,
+    check: Callable[[Iterable[Any]], None] | None = None,
+) -> float:
+    """Elements per second of ``passes`` passes over the data that follow one another, after one that is not measured.
 
     Nothing happens between two passes, as whoever works ahead would use the pause.
 
@@ -136,17 +143,21 @@ def rate(make: Callable[[], Iterable[Any]], count: int, passes: int, size: Calla
         count: elements that each pass must have.
         passes: to measure.
         size: elements in a batch.
+        check: reads the first pass and looks more closely; raises an error if what it sees is wrong.
 
     Raises:
         RuntimeError: another number of elements came out.
     """
-    began = 0.0
-    for number in range(passes + 1):
-        found = sum(map(size, make()))
+
+    def read(batches: Iterable[Any]) -> None:
+        found = sum(map(size, batches))
         if found != count:
             raise RuntimeError(f"{found} elements came out of {count}")
-        if number == 0:
-            began = time.perf_counter()
+
+    (check or read)(make())
+    began = time.perf_counter()
+    for _ in range(passes):
+        read(make())
     return passes * count / (time.perf_counter() - began)
 
 
@@ -170,9 +181,10 @@ def main(module: str, arguments: Sequence[str] | None = None) -> int:
         console.print(f"skipped {name}: {' and '.join(missing)} not installed ({INSTALL})", markup=False)
     present = [each.name for each in chosen if each.name not in skipped]
     on = machine()
-    given = {**sizes, **benchmark.prepare(sizes)}
+    given = {**sizes, **(benchmark.prepare(sizes) if present else {})}
     samples, failed = _play(module, present, rounds, given, benchmark.limit_s, console)
     results = summary(benchmark, samples)
+    console.print(benchmark.question)
     console.print(_table(benchmark, results))
     for name, words in failed.items():
         console.print(f"failed: {name}: {words}", markup=False, highlight=False)
@@ -217,7 +229,7 @@ def _missing(contestant: Contestant) -> list[str]:
 
 
 def _table(benchmark: Benchmark, results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
-    table = Table(title=benchmark.question, title_justify="left", box=SIMPLE)
+    table = Table(box=SIMPLE)
     table.add_column("")
     for figure in benchmark.figures.values():
         table.add_column(f"{figure.unit} (min to max)", justify="right")
@@ -301,8 +313,10 @@ def sample(module: str, name: str, options: Options, limit_s: float) -> dict[str
         FailedError: there are none, after ``limit_s`` seconds at the latest.
     """
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as folder:
-        path, words = os.path.join(folder, "figures.json"), os.path.join(folder, "words")
-        command = [sys.executable, "-m", "benchmarks.harness", module, name, json.dumps(options), path]
+        given, path, words = (os.path.join(folder, each) for each in _FILES)
+        with open(given, "w") as file:
+            json.dump(options, file)
+        command = [sys.executable, "-m", "benchmarks.harness", module, name, given, path]
         with open(words, "wb") as output:
             process = subprocess.Popen(
                 command,
@@ -336,11 +350,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _contestant(module: str, name: str, options: str, path: str) -> None:
-    """What a contestant's process does."""
+def _contestant(module: str, name: str, given: str, path: str) -> None:
+    """What a contestant's process does: reads its options from one file and writes figures to the other."""
     benchmark: Benchmark = importlib.import_module(module).BENCHMARK
     run = next(each.run for each in benchmark.contestants if each.name == name)
-    figures = dict(run(json.loads(options)))
+    with open(given) as file:
+        options = json.load(file)
+    figures = dict(run(options))
     with open(path, "w") as file:
         json.dump(figures, file)
 
