@@ -9,6 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.tree import nbytes_of
+
+_CHUNK_BYTES = 320
+"""Of a chunk of nothing: its objects as Python allocates them."""
+_SLOT_BYTES = 8
+
 
 class Origin(NamedTuple):
     """Where a chunk's elements come from; with a position in it, the identity of an element.
@@ -41,6 +47,12 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.elements)
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes of memory a chunk that waits holds; of small elements it is not the largest part."""
+        positions = 0 if isinstance(self.positions, range) else self.positions.nbytes
+        return _CHUNK_BYTES + _SLOT_BYTES * len(self.elements) + positions + nbytes_of(self.elements)
 
     def slice(self, start: int, stop: int) -> Chunk:
         """Elements ``start`` to ``stop`` as a chunk of their own."""

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from millrace.elements.chunk import Chunk
-from millrace.elements.tree import nbytes_of
 from millrace.engine.measure import Measure, clock, close
 from millrace.graph.nodes import AUTOTUNE
 
@@ -51,7 +50,7 @@ def _measured(function: Callable[[Chunk], T], chunk: Chunk) -> tuple[T, float, i
     began = clock()
     result = function(chunk)
     seconds = clock() - began
-    return result, seconds, nbytes_of(result.elements) if isinstance(result, Chunk) else 0
+    return result, seconds, result.nbytes if isinstance(result, Chunk) else 0
 
 
 def in_order(
@@ -60,7 +59,7 @@ def in_order(
     parallel: int,
     *,
     pool: Pool | None,
-    budget: int,
+    budget: Callable[[], int],
     measure: Measure,
 ) -> Iterator[T]:
     """``function`` of each chunk, results in order; on threads if an element costs enough to be worth it.
@@ -73,7 +72,7 @@ def in_order(
         chunks: the input.
         parallel: calls at a time; AUTOTUNE for as many as the pool has threads.
         pool: None to call on this thread.
-        budget: bytes of results that may wait.
+        budget: bytes of results that may wait, as of now.
         measure: where the time goes.
     """
     calls = _Calls(function, parallel, pool, budget, measure)
@@ -103,7 +102,12 @@ class _Calls(Generic[T]):
     """The calls of one :func:`in_order`: those under way, and what is known of their cost."""
 
     def __init__(
-        self, function: Callable[[Chunk], T], parallel: int, pool: Pool | None, budget: int, measure: Measure
+        self,
+        function: Callable[[Chunk], T],
+        parallel: int,
+        pool: Pool | None,
+        budget: Callable[[], int],
+        measure: Measure,
     ) -> None:
         self._function, self._pool = function, pool
         self._budget, self._measure = budget, measure
@@ -124,7 +128,7 @@ class _Calls(Generic[T]):
         self._look()
         if self._cost < 0:
             return 1
-        by_bytes = self._budget / (2 * self._threads) / max(self._bytes, 1.0)
+        by_bytes = self._budget() / (2 * self._threads) / max(self._bytes, 1.0)
         by_time = float("inf") if self.inline else _SLICE_S / self._cost
         return max(1, int(min(by_bytes, by_time, 1 << 40)))
 
@@ -138,7 +142,7 @@ class _Calls(Generic[T]):
         for future, elements in self.waiting:
             done = future.done() and not future.cancelled() and future.exception() is None
             held += future.result()[2] if done else elements * self._bytes
-        return held + count * self._bytes > self._budget
+        return held + count * self._bytes > self._budget()
 
     def run(self, part: Chunk) -> T:
         """Calls on this thread."""
@@ -187,10 +191,10 @@ class _Calls(Generic[T]):
 class Ahead:
     """A thread that computes chunks ahead of whoever pulls them.
 
-    It waits while ``elements`` (AUTOTUNE: any number) or ``budget`` bytes lie ready.
+    It waits while ``elements`` (AUTOTUNE: any number) or ``budget()`` bytes lie ready.
     """
 
-    def __init__(self, chunks: Iterator[Chunk], elements: int, budget: int) -> None:
+    def __init__(self, chunks: Iterator[Chunk], elements: int, budget: Callable[[], int]) -> None:
         self._chunks = chunks
         self._most_elements, self._most_bytes = elements, budget
         self._changed = threading.Condition()
@@ -240,7 +244,7 @@ class Ahead:
     def _run(self) -> None:
         try:
             for chunk in self._chunks:
-                size = nbytes_of(chunk.elements)
+                size = chunk.nbytes
                 with self._changed:
                     while not self._stopped and self._ready and self._full(len(chunk), size):
                         self._changed.wait()
@@ -259,4 +263,4 @@ class Ahead:
 
     def _full(self, count: int, size: int) -> bool:
         too_many = self._most_elements != AUTOTUNE and self._elements + count > self._most_elements
-        return too_many or self._bytes + size > self._most_bytes
+        return too_many or self._bytes + size > self._most_bytes()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -70,7 +72,21 @@ class RunningTask:
         options = units.graph.options()
         self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place))
         self.buffer_bytes = options.buffer_bytes or DEFAULT_BUFFER_BYTES
-        self.budget = self.buffer_bytes // max(1, len(units.graph.nodes))
+        # A window decides what comes out, so its share must not depend on how many other operators there are.
+        windows = sum(isinstance(node, Shuffle) for node in units.graph.nodes)
+        windowed = self.buffer_bytes // 2 if windows else 0
+        self.window_budget = windowed // max(1, windows)
+        self.budget = (self.buffer_bytes - windowed) // max(1, len(units.graph.nodes) - windows)
+        self._streams: Counter[int] = Counter()
+
+    @contextmanager
+    def sharing(self, number: int) -> Iterator[Callable[[], int]]:
+        """Bytes that one stream of node ``number`` may hold: below a window several of them run side by side."""
+        self._streams[number] += 1
+        try:
+            yield lambda: self.budget // max(1, self._streams[number])
+        finally:
+            self._streams[number] -= 1
 
     def measured(self, number: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """What node ``number`` yields, counted, and refused where an element is larger than all buffers together."""
@@ -140,8 +156,7 @@ class NodeContext(Context):
     @property
     def budget(self) -> int:
         """Bytes that this operator may hold."""
-        # A shuffle's window decides what comes out, so it must not depend on how many operators share the memory.
-        return self._task.buffer_bytes if isinstance(self._node, Shuffle) else self._task.budget
+        return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
         """The user's ``function`` of each element."""
@@ -155,16 +170,18 @@ class NodeContext(Context):
         """``function`` of each chunk, on threads where that pays."""
         task = self._task
         measure = task.measures[self._number]
-        return in_order(function, chunks, parallel, pool=task.pool, budget=task.budget, measure=measure)
+        with task.sharing(self._number) as budget:
+            yield from in_order(function, chunks, parallel, pool=task.pool, budget=budget, measure=measure)
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
         """The same chunks, computed ahead by a thread."""
-        helper = Ahead(chunks, elements, self._task.budget)
-        try:
-            self._task.stops[helper.stop] = None
-            yield from helper.pull(self._task.measures[self._number])
-        finally:
-            self._task.stops.pop(helper.stop, None)
+        with self._task.sharing(self._number) as budget:
+            helper = Ahead(chunks, elements, budget)
+            try:
+                self._task.stops[helper.stop] = None
+                yield from helper.pull(self._task.measures[self._number])
+            finally:
+                self._task.stops.pop(helper.stop, None)
 
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
         """What to iterate over in a user function's result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from millrace.graph.nodes import Shuffle
 from millrace.ops.contract import Context
 
 _DRAWS = 4096
+_SLOT_BYTES = 16
+"""Of an element's places in the two lists of the window."""
 
 
 def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
@@ -25,12 +28,12 @@ def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Itera
     origin, generator, budget = context.mixed(), context.generator(), context.budget
     draws = _uniforms(generator)
     window: list[Any] = []
-    sizes: list[int] = []
+    sizes = array("q")
     held, position = 0, 0
     for chunk in inputs[0]:
         out: list[Any] = []
         for element in chunk.elements:
-            size = nbytes(element)
+            size = nbytes(element) + _SLOT_BYTES
             if len(window) < node.buffer_size and (held + size <= budget or not window):
                 window.append(element)
                 sizes.append(size)
