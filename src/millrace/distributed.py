@@ -197,7 +197,7 @@ class DistributedDataset(Readable):
     def _joined(self, share: tuple[int, int] | None) -> ConsumerSession:
         """The session of this process, as the consumer or as one of its helpers."""
         if self._session is None or share != self._share:
-            from millrace.client.session import BUFFER_BYTES, ConsumerSession
+            from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
             from millrace.clusters.local import watch
             from millrace.control.messages import JobSpec
 
@@ -214,7 +214,7 @@ class DistributedDataset(Readable):
                 self._bundle,
                 consumer=consumer,
                 token=self._token,
-                buffer_bytes=max(BUFFER_BYTES, self._buffer_bytes),
+                buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
                 gone=watch(address),
                 linger=share is not None,  # the same helper's next life comes back
             )

@@ -326,10 +326,10 @@ def test_the_hint_about_the_consumers_buffer_is_true(service, monkeypatch):
         return real(*arguments, buffer_bytes=buffer_bytes, **options)
 
     monkeypatch.setattr(session, "ConsumerSession", remember)
-    for wanted in (None, 1000, 1 << 30):
+    for wanted in (None, 1000, 8 << 20, 1 << 30):
         with mr.Dataset.range(3).with_options(buffer_bytes=wanted).distribute(service.address) as there:
             iter(there)
-    assert asked == [session.BUFFER_BYTES, session.BUFFER_BYTES, 1 << 30]
+    assert asked == [session.BUFFER_BYTES, session.LEAST_BUFFER_BYTES, 8 << 20, 1 << 30]
 
 
 # -- the service goes --------------------------------------------------------------------------------------------------

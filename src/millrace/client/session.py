@@ -17,6 +17,8 @@ from millrace.elements import codec
 from millrace.errors import ServiceError, ShippingError
 
 BUFFER_BYTES = 256 << 20
+LEAST_BUFFER_BYTES = 1 << 20
+"""A message of small elements."""
 
 
 class ConsumerSession:
