@@ -9,6 +9,8 @@ from millrace.worker.buffers import Message
 
 TARGET = 1 << 20
 """Bytes of a message, unless a single element is larger."""
+MOST = 1 << 17
+"""Elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
 
 Encode = Callable[[list[Any]], list[Any]]
 """Elements to bytes-like objects that together are one codec message."""
@@ -46,7 +48,7 @@ class Packer:
     def _pack(self, group: list[Any]) -> Iterator[Message]:
         buffers = self._encode(group)
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        self._batch = max(1, min(self._target * len(group) // max(size, 1), 4 * self._batch + 16))
+        self._batch = max(1, min(self._target * len(group) // max(size, 1), 4 * self._batch + 16, MOST))
         if size > 2 * self._target and len(group) > 1:  # larger elements than those before
             middle = len(group) // 2
             yield from self._pack(group[:middle])

@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.worker.packing import Packer
+from millrace.worker.packing import MOST, Packer
 
 
 def encode(elements):
@@ -50,6 +50,11 @@ def test_a_large_element_travels_alone():
 def test_elements_that_grow_are_cut_again():
     messages = pack([[b"x"] * 500, [b"y" * 900] * 50], target=1000)
     assert max(message.size for message in messages) <= 2000
+
+
+def test_elements_that_weigh_nothing_on_the_way_are_not_packed_without_end():
+    messages = pack([[b""] * 100_000] * 10, target=1000)
+    assert max(message.count for message in messages) == MOST
 
 
 def test_numbers_start_where_the_consumer_is():
