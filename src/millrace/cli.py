@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -18,6 +19,8 @@ from millrace.version import __version__
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
 LAST_CHANCE_S = 5.0
 """After its orderly end a process may still be held by a user's code; it does not wait longer than that."""
+
+_DESCRIPTORS = 4096
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,6 +209,9 @@ async def _dispatch(options: argparse.Namespace) -> None:
 def _worker(options: argparse.Namespace) -> int:
     from millrace.worker.worker import Worker
 
+    # Each piece of shared memory takes a file descriptor; often there are 1024.
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, _DESCRIPTORS)), most))
     worker = Worker(
         options.dispatcher,
         token=_token(options),

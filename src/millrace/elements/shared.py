@@ -51,50 +51,71 @@ _PAGE = mmap.PAGESIZE
 _logger = logging.getLogger(__name__)
 
 
+if AVAILABLE:
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class _Mapping:
+    """Shared memory in this process's address space until this object dies.
+
+    Python's own ``mmap`` keeps a duplicate of the descriptor, and a trainer with many workers would run out of them.
+    """
+
+    __slots__ = ("__weakref__", "address", "kind")
+
+    def __init__(self, fd: int, size: int) -> None:
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if address == ctypes.c_void_p(-1).value:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        self.address: int = address
+        self.kind = ctypes.c_ubyte * size
+
+    def bytes(self, finalizer: Callable[..., object], argument: object) -> Bytes:
+        """All of it as an array; ``finalizer(argument)`` is called when the last view of it has died."""
+        exporter = self.kind.from_address(self.address)
+        weakref.finalize(exporter, _over, finalizer, argument, self).atexit = False
+        array: Bytes = np.frombuffer(exporter, np.uint8)  # type: ignore[call-overload]  # it exports its buffer
+        return array
+
+
+def _over(finalizer: Callable[..., object], argument: object, _mapping: _Mapping) -> None:
+    finalizer(argument)  # and the mapping lives no longer for this exporter's sake
+
+
 class Segment:
     """One piece of shared memory. Made and changed by its arena only.
 
     Attributes:
         number: never used again in the arena's life.
         size: in bytes, a multiple of the page.
-        fd: to pass to a consumer; -1 once the segment is gone.
+        fd: to pass to a consumer.
+        close: closes ``fd``; the memory goes with the last view.
+        mapping: in this process.
+        views: arrays that are being looked at here.
+        loans: that are not over.
+        lent: from where to where, since the segment was written anew.
+        retired: it will not be written again.
     """
 
-    __slots__ = ("_map", "address", "fd", "kind", "lent", "loans", "number", "retired", "size", "views")
+    __slots__ = ("__weakref__", "close", "fd", "lent", "loans", "mapping", "number", "retired", "size", "views")
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self.fd = os.memfd_create("millrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.posix_fallocate(self.fd, 0, size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._map = mmap.mmap(self.fd, size)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self.kind = ctypes.c_ubyte * size
-        self.address = ctypes.addressof(self.kind.from_buffer(self._map))
+        self.close = weakref.finalize(self, os.close, self.fd)
+        self.close.atexit = False
+        os.posix_fallocate(self.fd, 0, size)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.mapping = _Mapping(self.fd, size)
         self.views = 0
         self.loans = 0
         self.retired = False
         self.lent: list[tuple[int, int]] = []
-
-    def bytes(self, finalizer: Callable[..., object], *arguments: Any) -> Bytes:
-        """All of it as an array; ``finalizer(*arguments)`` is called when the last view of it has died."""
-        return _exported(self.kind, self._map, finalizer, *arguments)
-
-    def close(self) -> None:
-        """Gives the memory up; there are no views."""
-        os.close(self.fd)
-        self.fd = -1
-        # Not closed: the exporter whose finalizer has just run may not have let go of it yet.
-        del self._map
-
-
-def _exported(kind: Any, memory: mmap.mmap, finalizer: Callable[..., object], *arguments: Any) -> Bytes:
-    exporter = kind.from_buffer(memory)
-    weakref.finalize(exporter, finalizer, *arguments).atexit = False
-    return np.frombuffer(exporter, np.uint8)
 
 
 class Arena:
@@ -113,7 +134,7 @@ class Arena:
         self._next = 0
         self._died: SimpleQueue[Segment] = SimpleQueue()
         self._addresses: tuple[list[int], list[Segment]] = ([], [])
-        self._full = False
+        self._warned = False
 
     @property
     def bytes(self) -> int:
@@ -132,12 +153,19 @@ class Arena:
         with self._lock:
             self._collect()
             segment = self._reuse(size) or self._create(_rounded(size))
-            self._warn(segment is None)
             if segment is None:
+                self._warn()
                 return None
             segment.lent.clear()
             segment.views += 1
-            return segment.bytes(self._died.put, segment)
+            return segment.mapping.bytes(self._died.put, segment)
+
+    def trim(self) -> None:
+        """Gives up what is free."""
+        with self._lock:
+            self._collect()
+            while self._free:
+                self._give_up(self._free.pop())
 
     def lend(self, view: Bytes) -> tuple[Segment, int] | None:
         """(segment, offset) of ``view``, lent until :meth:`give_back`; None if it can't be: copy it.
@@ -151,7 +179,7 @@ class Arena:
             if index < 0:
                 return None
             segment = segments[index]
-            start = address - segment.address
+            start = address - segment.mapping.address
             stop = start + view.nbytes
             if stop > segment.size or segment.retired:
                 return None
@@ -198,9 +226,7 @@ class Arena:
 
     def _create(self, size: int) -> Segment | None:
         while self._free and (self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS):
-            oldest = self._free.pop(0)
-            self._bytes -= oldest.size
-            self._remove(oldest)
+            self._give_up(self._free.pop(0))
         if self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS:
             return None
         try:
@@ -214,6 +240,10 @@ class Arena:
         self._index()
         return segment
 
+    def _give_up(self, free: Segment) -> None:
+        self._bytes -= free.size
+        self._remove(free)
+
     def _remove(self, segment: Segment) -> None:
         del self._segments[segment.number]
         self._index()
@@ -225,17 +255,17 @@ class Arena:
             return numbers - self._segments.keys()
 
     def _index(self) -> None:
-        ordered = sorted(self._segments.values(), key=lambda segment: segment.address)
-        self._addresses = [segment.address for segment in ordered], ordered
+        ordered = sorted(self._segments.values(), key=lambda segment: segment.mapping.address)
+        self._addresses = [segment.mapping.address for segment in ordered], ordered
 
-    def _warn(self, full: bool) -> None:
-        if full and not self._full:
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
             _logger.warning(
-                "all %d MiB of shared memory are in use: batches are copied to their consumers until some is free."
-                " A consumer that keeps batches may copy them itself, or give the worker more: --buffer-bytes",
+                "all %d MiB of shared memory are in use, probably by consumers that keep batches; whenever that is so,"
+                " batches are copied to them. To give the worker more: --buffer-bytes",
                 self.limit >> 20,
             )
-        self._full = full
 
 
 def _rounded(size: int) -> int:
@@ -263,7 +293,7 @@ class Window:
     """One connection's view of the segments that were passed on it. ``view`` is for one thread, the rest for any."""
 
     def __init__(self) -> None:
-        self._maps: dict[int, tuple[mmap.mmap, Any]] = {}
+        self._maps: dict[int, _Mapping] = {}
         self._over: SimpleQueue[tuple[int, int]] = SimpleQueue()
 
     def adopt(self, number: int, size: int, fd: int) -> None:
@@ -277,7 +307,7 @@ class Window:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if os.fstat(fd).st_size < size or not sealed:
                 raise ProtocolError(f"the peer passed memory that does not hold {size} bytes for good")
-            self._maps[number] = mmap.mmap(fd, size), ctypes.c_ubyte * size
+            self._maps[number] = _Mapping(fd, size)
         finally:
             os.close(fd)
 
@@ -293,8 +323,7 @@ class Window:
         """
         if number not in self._maps:
             raise ProtocolError(f"the peer lent memory of segment {number}, which it has not passed")
-        memory, kind = self._maps[number]
-        return _exported(kind, memory, self._over.put, (loan, _forks))
+        return self._maps[number].bytes(self._over.put, (loan, _forks))
 
     def over(self) -> tuple[list[int], list[int]]:
         """Loans that are over since the last call: (nobody sees them any more, a forked child may)."""

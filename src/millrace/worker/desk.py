@@ -74,6 +74,7 @@ class Desk:
         self._token = token
         self._threads = threads
         self._buffer_bytes = buffer_bytes
+        self._arena = arena
         self._allocate: Allocate = np.empty if arena is None else arena.allocate
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
@@ -154,7 +155,17 @@ class Desk:
             lane.close()
         self._gate.poke()
         if job is not None:
-            self._aside(functools.partial(_end, job, lanes))
+            self._aside(functools.partial(self._end, job, lanes))
+
+    def _end(self, job: Job, lanes: Sequence[Lane]) -> None:
+        if not all(lane.join(JOIN_S) for lane in lanes):
+            _logger.warning(
+                "job %s: user code did not stop within %g s; it goes on beside other jobs", job.name, JOIN_S
+            )
+            return
+        job.close()
+        if self._arena is not None:
+            self._arena.trim()
 
     # -- planning tasks, on threads of their own -----------------------------------------------------------------------
 
@@ -281,10 +292,3 @@ class Desk:
         for _, lanes in ending:
             for lane in lanes:
                 lane.join(max(deadline - time.monotonic(), 0.0))
-
-
-def _end(job: Job, lanes: Sequence[Lane]) -> None:
-    if all(lane.join(JOIN_S) for lane in lanes):
-        job.close()
-    else:
-        _logger.warning("job %s: user code did not stop within %g s; it goes on beside other jobs", job.name, JOIN_S)

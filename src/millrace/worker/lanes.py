@@ -321,9 +321,11 @@ class Lane:
             )
 
     def close(self) -> None:
-        """Stops the run at its next chunk, ends the thread and the connection. Does not wait."""
+        """Stops the run at its next chunk, ends the thread and the connection, drops all. Does not wait."""
         with self._changed:
             self._closed = True
+            for key in [key for key, _ in self._buffer]:
+                self._buffer.forget(key)
             outlet, self._outlet = self._outlet, None
             self._changed.notify_all()
         if outlet is not None:

@@ -60,7 +60,7 @@ class Worker:
             wildcard.
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs that wait to be read, all consumers together.
-        shared_memory: lend consumers on this host the memory that batches are in, up to ``buffer_bytes``.
+        shared_memory: lend consumers on this host the memory that batches are in.
         leave_s: seconds that an orderly end may take.
         name: unique in the service; None draws one.
     """
@@ -96,7 +96,8 @@ class Worker:
         self._leaving = False
         self._peers = 0
         self._error: MillraceError | None = None
-        self._arena = Arena(buffer_bytes) if shared_memory and AVAILABLE else None
+        # For what waits here, for as much that waits in consumers on this host, and for what is being made.
+        self._arena = Arena(2 * buffer_bytes + buffer_bytes // 4) if shared_memory and AVAILABLE else None
         self._desk = Desk(
             self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes, arena=self._arena
         )

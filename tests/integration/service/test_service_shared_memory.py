@@ -1,0 +1,111 @@
+"""Batches that a consumer on the workers' host looks at where the worker wrote them."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.integration.service.service_driving import Service
+
+import millrace as mr
+from millrace.elements import shared
+
+pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
+
+SHAPE = (32, 224, 56, 3)
+COUNT = 40
+
+
+def memory_at(pid, address):
+    """(inode, offset) of what is mapped there."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, _, offset, _, inode, *_ = line.split()
+        start, stop = (int(each, 16) for each in span.split("-"))
+        if start <= address < stop:
+            return int(inode), int(offset, 16) + address - start
+    raise AssertionError(hex(address))
+
+
+def image(number):
+    return np.full(SHAPE[1:], number % 251, np.uint8)
+
+
+def located(batch):
+    """The batch, and where it is in the worker."""
+    return {"x": batch, "place": np.array([os.getpid(), *memory_at(os.getpid(), batch.ctypes.data)])}
+
+
+def pipeline(count=COUNT):
+    return mr.Dataset.range(count * SHAPE[0]).map(image).batch(SHAPE[0])
+
+
+def checked(batch, numbers):
+    """Whether a batch is what it was when it came."""
+    return (batch[:, 0, 0, 0] == numbers).all() and (batch == numbers[:, None, None, None]).all()
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_no_byte_is_copied_between_worker_and_consumer(service):
+    with pipeline().map(located).distribute(service.address) as dataset:
+        places = set()
+        for element in dataset.epochs(1):
+            pid, *place = element["place"].tolist()
+            assert memory_at(os.getpid(), element["x"].ctypes.data) == tuple(place)
+            places.add((pid, *place))
+        assert len({pid for pid, *_ in places}) == 2
+        assert len(places) < COUNT, "memory is used again"
+
+
+def test_batches_that_are_kept_never_change_however_little_memory_there_is():
+    with Service() as service:
+        service.add(1, "--buffer-bytes", str(4 << 20))
+        kept = []
+        with pipeline().distribute(service.address) as dataset:
+            for epoch in range(3):
+                for number, batch in enumerate(dataset):
+                    if (number + epoch) % 3 == 0:
+                        kept.append((batch, batch[:, 0, 0, 0].copy()))
+                    else:
+                        batch[:] = 255  # what is read on is one's own
+        assert len(kept) == 3 * COUNT // 3
+        assert all(checked(*each) for each in kept)
+
+
+def test_batches_outlive_their_workers_and_the_session():
+    with Service(2) as service:
+        kept = []
+        with pipeline().distribute(service.address) as dataset:
+            for number, batch in enumerate(dataset.epochs(1)):
+                kept.append((batch, batch[:, 0, 0, 0].copy()))
+                if number == COUNT // 4:
+                    service.kill("w0")
+        assert sorted(int(numbers[0]) for _, numbers in kept) == sorted(i * SHAPE[0] % 251 for i in range(COUNT))
+        service.kill("w1")
+    assert all(checked(*each) for each in kept)
+    kept[0][0][:] = 1
+
+
+@pytest.mark.parametrize("own_service", [1], indirect=True)
+def test_a_worker_gives_memory_up_with_the_job(own_service):
+    (worker,) = own_service.workers.values()
+
+    def segments():
+        links = Path(f"/proc/{worker.pid}/fd").iterdir()
+        return sum("memfd:millrace" in os.path.realpath(link) for link in links)
+
+    with pipeline().distribute(own_service.address) as dataset:
+        batches = list(dataset.epochs(1))
+        assert segments() > 0
+        del batches
+    own_service.until(lambda status: not status["jobs"] and not segments())
+
+
+@pytest.mark.parametrize("flag", [[], ["--no-shared-memory"]])
+def test_both_ways_give_the_same(flag):
+    with Service() as service:
+        service.add(1, *flag)
+        with pipeline(6).distribute(service.address, deterministic=True, seed=3) as dataset:
+            read = list(dataset.epochs(1))
+    inside = list(pipeline(6))
+    assert len(read) == len(inside)
+    assert all((ours == theirs).all() for ours, theirs in zip(read, inside, strict=True))

@@ -1,0 +1,357 @@
+"""Connections on one host: real Unix sockets, real shared memory; the other side is a thread or a process."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from array import array
+
+import msgspec
+import numpy as np
+import pytest
+
+from millrace.elements import codec, shared
+from millrace.elements.pieces import Pieces
+from millrace.elements.shared import Arena
+from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
+from millrace.wire.bulk import BulkServer, bulk_connect
+from millrace.wire.local import LocalEnd, Slip
+
+pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
+
+MIB = 1 << 20
+PROMPTLY_S = 10.0
+
+
+class Note(msgspec.Struct, frozen=True, tag=True):
+    number: int = 0
+
+
+NOTE = msgspec.msgpack.Decoder(Note)
+
+
+class Giver:
+    """A server that sends batches of its arena; ``answer`` makes the buffers for a number that the client sends."""
+
+    def __init__(self, answer, limit=64 * MIB, **options):
+        self.arena = Arena(limit)
+        self.answer = answer
+        self.notes = []
+        self.server = BulkServer("127.0.0.1", self.serve, arena=self.arena, **options)
+
+    def serve(self, connection):
+        while True:
+            note, _ = connection.receive(NOTE)
+            self.notes.append(note)
+            connection.send(note, self.answer(self.arena, note.number))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.close()
+
+
+def ask(connection, number):
+    connection.send(Note(number))
+    header, payload = connection.receive(NOTE)
+    assert header.number == number
+    return payload
+
+
+def batch(arena, number, size=MIB):
+    x = arena.allocate((size,), np.dtype(np.uint8))
+    x[:] = number % 251
+    return codec.encode([{"x": x, "n": number}])
+
+
+def memory_at(pid, address):
+    """(inode, offset in it) of the file that is mapped at an address of a process."""
+    with open(f"/proc/{pid}/maps") as maps:
+        for line in maps:
+            span, _, offset, _, inode, *name = line.split()
+            start, stop = (int(each, 16) for each in span.split("-"))
+            if start <= address < stop:
+                assert name[:1] == ["/memfd:millrace"], line
+                return int(inode), int(offset, 16) + address - start
+    return pytest.fail(f"nothing is mapped at {address:#x}")
+
+
+def test_what_the_client_sees_is_the_servers_memory():
+    made = []
+
+    def answer(arena, number):
+        made.append(arena.allocate((MIB,), np.dtype(np.uint8)))
+        return codec.encode([{"x": made[-1]}])
+
+    with Giver(answer) as giver, bulk_connect(giver.server.address) as connection:
+        for number in range(3):
+            (element,) = codec.decode(ask(connection, number))
+            theirs = memory_at(os.getpid(), made[-1].ctypes.data)
+            assert memory_at(os.getpid(), element["x"].ctypes.data) == theirs
+            made[-1][7] = 100 + number
+            assert element["x"][7] == 100 + number
+            assert element["x"].flags.writeable
+
+
+def test_small_messages_are_sent_as_they_are():
+    elements = [5, "text"]
+    with Giver(lambda arena, number: codec.encode(elements)) as giver, bulk_connect(giver.server.address) as connection:
+        payload = ask(connection, 5)
+        assert not isinstance(payload, Pieces)
+        assert codec.decode(payload) == elements
+    assert giver.arena.bytes == 0
+
+
+def test_what_lies_elsewhere_is_copied_once_and_aligned():
+    elements = [{"a": np.arange(40_000.0) + i, "b": np.full((3, 100, 70), i, np.float32), "c": i} for i in range(5)]
+    with Giver(lambda arena, number: codec.encode(elements)) as giver, bulk_connect(giver.server.address) as connection:
+        for number in range(4):
+            decoded = codec.decode(ask(connection, number))
+            assert decoded[0]["a"].ctypes.data % 64 == 0
+            for ours, theirs in zip(decoded, elements, strict=True):
+                assert ours["c"] == theirs["c"]
+                for key in "ab":
+                    assert (ours[key] == theirs[key]).all()
+                    assert ours[key].flags.aligned
+                    assert memory_at(os.getpid(), ours[key].ctypes.data)
+
+
+def test_batches_that_are_kept_never_change():
+    with Giver(batch, limit=6 * MIB) as giver, bulk_connect(giver.server.address) as connection:
+        kept = []
+        for number in range(60):
+            (element,) = codec.decode(ask(connection, number))
+            assert element["n"] == number
+            if number % 3 == 0:
+                kept.append((element["x"][100:], number))
+        assert giver.arena.bytes <= giver.arena.limit
+        for x, number in kept:
+            assert (x == number % 251).all()
+
+
+def test_a_batch_that_was_let_go_makes_room_for_the_next():
+    with Giver(batch, limit=2 * MIB) as giver, bulk_connect(giver.server.address) as connection:
+        seen = set()
+        for number in range(20):
+            (element,) = codec.decode(ask(connection, number))
+            seen.add(memory_at(os.getpid(), element["x"].ctypes.data))
+            del element
+        assert len(seen) <= 2
+
+
+def test_views_outlive_connection_and_server():
+    with Giver(batch) as giver:
+        with bulk_connect(giver.server.address) as connection:
+            kept = [codec.decode(ask(connection, number))[0]["x"] for number in range(5)]
+        with bulk_connect(giver.server.address) as connection:
+            for number in range(5, 30):
+                ask(connection, number)
+    for number, x in enumerate(kept):
+        assert (x == number).all()
+        x[:] = 0
+
+
+def test_a_message_is_sent_again_as_it_was():
+    """To whoever connects anew, though the first one has written into its batch."""
+    messages = {}
+
+    def answer(arena, number):
+        if number not in messages:
+            messages[number] = batch(arena, number)
+        return messages[number]
+
+    with Giver(answer) as giver:
+        with bulk_connect(giver.server.address) as connection:
+            first = codec.decode(ask(connection, 4))[0]["x"]
+        with bulk_connect(giver.server.address) as connection:
+            second = codec.decode(ask(connection, 4))[0]["x"]
+            third = codec.decode(ask(connection, 4))[0]["x"]
+            second[:] = 9
+            assert (third == 4).all()
+            assert (first == 4).all()
+
+
+def test_many_pieces_at_once():
+    def answer(arena, number):
+        return codec.encode([[arena.allocate((300_000,), np.dtype(np.uint8)) for _ in range(100)], number])
+
+    with Giver(answer) as giver, bulk_connect(giver.server.address) as connection:
+        for number in range(3):
+            arrays, told = codec.decode(ask(connection, number))
+            assert told == number
+            assert [len(array) for array in arrays] == [300_000] * 100
+
+
+def test_a_server_elsewhere_is_reached_by_tcp():
+    """Where the Unix socket that is named can't be seen, as in a container of its own."""
+    with Giver(batch) as giver:
+        giver.server._local_name = "nobody-listens-here"
+        with bulk_connect(giver.server.address) as connection:
+            payload = ask(connection, 3)
+            assert not isinstance(payload, Pieces)
+            assert (codec.decode(payload)[0]["x"] == 3).all()
+
+
+def test_memory_is_not_shared_unless_asked_for():
+    with Giver(batch) as giver, bulk_connect(giver.server.address, local=False) as connection:
+        assert not isinstance(ask(connection, 3), Pieces)
+
+
+def test_the_token_is_demanded_there_too():
+    with Giver(batch, token="secret") as giver:
+        with bulk_connect(giver.server.address, "secret") as connection:
+            assert isinstance(ask(connection, 3), Pieces)
+        sock = socket.socket(socket.AF_UNIX)
+        with sock:
+            sock.connect(f"\0{giver.server._local_name}")
+            with pytest.raises(AuthenticationError):
+                from millrace.wire.bulk import _greet
+
+                _greet(sock, None, 5)
+
+
+CLIENT = """
+import json, sys
+import numpy as np
+import msgspec
+from millrace.elements import codec
+from millrace.wire.bulk import bulk_connect
+
+class Note(msgspec.Struct, frozen=True, tag=True):
+    number: int = 0
+
+kept = []
+with bulk_connect(sys.argv[1]) as connection:
+    for number in range(3):
+        connection.send(Note(number))
+        _, payload = connection.receive(msgspec.msgpack.Decoder(Note))
+        kept.append(codec.decode(payload)[0]["x"])
+    print(json.dumps([x.ctypes.data for x in kept]), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_client_that_is_killed_gives_everything_back():
+    with Giver(batch, limit=4 * MIB) as giver:
+        for _ in range(3):
+            client = subprocess.Popen(
+                [sys.executable, "-c", CLIENT, giver.server.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert client.stdout is not None
+            assert memory_at(client.pid, json.loads(client.stdout.readline())[0])
+            client.send_signal(signal.SIGKILL)
+            client.communicate()
+        with bulk_connect(giver.server.address) as connection:
+            held = [codec.decode(ask(connection, number))[0]["x"] for number in range(3)]
+            assert len({memory_at(os.getpid(), x.ctypes.data) for x in held}) == 3
+
+
+def test_a_forked_child_keeps_what_it_saw():
+    with Giver(batch, limit=3 * MIB) as giver, bulk_connect(giver.server.address) as connection:
+        (element,) = codec.decode(ask(connection, 7))
+        go, done = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:  # it must end here whatever happens
+            try:
+                os.read(go[0], 1)
+                fine = bool((element["x"] == 7).all())
+            except BaseException:
+                fine = False
+            os.write(done[1], b"y" if fine else b"n")
+            os._exit(0)
+        del element
+        for number in range(8, 20):
+            ask(connection, number)
+        os.write(go[1], b"x")
+        assert os.read(done[0], 1) == b"y"
+        os.waitpid(child, 0)
+        for each in (*go, *done):
+            os.close(each)
+
+
+# -- garbage -----------------------------------------------------------------------------------------------------------
+
+
+def slip_of(**fields):
+    encoded = msgspec.msgpack.encode(Slip(**fields))
+    return struct.pack("<I", len(encoded)) + encoded
+
+
+def received(data, descriptors=()):
+    """What a client makes of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        ours.sendmsg([data], rights)
+        ours.shutdown(socket.SHUT_WR)
+        return LocalEnd().receive(theirs, NOTE, bytearray, 1 << 20)
+
+
+FRAME = struct.pack("<4sHHIQ", b"MRCE", 1, 0, len(msgspec.msgpack.encode(Note(1))), 0) + msgspec.msgpack.encode(Note(1))
+
+
+def test_a_frame_without_a_payload():
+    assert received(slip_of() + FRAME)[0] == Note(1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (struct.pack("<I", 1 << 30), "slip of"),
+        (struct.pack("<I", 3) + b"abc", "malformed slip"),
+        (slip_of(segments=[(0, 4096)]) + FRAME, "file descriptors"),
+        (slip_of(loans=[(0, 5)], parts=[(0, 0, 10)]) + FRAME, "segment 5"),
+        (slip_of(parts=[(0, 0, 10)]) + FRAME, "did not pass"),
+        (slip_of(parts=[(-1, 0, 10)]) + FRAME, "did not pass"),
+        (slip_of(parts=[(-1, 0, 1 << 40)]) + FRAME, "over"),
+        (slip_of(returned=[3]) + FRAME, "gave back loan 3"),
+    ],
+)
+def test_what_cannot_be_is_refused(data, message):
+    with pytest.raises(ProtocolError, match=message):
+        received(data)
+
+
+def test_descriptors_that_nobody_announced_are_closed():
+    mine = os.open("/dev/null", os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProtocolError, match="1 file descriptors came for 0"):
+        received(slip_of() + FRAME, [mine])
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(mine)
+
+
+def test_memory_that_is_none_is_refused():
+    mine = os.open("/dev/null", os.O_RDONLY)
+    with pytest.raises((ProtocolError, OSError)):
+        received(slip_of(segments=[(0, 4096)]) + FRAME, [mine])
+    os.close(mine)
+
+
+@pytest.mark.parametrize("stop", [0, 2, 5, 12])
+def test_a_peer_that_ends_in_the_middle(stop):
+    with pytest.raises(EOFError, match="closed the connection"):
+        received((slip_of(returned=[1, 2, 3, 4, 5, 6, 7, 8]) + FRAME)[:stop])
+
+
+def test_close_wakes_both_ends():
+    with Giver(batch) as giver:
+        connection = bulk_connect(giver.server.address)
+        waiting = threading.Event()
+
+        def receive():
+            waiting.set()
+            with pytest.raises(ServiceUnreachableError):
+                connection.receive(NOTE)
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        waiting.wait(PROMPTLY_S)
+        connection.close()
+        thread.join(PROMPTLY_S)
+        assert not thread.is_alive()

@@ -1,0 +1,339 @@
+import contextlib
+import fcntl
+import gc
+import logging
+import os
+import resource
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from millrace.elements import shared
+from millrace.elements.shared import LEAST_BYTES, Arena, Window
+from millrace.errors import ProtocolError
+
+pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
+
+SIZE = 512 << 10
+
+
+def taken(arena):
+    """A segment's memory, which there is."""
+    memory = arena.take(SIZE)
+    assert memory is not None
+    return memory
+
+
+class Reader:
+    """A consumer at the other end of a connection, without the connection."""
+
+    def __init__(self, arena):
+        self.arena = arena
+        self.window = Window()
+        self.loans = {}
+        self.shown = set()
+
+    def receive(self, view):
+        """What the consumer sees of ``view``; None if it can't be lent."""
+        found = self.arena.lend(view)
+        if found is None:
+            return None
+        segment, start = found
+        if segment.number not in self.shown:
+            self.shown.add(segment.number)
+            self.window.adopt(segment.number, segment.size, os.dup(segment.fd))
+        number = len(self.loans)
+        self.loans[number] = segment
+        return self.window.view(segment.number, number)[start : start + view.nbytes]
+
+    def give_back(self):
+        for retire, numbers in zip((False, True), self.window.over(), strict=True):
+            for number in numbers:
+                self.arena.give_back(self.loans.pop(number), retire=retire)
+
+    def end(self):
+        """The connection ends."""
+        while self.loans:
+            self.arena.give_back(self.loans.popitem()[1], retire=True)
+        self.window = Window()
+        self.shown.clear()
+
+
+def descriptors():
+    links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    return sum(os.path.islink(link) and "memfd:millrace" in os.readlink(link) for link in links)
+
+
+def test_small_arrays_and_objects_are_ordinary_memory():
+    arena = Arena(1 << 20)
+    assert arena.allocate((LEAST_BYTES - 1,), np.dtype(np.uint8)).flags.owndata
+    assert arena.allocate((LEAST_BYTES,), np.dtype(object)).flags.owndata
+    assert arena.bytes == 0
+
+
+def test_an_array_has_the_shape_and_dtype_asked_for():
+    array = Arena(4 << 20).allocate((4, 1000, 100), np.dtype(">f8"))
+    assert array.shape == (4, 1000, 100)
+    assert array.dtype == ">f8"
+    assert array.flags.writeable
+    assert array.flags.c_contiguous
+
+
+def test_both_sides_see_the_same_memory():
+    arena = Arena(1 << 20)
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 1
+    seen = reader.receive(array)
+    array[5] = 77
+    assert seen[5] == 77
+    seen[6] = 78
+    assert array[6] == 78
+
+
+def test_a_segment_is_written_again_when_nobody_looks_at_it():
+    arena = Arena(SIZE)
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    address = array.ctypes.data
+    part = reader.receive(array)[10:20].reshape(2, 5)
+    assert arena.take(SIZE) is None
+    del array
+    assert arena.take(SIZE) is None, "the consumer has a view"
+    del part
+    assert arena.take(SIZE) is None, "nobody has said so yet"
+    reader.give_back()
+    assert taken(arena).ctypes.data == address
+
+
+def test_a_view_of_a_view_keeps_the_loan():
+    torch = pytest.importorskip("torch")
+    arena = Arena(SIZE)
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 3
+    tensor = torch.from_numpy(reader.receive(array))[100:].view(-1)
+    del array
+    gc.collect()
+    reader.give_back()
+    assert arena.take(SIZE) is None
+    assert int(tensor[0]) == 3
+    del tensor
+    reader.give_back()
+    assert arena.take(SIZE) is not None
+
+
+def test_nothing_is_lent_twice():
+    arena = Arena(4 << 20)
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    assert reader.receive(array[:1000]) is not None
+    assert reader.receive(array[1000:2000]) is not None, "other bytes"
+    assert reader.receive(array[999:1001]) is None
+    assert reader.receive(array) is None
+
+
+def test_foreign_memory_is_not_lent():
+    arena = Arena(4 << 20)
+    reader = Reader(arena)
+    assert reader.receive(np.zeros(SIZE, np.uint8)) is None
+    array = arena.take(SIZE)
+    assert reader.receive(np.zeros(SIZE, np.uint8)) is None
+    assert reader.receive(array) is not None
+
+
+def test_what_was_lent_on_a_connection_that_ended_is_never_written_again():
+    arena = Arena(SIZE)
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 9
+    kept = reader.receive(array)
+    reader.end()
+    del array
+    for _ in range(3):
+        other = taken(arena)
+        other[:] = 0
+        del other
+    assert (kept == 9).all()
+    assert arena.bytes <= SIZE
+
+
+def test_what_a_forked_child_may_see_is_never_written_again():
+    arena = Arena(SIZE)
+    reader = Reader(arena)
+    array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 9
+    seen = reader.receive(array)
+    in_child = reader.window  # a child has a copy of everything; here it is the mapping that counts
+    shared._forked()
+    del array, seen
+    reader.give_back()
+    other = taken(arena)
+    other[:] = 0
+    assert (in_child.view(0, 0) == 9).all()
+
+
+def test_nothing_stays_open():
+    before = descriptors()
+    arena = Arena(4 * SIZE)
+    reader = Reader(arena)
+    for _ in range(20):
+        array = arena.allocate((SIZE,), np.dtype(np.uint8))
+        reader.receive(array)
+        reader.end()
+        del array
+    arena.take(SIZE)  # hears of the last one
+    assert descriptors() - before <= 1
+
+
+def test_room_is_made_for_another_size():
+    arena = Arena(4 << 20)
+    held = [arena.take(1 << 20) for _ in range(4)]
+    assert arena.take(1 << 20) is None
+    held.clear()
+    assert arena.take(3 << 20) is not None
+    assert arena.bytes <= 4 << 20
+
+
+def test_a_full_arena_gives_ordinary_memory_and_says_so_once(caplog):
+    arena = Arena(SIZE)
+    held = arena.allocate((SIZE,), np.dtype(np.uint8))
+    with caplog.at_level(logging.WARNING):
+        assert arena.allocate((SIZE,), np.dtype(np.uint8)).flags.owndata
+        assert arena.allocate((SIZE,), np.dtype(np.uint8)).flags.owndata
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "shared memory" in caplog.text
+    assert "--buffer-bytes" in caplog.text
+    del held
+    assert not arena.allocate((SIZE,), np.dtype(np.uint8)).flags.owndata
+
+
+@contextlib.contextmanager
+def limited(which, soft):
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
+
+
+def test_a_machine_that_gives_no_memory_is_no_end(caplog):
+    arena = Arena(1 << 30)
+    with limited(resource.RLIMIT_FSIZE, 4096), caplog.at_level(logging.WARNING):
+        array = arena.allocate((SIZE,), np.dtype(np.uint8))
+    array[:] = 1
+    assert array.flags.owndata
+    assert "cannot allocate" in caplog.text
+    assert descriptors() == 0 or arena.bytes == 0
+
+
+def test_no_descriptor_is_no_end(caplog):
+    arena = Arena(1 << 30)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    with limited(resource.RLIMIT_NOFILE, highest), caplog.at_level(logging.WARNING):
+        spare = []
+        with contextlib.suppress(OSError):
+            while True:
+                spare.append(os.open("/dev/null", os.O_RDONLY))
+        array = arena.allocate((SIZE,), np.dtype(np.uint8))
+        for each in spare:
+            os.close(each)
+    assert array.flags.owndata
+
+
+def test_memory_that_could_shrink_is_refused():
+    fd = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, SIZE)
+    with pytest.raises(ProtocolError, match="for good"):
+        Window().adopt(0, SIZE, fd)
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(fd)
+
+
+def test_memory_that_is_too_small_is_refused():
+    fd = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, SIZE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(ProtocolError, match="does not hold"):
+        Window().adopt(0, SIZE + 1, fd)
+
+
+def test_segments_that_were_not_passed_are_refused():
+    with pytest.raises(ProtocolError, match="segment 3"):
+        Window().view(3, 0)
+
+
+def test_what_is_free_can_be_given_up():
+    arena = Arena(4 * SIZE)
+    held = [arena.take(SIZE) for _ in range(3)]
+    before = descriptors()
+    del held[1:]
+    arena.trim()
+    assert arena.bytes == SIZE
+    assert descriptors() == before - 2
+
+
+class Lending(RuleBasedStateMachine):
+    """A worker that writes batches and lends them, and consumers that keep some, in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.arena = Arena(4 * LEAST_BYTES)
+        self.readers = [Reader(self.arena), Reader(self.arena)]
+        self.written = []
+        self.kept = []
+        self.stamp = 0
+
+    @rule(quarters=st.integers(4, 9))
+    def write(self, quarters):
+        array = self.arena.allocate((quarters * LEAST_BYTES // 4,), np.dtype(np.uint8))
+        self.stamp += 1
+        array[::4096] = self.stamp % 251
+        self.written.append((array, self.stamp % 251))
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), reader=st.integers(0, 1))
+    def lend(self, data, reader):
+        array, stamp = self.written[data.draw(st.integers(0, len(self.written) - 1))]
+        view = self.readers[reader].receive(array)
+        if view is not None:
+            self.kept.append((view[4096:], stamp))
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def drop_in_worker(self, data):
+        self.written.pop(data.draw(st.integers(0, len(self.written) - 1)))
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def drop_in_consumer(self, data):
+        self.kept.pop(data.draw(st.integers(0, len(self.kept) - 1)))
+
+    @rule(reader=st.integers(0, 1))
+    def give_back(self, reader):
+        self.readers[reader].give_back()
+
+    @rule(reader=st.integers(0, 1))
+    def end(self, reader):
+        self.readers[reader].end()
+
+    @rule()
+    def fork(self):
+        shared._forked()
+
+    @invariant()
+    def nothing_changes_under_a_view(self):
+        for view, stamp in (*self.written, *self.kept):
+            assert (view[::4096] == stamp).all()
+
+    @invariant()
+    def within_the_limit(self):
+        assert 0 <= self.arena.bytes <= self.arena.limit
+
+
+TestLending = Lending.TestCase
+TestLending.settings = settings(max_examples=60, stateful_step_count=40)
