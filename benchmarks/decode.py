@@ -76,12 +76,15 @@ def decode_element(element: Mapping[str, Any]) -> Any:
     return decode(element["bytes"], element["path"])
 
 
+def paths_of(files: int, repeats: int) -> list[str]:
+    """The files of one pass; written first if need be."""
+    folder = pictures.folder_of(files)
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder)) * repeats
+
+
 def _prepare(options: Options) -> Options:
-    """The files of one pass, and the sum over all the pictures that come out."""
-    folder = pictures.folder_of(options["files"])
-    paths = sorted(os.path.join(folder, name) for name in os.listdir(folder))
-    total = sum(_sum(load(path)) for path in paths) * options["repeats"]
-    return {"paths": paths * options["repeats"], "total": total}
+    """The sum over all the pictures that come out of a pass."""
+    return {"total": sum(_sum(load(path)) for path in paths_of(options["files"], 1)) * options["repeats"]}
 
 
 def _sum(pixels: Any) -> int:
@@ -97,7 +100,7 @@ def _run(
     tolerance: float = 0.0,
 ) -> Mapping[str, float]:
     """Images per second of a pipeline over paths."""
-    paths, total = options["paths"], options["total"]
+    paths, total = paths_of(options["files"], options["repeats"]), options["total"]
     with pipeline(paths) as read:
         check = functools.partial(_check, total=total, count=len(paths), tolerance=tolerance)
         return {"images": rate(read, len(paths), options["passes"], peers.length, check)}
@@ -118,7 +121,7 @@ def _check(batches: Iterable[Any], total: int, count: int, tolerance: float) -> 
 
 def _bare(options: Options) -> Mapping[str, float]:
     """Images per second of a loop in one process per core, each of which makes the batches of its share."""
-    paths, total, processes = options["paths"], options["total"], cores()
+    paths, total, processes = paths_of(options["files"], options["repeats"]), options["total"], cores()
     shares = [paths[number::processes] for number in range(processes)]
     with ProcessPoolExecutor(processes) as pool:
 

@@ -166,6 +166,7 @@ def rate(
 
 def main(module: str, arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark in ``module`` (its full name) as the command line says; returns the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that contestants end, too
     benchmark: Benchmark = importlib.import_module(module).BENCHMARK
     names = [contestant.name for contestant in benchmark.contestants]
     options = _parser(module, benchmark, names).parse_args(arguments)

@@ -1,0 +1,123 @@
+"""Benchmarks run, on little data; what they measure here means nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.harness import FailedError, sample
+
+ROOT = Path(__file__).parents[2]
+SERVED = "millrace, embedded, 2 workers"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def report(tmp_path: Path, benchmark: str, *arguments: str) -> dict[str, Any]:
+    path = tmp_path / "figures.json"
+    arguments = (sys.executable, "-m", f"benchmarks.{benchmark}", "--quick", "--json", str(path), *arguments)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_small(tmp_path: Path):
+    found = report(tmp_path, "small", "--only", "bare loop", SERVED)
+    assert [sorted(each) for each in found["rounds"]] == [["bare loop", SERVED]]
+    rates = found["results"][SERVED]
+    assert {name: rate["median"] > 0 for name, rate in rates.items()} == {"integers": True, "dicts": True}
+    assert found["results"]["bare loop"]["dicts"]["ratio"] == 1.0
+    assert found["machine"]["cores"] >= 1
+
+
+def test_decode(tmp_path: Path):
+    found = report(tmp_path, "decode", "--files", "16", "--only", "bare loop", "millrace, in process", SERVED)
+    assert sorted(found["results"]) == sorted(["bare loop", "millrace, in process", SERVED])
+    assert (found["skipped"], found["failed"]) == ({}, {})
+
+
+def test_overhead(tmp_path: Path):
+    found = report(tmp_path, "overhead", "--files", "16")
+    # Of so little work the difference is mostly noise, so only that both were there is certain.
+    assert {name: list(result) for name, result in found["results"].items()} == {
+        "in process": ["cpu"],
+        "embedded, 2 workers": ["cpu"],
+    }
+
+
+BROKEN = """
+import os
+import sys
+from benchmarks.harness import Benchmark, Contestant, Figure, main
+
+def fail(options):
+    raise ValueError("the reason")
+
+def hang(options):
+    with open(os.environ["BROKEN_FIFO"], "w"):
+        os.kill(os.getpid(), 19)  # SIGSTOP
+
+BENCHMARK = Benchmark(
+    question="What if?",
+    figures={"speed": Figure("m/s")},
+    contestants=(
+        Contestant("works", lambda options: {"speed": 2.0}),
+        Contestant("fails", fail),
+        Contestant("is missing", fail, ("no_such_module",)),
+        Contestant("hangs", hang),
+    ),
+    reference="works",
+    sizes={},
+)
+
+if __name__ == "__main__":
+    sys.exit(main("broken"))
+"""
+
+
+@pytest.fixture
+def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A benchmark named ``broken`` is there; what its contestant that hangs has opened, and says nothing through."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    monkeypatch.setenv("BROKEN_FIFO", str(path))
+    return path
+
+
+def run_broken(*only: str) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", "broken", "--only", *only]
+    return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.usefixtures("fifo")
+def test_who_fails_or_is_not_installed_is_named_and_the_others_count():
+    with run_broken("works", "fails", "is missing") as running:
+        said, _ = running.communicate()
+    assert running.returncode == 1
+    assert "skipped is missing: no_such_module not installed (pip install 'millrace[bench]'" in said
+    assert "failed: fails: ended with status 1" in said
+    assert "ValueError: the reason" in said
+    assert "2 (2 to 2)" in said
+
+
+@pytest.mark.usefixtures("fifo")
+def test_who_takes_too_long_is_ended():
+    with pytest.raises(FailedError, match="did not end within 0 s"):
+        sample("broken", "hangs", {}, limit_s=0.1)
+
+
+def test_a_contestant_ends_with_the_benchmark(fifo: Path):
+    with run_broken("hangs") as running, fifo.open() as contestant:
+        running.send_signal(signal.SIGTERM)
+        assert contestant.read() == ""  # it is gone
+    assert running.returncode == 128 + signal.SIGTERM
