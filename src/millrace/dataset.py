@@ -340,6 +340,7 @@ class Dataset(Readable):
         buffer_bytes: int | None = None,
         num_threads: int | None = None,
         seed: int | None = None,
+        rewrites: bool | None = None,
     ) -> Dataset:
         """Options of the whole pipeline; of several, the last wins, option by option.
 
@@ -350,14 +351,18 @@ class Dataset(Readable):
                 is larger raises :class:`millrace.ElementTooLargeError`.
             num_threads: threads of one process that run user functions.
             seed: seed of everything random that has none of its own.
+            rewrites: whether what runs may differ from what is written where nothing that comes out does, such as two
+                maps run as one (default True); False to look for a fault with every operator by itself.
         """
         label = "with_options"
+        arguments.one_of(label, "rewrites", rewrites, (None, True, False))
         return self._then(
             g.WithOptions,
             on_error=arguments.error_handler(label, on_error),
             buffer_bytes=None if buffer_bytes is None else arguments.positive(label, "buffer_bytes", buffer_bytes),
             num_threads=None if num_threads is None else arguments.positive(label, "num_threads", num_threads),
             seed=arguments.seed(label, seed),
+            rewrites=rewrites,
         )
 
     # -- running -------------------------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ import numpy as np
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed, Route
+from millrace.engine.fused import run_fused
 from millrace.engine.naming import repetition_of
 from millrace.engine.reading import read_positions, read_splits, read_whole_splits
 from millrace.engine.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
+from millrace.graph.rewrites.fusion import Fused
 from millrace.ops import OPERATORS
 from millrace.planning.permutation import permute
 from millrace.planning.units import INFINITE, Yield
@@ -35,11 +37,15 @@ Chunks = Iterator[Chunk]
 
 
 class Lowering:
-    """Lowers the nodes of one graph for one running task."""
+    """Lowers the nodes of one graph for one running task.
 
-    def __init__(self, task: RunningTask) -> None:
-        self.task = task
-        self.graph = task.units.graph
+    Args:
+        task: planned from the graph as written.
+        graph: as written or rewritten; nodes have the same numbers in both.
+    """
+
+    def __init__(self, task: RunningTask, graph: g.Graph) -> None:
+        self.task, self.graph = task, graph
         self.map = task.units
 
     def root(self) -> Chunks:
@@ -97,6 +103,8 @@ class Lowering:
         repetition: int,
         outputs: Callable[[], Iterator[tuple[Origin, int, int]]] | None = None,
     ) -> Chunks:
+        if isinstance(node, Fused):
+            return run_fused(self.task, [(self.graph.id_of(part), part) for part in node.parts], inputs[0], repetition)
         context = NodeContext(self.task, number, repetition, outputs)
         return OPERATORS[type(node)](node, inputs, context)
 

@@ -108,8 +108,8 @@ class Totals:
         rows = []
         for measure, inputs in zip(sums, self._inputs, strict=True):
             below = sum(sums[child].pulled_s for child in inputs)
-            own = max(0.0, measure.pulled_s - measure.idle_s - below)
-            rows.append((measure.elements, measure.bytes, own + measure.threads_s))
+            own = max(0.0, measure.pulled_s - measure.idle_s - below + measure.threads_s)
+            rows.append((measure.elements, measure.bytes, own))
         return rows
 
 

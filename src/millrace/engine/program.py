@@ -15,6 +15,8 @@ from millrace.engine.measure import Measure, Sizer, Totals, close
 from millrace.engine.pool import Pool
 from millrace.engine.task import RunningTask, default_threads
 from millrace.graph.nodes import Graph
+from millrace.graph.rewrites import rewritten
+from millrace.graph.rewrites.fusion import Fused
 from millrace.ops.stacking import Allocate
 from millrace.planning.plan import WHOLE, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
@@ -36,6 +38,7 @@ class Program:
 
     Attributes:
         plan: the tasks of an epoch.
+        rewrites: how what runs differs from what was written, in plain words.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Program:
         self._pool = _pool or Pool(threads or self._options.num_threads or default_threads())
         self._sizer = Sizer()
         self._allocate = allocate
-        self._totals = Totals([tuple(graph.id_of(child) for child in node.inputs) for node in graph.nodes])
+        # A dataset that a user's function returned is often too small for rewriting to pay.
+        self._running, self.rewrites = (graph, []) if _pool else rewritten(graph)
+        self._totals = Totals(_inputs(self._running))
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._lock = threading.Lock()
 
@@ -81,14 +86,19 @@ class Program:
             leftovers=leftovers or {},
             allocate=self._allocate,
         )
-        return Run(running, self._totals, self._sizer)
+        return Run(running, self._running, self._totals, self._sizer)
 
     def measures(self) -> list[tuple[int, str, int, int, float]]:
-        """(node id, label, elements, bytes, active seconds) of every node, over all tasks so far."""
+        """(node id, label, elements, bytes, active seconds) of every node, over all tasks so far.
+
+        A node that was left out has passed on what that which stands for it yielded, in no time.
+        """
         rows = self._totals.by_node()
-        return [
-            (number, str(node), *row) for number, (node, row) in enumerate(zip(self.graph.nodes, rows, strict=True))
-        ]
+        found = []
+        for number, node in enumerate(self.graph.nodes):
+            elements, size, active_s = rows[self._running.id_of(node)]
+            found.append((number, str(node), elements, size, active_s if self._running.id_of(node) == number else 0.0))
+        return found
 
     def close(self) -> None:
         """Ends the threads. Runs must have been closed before."""
@@ -105,6 +115,15 @@ class Program:
     def _nested(self, graph: Graph, seed: int) -> Run:
         """Runs a dataset that a user's function returned: on the thread that asks, in order."""
         return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
+
+
+def _inputs(graph: Graph) -> list[tuple[int, ...]]:
+    """By node id the nodes whose time is no node's own: its inputs, and what was fused with it."""
+    table: list[tuple[int, ...]] = [() for _ in graph.nodes]
+    for node in graph.reachable():
+        fused = node.parts[:-1] if isinstance(node, Fused) else ()
+        table[graph.id_of(node)] = tuple(map(graph.id_of, (*node.inputs, *fused)))
+    return table
 
 
 _NO_THREADS = Pool(1)
@@ -126,9 +145,9 @@ class Run:
         leftovers: after the end, what is left for the task's parent: raw elements by the node that collects them.
     """
 
-    def __init__(self, task: RunningTask, totals: Totals, sizer: Sizer) -> None:
+    def __init__(self, task: RunningTask, graph: Graph, totals: Totals, sizer: Sizer) -> None:
         self._task, self._totals, self._sizer = task, totals, sizer
-        self._chunks = Lowering(task).root()
+        self._chunks = Lowering(task, graph).root()
         self._closed = False
         self._learnt = (0, 0.0, 0)
         self._sources = [number for number, _ in task.units.graph.sources()]

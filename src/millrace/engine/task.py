@@ -88,8 +88,14 @@ class RunningTask:
         finally:
             self._streams[number] -= 1
 
-    def measured(self, number: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """What node ``number`` yields, counted, and refused where an element is larger than all buffers together."""
+    def measured(self, number: int, chunks: Iterator[Chunk], measure: Measure | None = None) -> Iterator[Chunk]:
+        """What node ``number`` yields, counted, and refused where an element is larger than all buffers together.
+
+        Args:
+            number: of the node.
+            chunks: what it yields.
+            measure: where to count; None: in the node's own measure.
+        """
 
         def too_large(chunk: Chunk, index: int, size: int) -> ElementTooLargeError:
             return ElementTooLargeError(
@@ -99,7 +105,7 @@ class RunningTask:
                 f"with_options(buffer_bytes=...)"
             )
 
-        return measured(chunks, self.measures[number], self.buffer_bytes, too_large)
+        return measured(chunks, measure or self.measures[number], self.buffer_bytes, too_large)
 
     def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
         """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""

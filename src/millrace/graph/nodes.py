@@ -6,8 +6,9 @@ never calls them, and :mod:`millrace.graph.serialize` replaces them by numbered 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 AUTOTUNE = -1
@@ -190,12 +191,15 @@ class WithOptions(Node):
         buffer_bytes: bound on the bytes that a running task holds (default 256 MiB).
         num_threads: threads of one process that run user functions (default: by the machine).
         seed: seed of everything random that has none of its own.
+        rewrites: whether what runs may differ from what was written where nothing that comes out does (the default;
+            see :mod:`millrace.graph.rewrites`).
     """
 
     on_error: Opaque | str | None = None
     buffer_bytes: int | None = None
     num_threads: int | None = None
     seed: int | None = None
+    rewrites: bool | None = None
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
@@ -376,11 +380,11 @@ class Graph:
         self.root = root
         self.nodes: tuple[Node, ...] = tuple(_postorder(root))
         self.keys: tuple[int, ...] = tuple(_keys(self.nodes))
-        self._ids = {id(node): number for number, node in enumerate(self.nodes)}
+        self._ids = {node: number for number, node in enumerate(self.nodes)}
 
     def id_of(self, node: Node) -> int:
         """The number of a node of this graph."""
-        return self._ids[id(node)]
+        return self._ids[node]
 
     def sources(self) -> Iterator[tuple[int, Source]]:
         """(id, node) of every source."""
@@ -405,6 +409,30 @@ class Graph:
         chosen = self.options().seed
         return chosen if chosen is not None else seeds[-1] if seeds else None
 
+    def reachable(self) -> Iterator[Node]:
+        """The root and all that it needs, inputs first; not the nodes that :meth:`rewritten` has left out."""
+        return _postorder(self.root)
+
+    def rewritten(self, change: Callable[[int, Node], Node]) -> Graph:
+        """The graph with ``change`` applied to every node, inputs first, to be run in place of this one.
+
+        ``change`` takes a node's number and the node, its inputs changed already. It returns that node, a new one that
+        takes its place, or one of its inputs, which then stands for it.
+
+        Numbers stay, and with them all that goes by number: keys, split tables, units, measures. Nodes left out are
+        still in ``nodes``, though nothing leads to them, and :meth:`id_of` them is the number of what stands for them.
+        """
+        ids, nodes, done = dict(self._ids), list(self.nodes), dict[Node, Node]()
+        for node in self.reachable():
+            number = ids[node]
+            given = _with_inputs(node, tuple([done[child] for child in node.inputs]))
+            done[node] = changed = change(number, given)
+            ids[changed] = ids[node] = ids[given] = ids.get(changed, number)
+            nodes[ids[changed]] = changed
+        new = copy.copy(self)
+        new.root, new.nodes, new._ids = done[self.root], tuple(nodes), ids  # noqa: SLF001 - of this class
+        return new
+
 
 def _postorder(root: Node) -> Iterator[Node]:
     seen: set[int] = set()
@@ -428,16 +456,6 @@ def _keys(nodes: tuple[Node, ...]) -> Iterator[int]:
         counts[kind] += 1
 
 
-def rewrite(root: Node, change: Callable[[Node], Node]) -> Node:
-    """The graph with ``change`` applied to every node, inputs first; shared nodes stay shared."""
-    done: dict[int, Node] = {}
-    for node in Graph(root).nodes:
-        inputs = tuple(done[id(child)] for child in node.inputs)
-        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
-        done[id(node)] = change(node if same else _with_inputs(node, inputs))
-    return done[id(root)]
-
-
 def _with_inputs(node: Node, inputs: tuple[Node, ...]) -> Node:
-    values = {spec.name: getattr(node, spec.name) for spec in fields(node)}
-    return type(node)(**{**values, "inputs": inputs})
+    same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+    return node if same else replace(node, inputs=inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import compress
 from typing import Any
 
@@ -22,16 +22,25 @@ def run(node: Filter, inputs: list[Iterator[Chunk]], context: Context) -> Iterat
     Raises:
         PipelineError: if the predicate returns anything but a bool, ``np.bool_`` or array of one bool.
     """
-    for chunk in inputs[0]:
+    for chunk in map(step(node, context), inputs[0]):
+        if chunk.elements:
+            yield chunk
+
+
+def step(node: Filter, context: Context) -> Callable[[Chunk], Chunk]:
+    """What :func:`run` does with one chunk; the result may be empty."""
+
+    def apply(chunk: Chunk) -> Chunk:
         indices, results = context.call(node.fn, chunk)
         if not _BOOLS.issuperset(map(type, results)):
             results = [_as_bool(result, context.label) for result in results]
         kept = list(compress(range(len(chunk)) if indices is None else indices, results))
         if len(kept) == len(chunk):
-            yield chunk
-        elif kept:
-            elements = chunk.elements
-            yield chunk.keep(kept, [elements[index] for index in kept])
+            return chunk
+        elements = chunk.elements
+        return chunk.keep(kept, [elements[index] for index in kept])
+
+    return apply
 
 
 def _as_bool(result: Any, label: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Map
@@ -11,13 +11,19 @@ from millrace.ops.contract import Context
 
 def run(node: Map, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
     """``node.fn`` of each element, on several threads, in order (``deterministic=False`` only permits others)."""
+    for chunk in context.in_order(step(node, context), inputs[0], node.num_parallel_calls):
+        if chunk.elements:
+            yield chunk
+
+
+def step(node: Map, context: Context) -> Callable[[Chunk], Chunk]:
+    """What :func:`run` does with one chunk; the result may be empty."""
+    call, function = context.call, node.fn
 
     def apply(chunk: Chunk) -> Chunk:
-        indices, results = context.call(node.fn, chunk)
+        indices, results = call(function, chunk)
         if indices is None:
             return Chunk(results, chunk.origin, chunk.positions)
         return chunk.keep(indices, results)
 
-    for chunk in context.in_order(apply, inputs[0], node.num_parallel_calls):
-        if chunk.elements:
-            yield chunk
+    return apply

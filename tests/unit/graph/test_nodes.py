@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 from millrace.graph import nodes as g
+from millrace.graph.rewrites.fusion import Fused
 
 FN = g.Opaque(len, "len")
 
@@ -28,7 +29,7 @@ def test_long_chains_are_no_deep_recursion():
     for _ in range(5000):
         node = g.Map(inputs=(node,), fn=FN)
     assert len(g.Graph(node).nodes) == 5001
-    assert len(g.Graph(g.rewrite(node, lambda each: each)).nodes) == 5001
+    assert g.Graph(node).rewritten(lambda _number, each: each).root is node
 
 
 def test_options_nearest_the_end_win_one_by_one():
@@ -76,26 +77,34 @@ def test_keys_are_each_nodes_own_and_stay_where_only_order_and_buffers_change():
     assert chain(g.Prefetch, g.Map, g.Prefetch, g.Shuffle)[g.Shuffle] == shuffled[g.Shuffle]
 
 
-def test_rewriting_keeps_what_is_shared_and_what_stays():
+def test_rewriting_keeps_what_is_shared_and_all_numbers():
     source = g.Range(start=0, stop=3)
-    left, right = g.Map(inputs=(source,), fn=FN), g.Filter(inputs=(source,), fn=FN)
-    root = g.Zip(inputs=(left, right))
-    same = g.rewrite(root, lambda node: node)
-    assert same is root
+    shared = g.Take(inputs=(source,), count=-1)
+    left, right = g.Map(inputs=(shared,), fn=FN), g.Filter(inputs=(shared,), fn=FN)
+    graph = g.Graph(g.Zip(inputs=(left, right)))
+    same = graph.rewritten(lambda _number, node: node)
+    assert (same.root, same.nodes) == (graph.root, graph.nodes)
 
-    def change(node: g.Node) -> g.Node:
-        return g.Prefetch(inputs=(node,)) if isinstance(node, g.Range) else node
+    def change(_number: int, node: g.Node) -> g.Node:
+        if isinstance(node, g.Filter):
+            return g.Prefetch(inputs=node.inputs)
+        return node.inputs[0] if isinstance(node, g.Take) else node
 
-    new = g.rewrite(root, change)
-    assert new.inputs[0].inputs[0] is new.inputs[1].inputs[0]
-    assert isinstance(new.inputs[0].inputs[0], g.Prefetch)
-    assert root.inputs[0] is left
+    new = graph.rewritten(change)
+    assert new.root.inputs[0].inputs == new.root.inputs[1].inputs == (source,)
+    assert [type(node) for node in new.reachable()] == [g.Range, g.Map, g.Prefetch, g.Zip]
+    assert [new.id_of(node) for node in new.reachable()] == [0, 2, 3, 4]
+    assert [new.id_of(node) for node in graph.nodes] == [0, 0, 2, 3, 4]
+    assert [type(node) for node in new.nodes] == [g.Range, g.Take, g.Map, g.Prefetch, g.Zip]
+    assert all(new.id_of(node) == number for number, node in enumerate(new.nodes) if node is not shared)
+    assert new.keys == graph.keys
+    assert graph.root.inputs == (left, right)
 
 
 def test_nodes_say_what_they_are():
     assert str(g.Map(fn=g.Opaque(len, "len"))) == "map(len)"
     assert str(g.Batch(batch_size=3)) == "batch()"
-    assert set(g.OP_NAMES) == set(_all(g.Node)) - {g.Source}
+    assert set(g.OP_NAMES) == set(_all(g.Node)) - {g.Source, Fused}
 
 
 def _all(kind: type[g.Node]) -> list[type[g.Node]]:

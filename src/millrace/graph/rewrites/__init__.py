@@ -1,0 +1,24 @@
+"""What runs in place of what was written: graph -> graph, and nothing that comes out changes.
+
+One file a rewrite. They are for running alone: the plan, and so the tasks and the identity of every element, are made
+from the graph as written, whose numbers :meth:`millrace.graph.nodes.Graph.rewritten` keeps. Each returns with its
+graph what it did, in plain words for whoever asks what really runs.
+"""
+
+from __future__ import annotations
+
+from millrace.graph.nodes import Graph
+from millrace.graph.rewrites import dead, fusion
+
+REWRITES = (dead.apply, fusion.apply)
+"""In this order: what is left out no longer stands between what can be fused."""
+
+
+def rewritten(graph: Graph) -> tuple[Graph, list[str]]:
+    """``(what to run, what was rewritten)``; as written if the pipeline's options say ``rewrites=False``."""
+    notes: list[str] = []
+    if graph.options().rewrites is not False:
+        for apply in REWRITES:
+            graph, more = apply(graph)
+            notes += more
+    return graph, notes
