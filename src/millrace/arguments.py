@@ -159,6 +159,21 @@ def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> t
     return edges, batches
 
 
+def options(
+    on_error: Any, buffer_bytes: int | None, num_threads: int | None, chosen: int | None, rewrites: bool | None
+) -> dict[str, Any]:
+    """The parameters of ``with_options``; ``chosen`` is its ``seed``."""
+    label = "with_options"
+    one_of(label, "rewrites", rewrites, (None, True, False))
+    return {
+        "on_error": error_handler(label, on_error),
+        "buffer_bytes": None if buffer_bytes is None else positive(label, "buffer_bytes", buffer_bytes),
+        "num_threads": None if num_threads is None else positive(label, "num_threads", num_threads),
+        "seed": seed(label, chosen),
+        "rewrites": None if rewrites is None else bool(rewrites),
+    }
+
+
 def error_handler(operator: str, value: Any) -> Opaque | str | None:
     """``on_error``: a known word or a function of the error."""
     if value is None or value in ("raise", "skip"):

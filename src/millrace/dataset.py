@@ -354,16 +354,8 @@ class Dataset(Readable):
             rewrites: whether what runs may differ from what is written where nothing that comes out does, such as two
                 maps run as one (default True); False to look for a fault with every operator by itself.
         """
-        label = "with_options"
-        arguments.one_of(label, "rewrites", rewrites, (None, True, False))
-        return self._then(
-            g.WithOptions,
-            on_error=arguments.error_handler(label, on_error),
-            buffer_bytes=None if buffer_bytes is None else arguments.positive(label, "buffer_bytes", buffer_bytes),
-            num_threads=None if num_threads is None else arguments.positive(label, "num_threads", num_threads),
-            seed=arguments.seed(label, seed),
-            rewrites=rewrites,
-        )
+        options = arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites)
+        return self._then(g.WithOptions, **options)
 
     # -- running -------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.dataset import Dataset
+from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph.rewrites import rewritten
 from millrace.graph.rewrites.fusion import Fused
@@ -97,3 +98,5 @@ def test_notes_say_it_in_plain_words_and_an_option_forbids_it():
     assert notes(ONE.batch(2)) == []
     off = dataset.with_options(rewrites=False)
     assert rewritten(off.graph) == (off.graph, [])
+    with pytest.raises(PipelineError, match="rewrites must be one of None, True, False"):
+        dataset.with_options(rewrites="fusion")  # type: ignore[arg-type]  # a user's mistake
