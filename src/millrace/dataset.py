@@ -6,7 +6,7 @@ import functools
 import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from millrace import arguments
 from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
@@ -393,7 +393,7 @@ class Dataset(Readable):
         target_workers: str = "auto",
         accelerators: int = 1,
         tasks: int | None = None,
-        compression: str | None = None,
+        compression: Literal["lz4", "zstd"] | None = None,
         seed: int | None = None,
         token: str | None = None,
     ) -> DistributedDataset:
@@ -409,12 +409,12 @@ class Dataset(Readable):
             deterministic: elements in plan order: the same in every run with this seed, on any number of workers.
             num_consumers: how many processes read the job; None: whoever joins.
             consumer_index: which of them this is; None: the lowest that is free.
-            sharing: not yet; nor target_workers and compression.
+            sharing: not yet; nor target_workers.
             workers: of an embedded service: a number, or "auto": one per core.
             target_workers: see sharing.
             accelerators: behind this consumer; for the cost of an epoch.
             tasks: number of tasks of an epoch; None: by the data's size.
-            compression: see sharing.
+            compression: of what comes from other hosts; pays on slow links (``millrace bench link`` measures).
             seed: of everything random without a seed of its own; None: the pipeline's.
             token: of the service; None: ``MILLRACE_TOKEN`` of the environment.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from millrace.arguments import one_of
 from millrace.errors import JobConflictError, PipelineError, UnknownLengthError
 from millrace.frameworks.readable import Number, Readable, choose
 from millrace.functions.signature import describe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from millrace.client.session import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.dataset import Dataset
+    from millrace.wire.compression import Compression
 
 ShardingFunction = Callable[[Sequence[int], Sequence[str]], Sequence[int]]
 
@@ -74,16 +76,18 @@ class DistributedDataset(Readable):
         target_workers: Any,
         accelerators: int,
         tasks: int | None,
-        compression: str | None,
+        compression: Compression | None,
         seed: int | None,
         token: str | None,
     ) -> None:
         self._dataset: Dataset | None = dataset
         self._service = service
         self._token = token or os.environ.get("MILLRACE_TOKEN")
+        self._compression = compression
         self._consumer_index = consumer_index
         _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
-        _check_later(sharing, target_workers, accelerators, compression)
+        _check_later(sharing, target_workers, accelerators)
+        one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
             "name": job_name or f"job-{secrets.token_hex(4)}",
             "visitation": visitation.value,
@@ -214,6 +218,7 @@ class DistributedDataset(Readable):
                 self._bundle,
                 consumer=consumer,
                 token=self._token,
+                compression=self._compression,
                 buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
                 gone=watch(address),
                 linger=share is not None,  # the same helper's next life comes back
@@ -293,13 +298,11 @@ def _members(kind: type[enum.Enum]) -> str:
     return ", ".join(str(member) for member in kind)
 
 
-def _check_later(sharing: Any, target_workers: Any, accelerators: int, compression: str | None) -> None:
+def _check_later(sharing: Any, target_workers: Any, accelerators: int) -> None:
     """Parameters that the service doesn't act on yet are refused rather than ignored."""
     if sharing is not None:
         raise PipelineError("sharing between jobs is not there yet; leave sharing out")
     if target_workers != "auto":
         raise PipelineError('target_workers can only be "auto" yet')
-    if compression is not None:
-        raise PipelineError("compression is not there yet; leave it out")
     if accelerators < 1:
         raise PipelineError(f"accelerators must be at least 1, not {accelerators}")

@@ -30,6 +30,7 @@ from millrace.elements import codec
 from millrace.errors import ElementTooLargeError
 from millrace.functions.shipping import pack
 from millrace.graph import serialize
+from millrace.wire import compression as compressing
 from millrace.wire.bulk import BulkServer
 from millrace.wire.failures import error_of
 from millrace.worker.desk import Desk
@@ -85,8 +86,8 @@ class Service:
 def feed():
     opened = []
 
-    def make(buffer_bytes=64 << 20):
-        feed = Feed("job", 0, "client", token=None, buffer_bytes=buffer_bytes, wake=lambda: None)
+    def make(buffer_bytes=64 << 20, **options):
+        feed = Feed("job", 0, "client", token=None, buffer_bytes=buffer_bytes, wake=lambda: None, **options)
         opened.append(feed)
         return feed
 
@@ -134,6 +135,29 @@ def test_buffers_much_smaller_than_the_data_are_enough(feed):
         consumer.assign(0, all_tasks(service, 4))
         consumer.ends(0, range(4))
         assert sorted(int(array[0]) for array in read(consumer)) == list(range(300))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_elements_are_counted_as_what_they_are(feed, compression, monkeypatch):
+    """As much memory is needed for them, so as much credit."""
+    expanded = []
+    restore = compressing.restore
+
+    def counted(code, receive, target):
+        expanded.append((code, target.nbytes))
+        restore(code, receive, target)
+
+    monkeypatch.setattr(compressing, "restore", counted)
+    dataset = mr.Dataset.range(300).map(lambda i: np.full(10_000, i, np.int32))
+    with Service(dataset, tasks=4, buffer_bytes=100_000) as service:
+        consumer = feed(buffer_bytes=90_000, compression=compression)
+        consumer.begin(0, in_order=False)
+        consumer.assign(0, all_tasks(service, 4))
+        consumer.ends(0, range(4))
+        assert sorted(int(array[0]) for array in read(consumer)) == list(range(300))
+    assert {code for code, _ in expanded} == {compressing.CODES[compression]}
+    assert sum(size for _, size in expanded) > 300 * 40_000
+    assert max(size for _, size in expanded) <= 90_000
 
 
 def test_in_order_does_not_deadlock_when_later_tasks_hold_all_credit(feed):

@@ -23,6 +23,10 @@ from millrace import cli
                 "not 'dynamic'"
             ),
         ),
+        (
+            {"compression": "gzip"},
+            "distribute: compression must be one of None, 'lz4', 'zstd', not 'gzip'",
+        ),
     ],
 )
 def test_a_string_where_a_choice_is_meant_names_the_choices(wrong: dict[str, Any], said: str):

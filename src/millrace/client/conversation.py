@@ -47,6 +47,7 @@ from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import put_blob
 from millrace.wire.channel import ClientSession, ControlChannel
+from millrace.wire.compression import Compression
 from millrace.wire.failures import error_of
 
 CLOSE = "close"
@@ -71,6 +72,7 @@ class Conversation:
         bundle: bytes that hold the graph's user functions.
         consumer: index wanted; None takes the lowest free one.
         token: of the service.
+        compression: of what comes over the network.
         buffer_bytes: for elements that wait to be read.
         timeout: seconds until the service must have answered.
         gone: why the dispatcher will not come back, once that is known; asked when the session has broken.
@@ -90,6 +92,7 @@ class Conversation:
         *,
         consumer: int | None,
         token: str | None,
+        compression: Compression | None = None,
         buffer_bytes: int,
         timeout: float,
         gone: Callable[[], str] | None = None,
@@ -123,7 +126,15 @@ class Conversation:
         self._heartbeat_s = joined.heartbeat_s
         self.next_epoch = joined.epoch + 1
         self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
-        self.feed = Feed(self.job, self.consumer, self.client, token=token, buffer_bytes=buffer_bytes, wake=self._wake)
+        self.feed = Feed(
+            self.job,
+            self.consumer,
+            self.client,
+            token=token,
+            compression=compression,
+            buffer_bytes=buffer_bytes,
+            wake=self._wake,
+        )
         self._session = session
         _open.add(self)
         self._start(self._converse, session)

@@ -22,6 +22,7 @@ from millrace.errors import (
 from millrace.wire import delivery
 from millrace.wire.backoff import delays
 from millrace.wire.bulk import BulkConnection, bulk_connect
+from millrace.wire.compression import Compression
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -36,15 +37,25 @@ class Feed:
         consumer: index of the consumer.
         client: id of this process's session.
         token: that workers demand.
+        compression: of what comes over the network.
         buffer_bytes: bound on what is held and granted.
         wake: called when a task has become complete.
     """
 
     def __init__(
-        self, job: str, consumer: int, client: str, *, token: str | None, buffer_bytes: int, wake: Callable[[], None]
+        self,
+        job: str,
+        consumer: int,
+        client: str,
+        *,
+        token: str | None,
+        compression: Compression | None = None,
+        buffer_bytes: int,
+        wake: Callable[[], None],
     ) -> None:
         self._open = delivery.Open(job, consumer, client)
         self._token = token
+        self._compression = compression
         self._wake = wake
         self._changed = threading.Condition()
         self._pool = CreditPool(buffer_bytes)
@@ -186,7 +197,7 @@ class Feed:
         while True:
             began = time.monotonic()
             try:
-                with bulk_connect(address, self._token, CONNECT_TIMEOUT_S) as connection:
+                with bulk_connect(address, self._token, CONNECT_TIMEOUT_S, compression=self._compression) as connection:
                     self._receive(address, connection)
             except (AuthenticationError, VersionMismatchError, ProtocolError) as error:
                 self.fail(error)

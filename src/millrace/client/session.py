@@ -15,6 +15,7 @@ from millrace.client.meter import Meter, Rates
 from millrace.control.messages import JobSpec
 from millrace.elements import codec
 from millrace.errors import ServiceError, ShippingError
+from millrace.wire.compression import Compression
 
 BUFFER_BYTES = 256 << 20
 LEAST_BUFFER_BYTES = 1 << 20
@@ -30,6 +31,7 @@ class ConsumerSession:
         bundle: the graph's user functions, from :mod:`millrace.functions.shipping`; uploaded if need be.
         consumer: index among the job's consumers; None takes the lowest that is free.
         token: of the service; None if it has none.
+        compression: of what comes from workers over the network; None, ``"lz4"`` or ``"zstd"``.
         buffer_bytes: bound on the elements that wait here to be read.
         connect_timeout: seconds until the service must have answered.
         gone: why the dispatcher will not come back, "" while it may; None: it always may.
@@ -57,6 +59,7 @@ class ConsumerSession:
         *,
         consumer: int | None = None,
         token: str | None = None,
+        compression: Compression | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         connect_timeout: float = 10.0,
         gone: Callable[[], str] | None = None,
@@ -68,6 +71,7 @@ class ConsumerSession:
             bundle,
             consumer=consumer,
             token=token,
+            compression=compression,
             buffer_bytes=buffer_bytes,
             timeout=connect_timeout,
             gone=gone,

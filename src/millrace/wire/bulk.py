@@ -10,31 +10,45 @@ says hello there, and closes the first connection. Who can't, e.g. in a containe
 A peer that vanished (power, cable) is noticed within about 20 s by whoever waits for bytes, by keepalive probes.
 TCP_USER_TIMEOUT is left alone on purpose: Linux counts the time in which a live peer has no room as well, and would cut
 off a consumer that pauses. Who blocks in ``send`` to a vanished peer is woken by ``close()``, when the dispatcher
-says that the peer is lost. Socket buffers are left to the kernel's autotuning.
+says that the peer is lost.
+
+Packets leave at once (TCP_NODELAY): frames are written whole, so there is nothing to wait for. Socket buffers are left
+to the kernel's autotuning: a size set by hand switches it off and is capped at a fraction of what it reaches by itself.
+Acknowledgements are the kernel's, too: TCP_QUICKACK forgets itself after a few packets, and nothing here waits for
+one. Where a round trip is long, a connection is made of several sockets (:mod:`~millrace.wire.striping`).
+
+TLS would wrap each TCP socket in :func:`~millrace.wire.greeting.tune`, right after it is connected or accepted and
+before the hello, so that the token is hidden as well. Frames need ``sendmsg`` and ``recv_into`` of it and no more. It
+should then end in a helper process that passes memory: decryption in the trainer's process competes for the
+interpreter's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import msgspec
 import numpy.typing as npt
 
-from millrace.control.messages import Failure
 from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableError, ShippingError
-from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token, check_token_form
+from millrace.wire.access import OWN, check_exposure, check_protocol, check_token, check_token_form
 from millrace.wire.address import format_address, listen, parse_address
-from millrace.wire.failures import error_of, failure_of
+from millrace.wire.compression import Compression
+from millrace.wire.failures import failure_of
 from millrace.wire.frames import DEFAULT_LIMIT, aligned_buffer, receive_frame, send_frame
+from millrace.wire.greeting import Hello, greet, receive_hello, welcome
 from millrace.wire.local import LocalEnd
+from millrace.wire.striping import Lobby, Part, Striped, round_trip_s, same_host, sockets_for, window_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -54,23 +68,7 @@ _logger = logging.getLogger(__name__)
 H = TypeVar("H")
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """First frame of the connecting side."""
-
-    identity: Identity
-    token: str | None = None
-
-
-class Welcome(msgspec.Struct, frozen=True):
-    """Answer to :class:`Hello`; with a failure the connection ends here. ``local``: an abstract Unix socket, or ""."""
-
-    identity: Identity
-    failure: Failure | None = None
-    local: str = ""
-
-
-_hello_decoder = msgspec.msgpack.Decoder(Hello)
-_welcome_decoder = msgspec.msgpack.Decoder(Welcome)
+Stream = socket.socket | Striped
 
 
 class BulkConnection:
@@ -80,9 +78,12 @@ class BulkConnection:
         peer: the other end's ``host:port``, for messages.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, local: LocalEnd | None = None) -> None:
+    def __init__(
+        self, sock: Stream, peer: str, local: LocalEnd | None = None, compression: Compression | None = None
+    ) -> None:
         self.peer = peer
         self._sock = sock
+        self._compression = compression
         self._local = local
         self._sending = threading.Lock()
         self._state = threading.Lock()
@@ -102,7 +103,9 @@ class BulkConnection:
             ServiceUnreachableError: the connection is broken or closed.
         """
         with self._sending, self.borrowed("send") as sock:
-            return send_frame(sock, header, buffers) if self._local is None else self._local.send(sock, header, buffers)
+            if self._local is not None and isinstance(sock, socket.socket):
+                return self._local.send(sock, header, buffers)
+            return send_frame(sock, header, buffers, self._compression)
 
     def receive(
         self,
@@ -126,8 +129,15 @@ class BulkConnection:
             ProtocolError: malformed or over the limits; the connection is closed.
         """
         with self.borrowed("receive") as sock:
-            end = receive_frame if self._local is None else self._local.receive
-            return end(sock, decoder, allocate, limit)
+            if self._local is not None and isinstance(sock, socket.socket):
+                return self._local.receive(sock, decoder, allocate, limit)
+            return receive_frame(sock, decoder, allocate, limit)
+
+    def become(self, sock: Stream, compression: Compression | None) -> None:
+        """Goes on over ``sock``, which this one's is a part of, and compresses what it sends; for this module."""
+        with self._state:
+            self._sock = sock
+            self._compression = compression
 
     def close(self) -> None:
         """Closes the connection; wakes threads that block in it. May be called any number of times."""
@@ -148,8 +158,8 @@ class BulkConnection:
             self._local.close()
 
     @contextlib.contextmanager
-    def borrowed(self, action: str) -> Iterator[socket.socket]:
-        """The socket, which stays open meanwhile; for this module. Errors are translated and close the connection."""
+    def borrowed(self, action: str) -> Iterator[Stream]:
+        """The socket (or sockets), open meanwhile; for this room. Errors are translated and close the connection."""
         with self._state:
             if self._closed:
                 raise ServiceUnreachableError(f"cannot {action}: the connection with {self.peer} is closed")
@@ -218,6 +228,7 @@ class BulkServer:
         self._closing = threading.Event()
         self._serving: dict[BulkConnection, threading.Thread] = {}
         self._listeners = [listener]
+        self._lobby = Lobby()
         self._local_name = ""
         if arena is not None and AVAILABLE:
             self._local_name = f"millrace-{uuid.uuid4().hex}"
@@ -242,6 +253,7 @@ class BulkServer:
             listener.close()
         with self._lock:
             serving = dict(self._serving)
+        self._lobby.close()
         for connection in serving:
             connection.close()
         for thread in serving.values():
@@ -269,7 +281,7 @@ class BulkServer:
             else:
                 connection = BulkConnection(sock, format_address(*address[:2]))
             thread = threading.Thread(
-                target=self._serve, args=(connection,), name=f"millrace-bulk-{connection.peer}", daemon=True
+                target=self._serve, args=(connection, sock), name=f"millrace-bulk-{connection.peer}", daemon=True
             )
             with self._lock:
                 full = len(self._serving) >= MAX_CONNECTIONS
@@ -281,10 +293,15 @@ class BulkServer:
             else:
                 thread.start()
 
-    def _serve(self, connection: BulkConnection) -> None:
+    def _serve(self, connection: BulkConnection, sock: socket.socket) -> None:
         try:
-            with connection.borrowed("welcome") as sock:
-                self._let_in(sock)
+            with connection.borrowed("welcome"):
+                part = self._let_in(connection, sock)
+                if part is not None and part.index:
+                    with self._lobby.waiting(part, sock, HELLO_TIMEOUT_S) as lent:
+                        welcome(lent)
+                    return
+                welcome(sock, local="" if sock.family == _AF_UNIX else self._local_name)
             self._on_connection(connection)
         except ServiceUnreachableError as error:
             _logger.debug("%s left: %s", connection.peer, error)
@@ -297,18 +314,21 @@ class BulkServer:
             with self._lock:
                 del self._serving[connection]
 
-    def _let_in(self, sock: socket.socket) -> None:
-        _tune(sock)
-        hurried = _Hurried(sock, HELLO_TIMEOUT_S)
-        hello, _ = receive_frame(hurried, _hello_decoder, limit=0, header_limit=_HELLO_BYTES)
+    def _let_in(self, connection: BulkConnection, sock: socket.socket) -> Part | None:
+        hello = receive_hello(sock, HELLO_TIMEOUT_S)
+        part = hello.part
         try:
             check_protocol(hello.identity)
             check_token(self._token, hello.token)
+            if part is not None:
+                part.check()
+            if part is None or part.index == 0:
+                others = self._lobby.collect(part) if part is not None else []
+                connection.become(Striped([sock, *others]) if others else sock, hello.compression)
         except MillraceError as error:
-            send_frame(sock, Welcome(OWN, failure_of(error)))
+            welcome(sock, failure_of(error))
             raise
-        send_frame(sock, Welcome(OWN, local="" if sock.family == _AF_UNIX else self._local_name))
-        sock.settimeout(None)
+        return part
 
 
 def _listen_locally(name: str) -> socket.socket:
@@ -323,7 +343,13 @@ def _listen_locally(name: str) -> socket.socket:
 
 
 def bulk_connect(
-    address: str, token: str | None = None, timeout: float = 10.0, *, local: bool = True
+    address: str,
+    token: str | None = None,
+    timeout: float = 10.0,
+    *,
+    local: bool = True,
+    compression: Compression | None = None,
+    sockets: int | None = None,
 ) -> BulkConnection:
     """Connects to a :class:`BulkServer`.
 
@@ -332,6 +358,9 @@ def bulk_connect(
         token: as the server demands.
         timeout: seconds until the welcome must have arrived.
         local: share memory with a server on this host.
+        compression: of payloads that go through TCP, in both directions.
+        sockets: how many the connection is made of, 1 to 8; None: as the link wants it
+            (:func:`~millrace.wire.striping.sockets_for`).
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
@@ -344,18 +373,44 @@ def bulk_connect(
     host, port = parse_address(address)
     where = format_address(host, port)
     deadline = time.monotonic() + timeout
+    opened: list[socket.socket] = []
+
+    def dial() -> socket.socket:
+        try:
+            sock = socket.create_connection((host, port), max(deadline - time.monotonic(), 0.001))
+        except OSError as error:
+            raise ServiceUnreachableError(
+                f"nobody answered at {where} within {timeout:g} s: {_reason(error)}. Has the worker ended, or is a"
+                f" firewall between?"
+            ) from error
+        opened.append(sock)
+        return sock
+
+    def join(part: Part) -> socket.socket:
+        sock = dial()
+        greet(sock, Hello(OWN, token, part=part), deadline)
+        return sock
+
     try:
-        sock = socket.create_connection((host, port), timeout)
-    except OSError as error:
-        raise ServiceUnreachableError(
-            f"nobody answered at {where} within {timeout:g} s: {_reason(error)}. Has the worker ended, or is a firewall"
-            f" between?"
-        ) from error
-    try:
-        name = _greet(sock, token, deadline - time.monotonic())
+        first = dial()
+        others: list[socket.socket] = []
+        part = None
+        count = sockets or sockets_for(round_trip_s(first), window_bytes(), same_host=same_host(first))
+        if count > 1:
+            identity = secrets.token_hex(16)
+            part, *parts = [Part(identity, index, count) for index in range(count)]
+            with ThreadPoolExecutor(count - 1, "millrace-dial") as pool:
+                others = list(pool.map(join, parts))
+        name = greet(first, Hello(OWN, token, compression, part), deadline).local
         nearer = _connect_locally(name, token, deadline) if local and name else None
+        if nearer is None:
+            return BulkConnection(Striped([first, *others]) if others else first, where, compression=compression)
+        for sock in opened:
+            sock.close()
+        return BulkConnection(nearer, where, LocalEnd())
     except BaseException as error:
-        sock.close()
+        for sock in opened:
+            sock.close()
         if isinstance(error, ProtocolError):
             raise ProtocolError(f"{where} does not answer as a worker does: {error}") from error
         if isinstance(error, (EOFError, OSError)) and not isinstance(error, MillraceError):
@@ -363,10 +418,6 @@ def bulk_connect(
                 f"{where} was reached but did not welcome this process within {timeout:g} s: {_reason(error)}"
             ) from error
         raise
-    if nearer is None:
-        return BulkConnection(sock, where)
-    sock.close()
-    return BulkConnection(nearer, where, LocalEnd())
 
 
 def _connect_locally(name: str, token: str | None, deadline: float) -> socket.socket | None:
@@ -382,46 +433,11 @@ def _connect_locally(name: str, token: str | None, deadline: float) -> socket.so
             _logger.debug("no shared memory with %s: %s", name, _reason(error))
             sock.close()
             return None
-        _greet(sock, token, deadline - time.monotonic())
+        greet(sock, Hello(OWN, token), deadline)
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-def _greet(sock: socket.socket, token: str | None, seconds: float) -> str:
-    _tune(sock)
-    send_frame(sock, Hello(OWN, token))
-    welcome, _ = receive_frame(_Hurried(sock, seconds), _welcome_decoder, limit=0, header_limit=_HELLO_BYTES)
-    if welcome.failure is not None:
-        raise error_of(welcome.failure)
-    sock.settimeout(None)
-    return welcome.local
-
-
-class _Hurried:
-    """A socket whose next receives have to be done within ``seconds`` altogether, however the peer trickles."""
-
-    def __init__(self, sock: socket.socket, seconds: float) -> None:
-        self._sock = sock
-        self._deadline = time.monotonic() + seconds
-
-    def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
-        remaining = self._deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError("timed out")
-        self._sock.settimeout(remaining)
-        return self._sock.recv_into(buffer, nbytes, flags)
-
-
-def _tune(sock: socket.socket) -> None:
-    if sock.family == _AF_UNIX:
-        return  # whoever holds the other end is on this host: its death closes it
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # macOS calls the first TCP_KEEPALIVE; two hours will do there
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _reason(error: BaseException) -> str:

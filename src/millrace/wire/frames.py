@@ -3,14 +3,14 @@
     offset  size  field (little-endian)
     0       4     magic "MRCE"
     4       2     version of this layout
-    6       2     zero
+    6       2     how the payload is stored: 0 as it is, else the code of a compression
     8       4     header length h, at most 1 MiB
-    12      8     payload length p
+    12      8     payload length p, before compression
     20      h     header, msgpack
-    20 + h  p     payload
+    20 + h  p     payload, or the blocks of :mod:`~millrace.wire.compression`
 
 Nothing is joined before it is sent and nothing is copied after it arrived: sending is vectored, and the payload is
-received into memory that the caller provides.
+received into memory that the caller provides. Limits count bytes as they are after decompression.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ProtocolError, VersionMismatchError
+from millrace.wire import compression
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAGIC = b"MRCE"
-LAYOUT = 1
+LAYOUT = 2
 MAX_HEADER_BYTES = 1 << 20
 DEFAULT_LIMIT = 1 << 32
 """Bytes of payload that a receiver accepts unless it says otherwise."""
@@ -39,7 +40,7 @@ DEFAULT_LIMIT = 1 << 32
 _PREFIX = struct.Struct("<4sHHIQ")
 PREFIX_BYTES = _PREFIX.size
 # What one sendmsg takes at most; POSIX promises 16.
-_IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
+IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
 _ALIGNMENT = 64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -70,14 +71,26 @@ def aligned_buffer(size: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + size]
 
 
-def send_frame(sock: Sender, header: msgspec.Struct, buffers: Iterable[Buffer | npt.NDArray[Any]] = ()) -> int:
+def send_frame(
+    sock: Sender,
+    header: msgspec.Struct,
+    buffers: Iterable[Buffer | npt.NDArray[Any]] = (),
+    compressed: str | None = None,
+) -> int:
     """Sends one frame whose payload is ``buffers`` (C-contiguous), one after the other. Returns the payload's size.
+
+    Args:
+        sock: blocking.
+        header: of any type that the other side has a decoder for.
+        buffers: the payload.
+        compressed: a key of :data:`~millrace.wire.compression.CODES`, or None. Payloads under 4 KiB
+            are sent as they are all the same.
 
     Raises:
         ProtocolError: the header is over 1 MiB; nothing was sent.
         OSError: the connection broke; part of the frame may have been sent.
     """
-    views = [view for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
+    views = [view.cast("B") for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
     payload = sum(view.nbytes for view in views)
     encoded = _encoder.encode(header)
     if len(encoded) > MAX_HEADER_BYTES:
@@ -85,32 +98,43 @@ def send_frame(sock: Sender, header: msgspec.Struct, buffers: Iterable[Buffer | 
             f"the header {type(header).__name__} is {len(encoded)} bytes; a frame's header is at most"
             f" {MAX_HEADER_BYTES}: put large parts into the payload"
         )
-    prefix = _PREFIX.pack(MAGIC, LAYOUT, 0, len(encoded), payload)
-    _send_all(sock, [memoryview(prefix + encoded), *(view.cast("B") for view in views)])
+    code = compression.CODES[compressed] if compressed and payload >= compression.LEAST_BYTES else 0
+    head = memoryview(_PREFIX.pack(MAGIC, LAYOUT, code, len(encoded), payload) + encoded)
+    if code:
+        _send_all(sock, [head])
+        for block in compression.store(code, views):
+            _send_all(sock, block)
+    else:
+        _send_all(sock, [head, *views])
     return payload
 
 
 def _send_all(sock: Sender, views: list[memoryview]) -> None:
-    first = 0
-    while first < len(views):
-        sent = sock.sendmsg(views[first : first + _IOV_MAX])
-        while sent:
-            size = views[first].nbytes
-            if sent < size:
-                views[first] = views[first][sent:]
-                break
-            sent -= size
-            first += 1
+    while views:
+        drop(views, sock.sendmsg(views[:IOV_MAX]))
 
 
-def decode_prefix(prefix: Buffer, limit: int = DEFAULT_LIMIT, header_limit: int = MAX_HEADER_BYTES) -> tuple[int, int]:
-    """Lengths of header and payload, from the first :data:`PREFIX_BYTES` of a frame.
+def drop(views: list[memoryview], count: int) -> None:
+    """Takes the first ``count`` bytes off ``views`` (of bytes), which have been sent or received."""
+    done = 0
+    while done < len(views) and count >= views[done].nbytes:
+        count -= views[done].nbytes
+        done += 1
+    del views[:done]
+    if count:
+        views[0] = views[0][count:]
+
+
+def decode_prefix(
+    prefix: Buffer, limit: int = DEFAULT_LIMIT, header_limit: int = MAX_HEADER_BYTES
+) -> tuple[int, int, int]:
+    """Lengths of header and payload and the payload's compression, from the first :data:`PREFIX_BYTES` of a frame.
 
     Raises:
         ProtocolError: these are not the first bytes of a frame, or one longer than the limits.
         VersionMismatchError: it is a frame of another version of this layout.
     """
-    magic, layout, _, header, payload = _PREFIX.unpack(prefix)
+    magic, layout, code, header, payload = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise ProtocolError(f"expected a frame and got bytes that start with {magic!r}: the peer is not millrace")
     if layout != LAYOUT:
@@ -122,7 +146,7 @@ def decode_prefix(prefix: Buffer, limit: int = DEFAULT_LIMIT, header_limit: int 
         raise ProtocolError(f"the peer announced a header of {header} bytes; at most {header_limit} are accepted")
     if payload > limit:
         raise ProtocolError(f"the peer announced a payload of {payload} bytes; at most {limit} are accepted")
-    return header, payload
+    return header, payload, code
 
 
 def receive_frame(
@@ -144,14 +168,14 @@ def receive_frame(
         header_limit: bytes of header to accept.
 
     Raises:
-        ProtocolError: the bytes are not a frame, or over the limits, or the header is malformed.
+        ProtocolError: the bytes are not a frame, or over the limits, or header or compression are malformed.
         VersionMismatchError: the peer's frames have another layout.
         EOFError: the peer closed the connection.
         OSError: the connection broke.
     """
     prefix = bytearray(PREFIX_BYTES)
     _receive_all(sock, memoryview(prefix), "")
-    header_size, payload_size = decode_prefix(prefix, limit, header_limit)
+    header_size, payload_size, code = decode_prefix(prefix, limit, header_limit)
     encoded = bytearray(header_size)
     _receive_all(sock, memoryview(encoded), " inside a header")
     try:
@@ -160,7 +184,11 @@ def receive_frame(
         raise ProtocolError(f"the peer sent a malformed header: {error}") from error
     buffer = allocate(payload_size)
     if payload_size:
-        _receive_all(sock, memoryview(buffer).cast("B")[:payload_size], " inside a payload")
+        target = memoryview(buffer).cast("B")[:payload_size]
+        if code:
+            compression.restore(code, lambda view: _receive_all(sock, view, " inside a payload"), target)
+        else:
+            _receive_all(sock, target, " inside a payload")
     return header, buffer
 
 

@@ -116,7 +116,7 @@ def test_garbage_does_not_hurt_a_bulk_server(bulk_server, garbage):
 
 def test_garbage_after_the_hello(bulk_server):
     with bulk_connect(bulk_server.address) as connection:
-        connection._sock.sendall(b"x" * 100)
+        connection._sock.sendmsg([b"x" * 100])
         with pytest.raises(ServiceUnreachableError, match=r"lost the connection with 127\.0\.0\.1:"):
             connection.receive(PING)
     bulk_works(bulk_server)

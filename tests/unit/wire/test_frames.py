@@ -95,7 +95,7 @@ def test_an_array_with_gaps_is_refused_before_anything_is_sent():
 
 
 def test_more_buffers_than_the_kernel_takes_at_once(monkeypatch):
-    monkeypatch.setattr(frames, "_IOV_MAX", 3)
+    monkeypatch.setattr(frames, "IOV_MAX", 3)
     pipe = Pipe()
     send_frame(pipe, Head("a"), [bytes([i]) for i in range(100)])
     assert receive_frame(pipe, DECODER)[1].tobytes() == bytes(range(100))
@@ -143,7 +143,7 @@ def test_foreign_and_other_versions_prefixes():
     pipe = Pipe()
     send_frame(pipe, Head("a"))
     pipe.data[4] = 9
-    with pytest.raises(VersionMismatchError, match="frames of layout 9, this process reads layout 1: install the same"):
+    with pytest.raises(VersionMismatchError, match="frames of layout 9, this process reads layout 2: install the same"):
         decode_prefix(pipe.data[: frames.PREFIX_BYTES])
 
 

@@ -1,0 +1,114 @@
+"""Payloads of frames in compressed blocks, for links that are slower than a compressor.
+
+A payload is then a sequence of blocks of at most 1 MiB each. A block is its raw length, its stored length (u32 each,
+little-endian) and the stored bytes, which are the raw bytes themselves where both lengths are equal. So compressing,
+sending, receiving and expanding overlap, memory for one block is all that is needed at either end, and what does not
+shrink is sent as it lies.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from millrace.errors import ProtocolError
+
+Compression = Literal["lz4", "zstd"]
+
+CODES: dict[str, int] = {"lz4": 1, "zstd": 2}
+"""What stands for each in a frame's prefix; 0 is a payload as it is."""
+LEAST_BYTES = 4 << 10
+"""Smaller payloads, and runs of small buffers within one, aren't worth a compressor's call."""
+BLOCK_BYTES = 1 << 20
+
+_WORTH = 0.9
+"""A block that keeps more than this share of its size is stored as it is."""
+_BLOCK = struct.Struct("<II")
+_ARROW = {1: ("lz4_raw", None), 2: ("zstd", 1)}
+
+
+def _codec(code: int) -> Any:
+    from pyarrow import Codec
+
+    name, level = _ARROW[code]
+    return Codec(name, compression_level=level)
+
+
+def store(code: int, views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The payload made of ``views`` (one-dimensional, of bytes) in blocks; what to send, a block or so at a time.
+
+    A buffer whose first block does not shrink is not tried any further: pictures beside tokens cost one attempt.
+    """
+    codec = _codec(code)
+    for whole in _joined(views):
+        worth = whole.nbytes >= LEAST_BYTES
+        for start in range(0, whole.nbytes, BLOCK_BYTES):
+            raw = whole[start : start + BLOCK_BYTES]
+            stored = raw
+            if worth:
+                smaller = memoryview(codec.compress(raw)).cast("B")
+                worth = smaller.nbytes <= _WORTH * raw.nbytes
+                stored = smaller if worth else raw
+            yield [memoryview(_BLOCK.pack(raw.nbytes, stored.nbytes)), stored]
+
+
+def _joined(views: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The same bytes, runs of small buffers made into one: a block each would cost more than the copy."""
+    run: list[memoryview] = []
+    size = 0
+    for view in views:
+        if view.nbytes < LEAST_BYTES and size < BLOCK_BYTES:
+            run.append(view)
+            size += view.nbytes
+            continue
+        if run:
+            yield memoryview(b"".join(run))
+            run, size = [], 0
+        yield view
+    if run:
+        yield memoryview(b"".join(run))
+
+
+def restore(code: int, receive: Callable[[memoryview], None], target: memoryview) -> None:
+    """Fills ``target`` with the payload that :func:`store` cut into blocks.
+
+    Args:
+        code: how it is compressed, from the frame's prefix.
+        receive: fills a view with the next bytes of the connection.
+        target: of the payload's raw size, bytes. Nothing is written outside it whatever arrives.
+
+    Raises:
+        ProtocolError: the blocks are malformed, or compressed in no way known here.
+    """
+    if code not in _ARROW:
+        raise ProtocolError(f"the peer sent a payload compressed in a way ({code}) that this process does not know")
+    codec = _codec(code)
+    head = memoryview(bytearray(_BLOCK.size))
+    scratch = memoryview(bytearray(min(BLOCK_BYTES, target.nbytes)))
+    filled = 0
+    while filled < target.nbytes:
+        receive(head)
+        raw, stored = _BLOCK.unpack(head)
+        if not 0 < stored <= raw <= min(BLOCK_BYTES, target.nbytes - filled):
+            raise ProtocolError(
+                f"the peer sent a compressed block of {stored} bytes for {raw}, where at most"
+                f" {min(BLOCK_BYTES, target.nbytes - filled)} are left of the payload"
+            )
+        place = target[filled : filled + raw]
+        if stored == raw:
+            receive(place)
+        else:
+            receive(scratch[:stored])
+            place[:] = _expanded(codec, scratch[:stored], raw)
+        filled += raw
+
+
+def _expanded(codec: Any, stored: memoryview, size: int) -> memoryview:
+    try:
+        expanded = memoryview(codec.decompress(stored, size)).cast("B")
+    except (OSError, ValueError) as error:  # how Arrow says that the bytes are no such thing
+        raise ProtocolError(f"the peer sent a compressed block that cannot be expanded: {error}") from error
+    if expanded.nbytes != size:
+        raise ProtocolError(f"the peer sent a compressed block of {expanded.nbytes} bytes and announced {size}")
+    return expanded

@@ -1,0 +1,116 @@
+"""How a bulk connection begins: a hello of the connecting side, a welcome of the other, each within a limited time."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millrace.control.messages import Failure
+from millrace.wire.access import OWN, Identity
+from millrace.wire.compression import Compression
+from millrace.wire.failures import error_of
+from millrace.wire.frames import receive_frame, send_frame
+from millrace.wire.striping import Part
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_HELLO_BYTES = 16 << 10
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First frame of the connecting side.
+
+    Attributes:
+        identity: of the process.
+        token: that the server may demand.
+        compression: of the payloads that either side sends.
+        part: set if this is one of several sockets of a connection.
+    """
+
+    identity: Identity
+    token: str | None = None
+    compression: Compression | None = None
+    part: Part | None = None
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Answer to :class:`Hello`; with a failure the connection ends here. ``local``: an abstract Unix socket, or ""."""
+
+    identity: Identity
+    failure: Failure | None = None
+    local: str = ""
+
+
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
+_welcome_decoder = msgspec.msgpack.Decoder(Welcome)
+
+
+def greet(sock: socket.socket, hello: Hello, deadline: float) -> Welcome:
+    """Says ``hello`` and waits for the welcome, until ``deadline`` (of ``time.monotonic``) at most.
+
+    Raises:
+        MillraceError: why the server does not let this process in.
+        ProtocolError: what answers is not millrace.
+        EOFError, OSError: the connection broke, or the time is over.
+    """
+    tune(sock)
+    send_frame(sock, hello)
+    answer, _ = receive_frame(_Hurried(sock, deadline), _welcome_decoder, limit=0, header_limit=_HELLO_BYTES)
+    if answer.failure is not None:
+        raise error_of(answer.failure)
+    sock.settimeout(None)
+    return answer
+
+
+def receive_hello(sock: socket.socket, seconds: float) -> Hello:
+    """What a new peer says, which it has to say within ``seconds``.
+
+    Raises:
+        ProtocolError: it is not millrace.
+        EOFError, OSError: the connection broke, or the time is over.
+    """
+    tune(sock)
+    hurried = _Hurried(sock, time.monotonic() + seconds)
+    hello, _ = receive_frame(hurried, _hello_decoder, limit=0, header_limit=_HELLO_BYTES)
+    sock.settimeout(None)
+    return hello
+
+
+def welcome(sock: socket.socket, failure: Failure | None = None, local: str = "") -> None:
+    """Answers a hello.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    send_frame(sock, Welcome(OWN, failure, local))
+
+
+class _Hurried:
+    """A socket whose next receives have to be done by ``deadline``, however the peer trickles."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(remaining)
+        return self._sock.recv_into(buffer, nbytes, flags)
+
+
+def tune(sock: socket.socket) -> None:
+    """Sets what a new TCP socket of ours is to have; see :mod:`~millrace.wire.bulk` for why this and nothing else."""
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return  # whoever holds the other end is on this host: its death closes it
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # macOS calls the first TCP_KEEPALIVE; two hours will do there
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
