@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from array import array
 
 import msgspec
@@ -18,7 +19,10 @@ from millrace.elements import codec, shared
 from millrace.elements.pieces import Pieces
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
+from millrace.wire.access import OWN
 from millrace.wire.bulk import BulkServer, bulk_connect
+from millrace.wire.frames import LAYOUT, MAGIC
+from millrace.wire.greeting import Hello, greet
 from millrace.wire.local import LocalEnd, Slip
 
 pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
@@ -210,9 +214,7 @@ def test_the_token_is_demanded_there_too():
         with sock:
             sock.connect(f"\0{giver.server._local_name}")
             with pytest.raises(AuthenticationError):
-                from millrace.wire.bulk import _greet
-
-                _greet(sock, None, 5)
+                greet(sock, Hello(OWN), time.monotonic() + 5)
 
 
 CLIENT = """
@@ -292,7 +294,9 @@ def received(data, descriptors=()):
         return LocalEnd().receive(theirs, NOTE, bytearray, 1 << 20)
 
 
-FRAME = struct.pack("<4sHHIQ", b"MRCE", 1, 0, len(msgspec.msgpack.encode(Note(1))), 0) + msgspec.msgpack.encode(Note(1))
+FRAME = struct.pack("<4sHHIQ", MAGIC, LAYOUT, 0, len(msgspec.msgpack.encode(Note(1))), 0) + msgspec.msgpack.encode(
+    Note(1)
+)
 
 
 def test_a_frame_without_a_payload():
