@@ -29,7 +29,8 @@ def run_fused(
     """
     contexts = [NodeContext(task, number, repetition) for number, _ in parts]
     steps = [_step(node, context) for (_, node), context in zip(parts, contexts, strict=True)]
-    between = _Between(task, parts[0][0])
+    parallel = parallel_calls(parts[0][1])
+    between = _Between(task, parts[0][0], lambda: task.crews[parts[-1][0]].threads(parallel))
     steps[:-1] = [between.counted(number, step) for (number, _), step in zip(parts, steps[:-1], strict=False)]
 
     def apply(chunk: Chunk) -> Chunk:
@@ -39,7 +40,7 @@ def run_fused(
                 break
         return chunk
 
-    for chunk in contexts[-1].in_order(apply, between.cut(chunks), parallel_calls(parts[0][1])):
+    for chunk in contexts[-1].in_order(apply, between.cut(chunks), parallel):
         if chunk.elements:
             yield chunk
 
@@ -51,8 +52,8 @@ def _step(node: Map | Filter, context: NodeContext) -> Step:
 class _Between:
     """What goes from one function of a chain to the next: counted, and bounded in bytes."""
 
-    def __init__(self, task: RunningTask, first: int) -> None:
-        self._task, self._first = task, first
+    def __init__(self, task: RunningTask, first: int, threads: Callable[[], int]) -> None:
+        self._task, self._first, self._threads = task, first, threads
         self._lock = threading.Lock()
         self._bytes = -1.0  # of one element between two functions, the largest seen lately; -1: none seen
 
@@ -72,13 +73,13 @@ class _Between:
 
     def cut(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """The same elements, so few at a time that what all threads have between two functions stays in the budget."""
-        threads = 1 if self._task.pool is None else self._task.pool.threads
         try:
             with self._task.sharing(self._first) as budget:
                 for chunk in chunks:
                     start = 0
                     while start < len(chunk):
-                        most = 1 if self._bytes < 0 else max(1, int(budget() / (2 * threads) / max(self._bytes, 1.0)))
+                        each = budget() / (2 * max(1, self._threads()))  # bytes for a call
+                        most = 1 if self._bytes < 0 else max(1, int(each / max(self._bytes, 1.0)))
                         yield chunk if not start and most >= len(chunk) else chunk.slice(start, start + most)
                         start += most
         finally:

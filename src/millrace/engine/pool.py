@@ -1,266 +1,257 @@
-"""Threads of the engine: work on several chunks at once, and work ahead of whoever pulls."""
+"""The threads of the engine: a pool for the process, and for each operator a crew that uses as many of it as pay."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Generic, TypeVar, cast
 
 from millrace.elements.chunk import Chunk
-from millrace.engine.measure import Measure, clock, close
+from millrace.engine import tuning
+from millrace.engine.measure import clock
+from millrace.engine.tuning import Tuning, Window
 from millrace.graph.nodes import AUTOTUNE
 
 T = TypeVar("T")
 
 _WORTH_A_THREAD_S = 50e-6
 """Below this cost of one element, handing it to a thread and taking turns at the GIL costs more than it gains."""
-_SLICE_S = 0.002
+_WINDOW_S = 0.1
+_MANY = 64
+"""Threads for functions that wait; far more than cores, and few enough to cost nothing while they do."""
 
 
 class Pool:
-    """Threads that run user functions, shared by the tasks of a program."""
+    """Threads that run user functions, shared by the operators of a program.
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    Args:
+        cores: that user functions should keep busy.
+        most: threads at most; None: as many as may pay.
+    """
+
+    def __init__(self, cores: int, most: int | None = None) -> None:
+        self.cores = cores
+        self.most = most or max(_MANY, 4 * cores)
         self._executor: ThreadPoolExecutor | None = None
         # Reentrant: the garbage collector may close an abandoned iterator in the middle of anything.
         self._lock = threading.RLock()
         self._inside = threading.local()
 
-    def submit(self, function: Callable[[Chunk], T], chunk: Chunk) -> Future[tuple[T, float, int]]:
-        """Runs ``function(chunk)`` on a thread: (result, seconds, bytes of the result)."""
+    def start(self, work: Callable[[], None]) -> None:
+        """Runs ``work()``, which raises nothing, on a thread."""
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(
-                    self.threads, "millrace-map", initializer=setattr, initargs=(self._inside, "here", True)
+                    self.most, "millrace-map", initializer=setattr, initargs=(self._inside, "here", True)
                 )
-            return self._executor.submit(_measured, function, chunk)
+            self._executor.submit(work)
 
     def close(self) -> None:
         """Waits for running calls and ends the threads. The pool can be used again."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
-            executor.shutdown(wait=not getattr(self._inside, "here", False), cancel_futures=True)
+            executor.shutdown(wait=not getattr(self._inside, "here", False))
 
 
-def _measured(function: Callable[[Chunk], T], chunk: Chunk) -> tuple[T, float, int]:
-    began = clock()
-    result = function(chunk)
-    seconds = clock() - began
-    return result, seconds, result.nbytes if isinstance(result, Chunk) else 0
+class Call(Generic[T]):
+    """A function called with a chunk on a thread of a crew.
 
-
-def in_order(
-    function: Callable[[Chunk], T],
-    chunks: Iterator[Chunk],
-    parallel: int,
-    *,
-    pool: Pool | None,
-    budget: Callable[[], int],
-    measure: Measure,
-) -> Iterator[T]:
-    """``function`` of each chunk, results in order; on threads if an element costs enough to be worth it.
-
-    Results that wait, and those that calls under way are expected to give, judged by the largest seen lately, stay
-    within ``budget``; a single call goes on whatever its result.
-
-    Args:
-        function: called with slices of the chunks.
-        chunks: the input.
-        parallel: calls at a time; AUTOTUNE for as many as the pool has threads.
-        pool: None to call on this thread.
-        budget: bytes of results that may wait, as of now.
-        measure: where the time goes.
-    """
-    calls = _Calls(function, parallel, pool, budget, measure)
-    try:
-        for chunk in chunks:
-            start = 0
-            while start < len(chunk):
-                stop = min(len(chunk), start + calls.slice())
-                part = chunk if stop - start == len(chunk) else chunk.slice(start, stop)
-                start = stop
-                if calls.inline:
-                    while calls.waiting:
-                        yield calls.finish()
-                    yield calls.run(part)
-                else:
-                    while calls.full(len(part)):
-                        yield calls.finish()
-                    calls.submit(part)
-        while calls.waiting:
-            yield calls.finish()
-    finally:
-        calls.abandon()
-        close(chunks)
-
-
-class _Calls(Generic[T]):
-    """The calls of one :func:`in_order`: those under way, and what is known of their cost."""
-
-    def __init__(
-        self,
-        function: Callable[[Chunk], T],
-        parallel: int,
-        pool: Pool | None,
-        budget: Callable[[], int],
-        measure: Measure,
-    ) -> None:
-        self._function, self._pool = function, pool
-        self._budget, self._measure = budget, measure
-        threads = 1 if pool is None else pool.threads
-        self._threads = threads if parallel == AUTOTUNE else min(parallel, threads)
-        self.waiting: deque[tuple[Future[tuple[T, float, int]], int]] = deque()
-        self._cost = -1.0  # seconds per element, smoothed
-        self._bytes = 0.0  # of one element's result, the largest seen lately
-        self._seen = (measure.elements, measure.bytes)
-
-    @property
-    def inline(self) -> bool:
-        """Whether the next call is made on this thread: always for the first, which tells what an element costs."""
-        return self._threads <= 1 or self._cost < _WORTH_A_THREAD_S
-
-    def slice(self) -> int:
-        """How many elements the next call should take."""
-        self._look()
-        if self._cost < 0:
-            return 1
-        by_bytes = self._budget() / (2 * self._threads) / max(self._bytes, 1.0)
-        by_time = float("inf") if self.inline else _SLICE_S / self._cost
-        return max(1, int(min(by_bytes, by_time, 1 << 40)))
-
-    def full(self, count: int) -> bool:
-        """Whether something must be finished before ``count`` elements more are begun."""
-        if not self.waiting:
-            return False
-        if len(self.waiting) >= 2 * self._threads:
-            return True
-        held = 0.0
-        for future, elements in self.waiting:
-            done = future.done() and not future.cancelled() and future.exception() is None
-            held += future.result()[2] if done else elements * self._bytes
-        return held + count * self._bytes > self._budget()
-
-    def run(self, part: Chunk) -> T:
-        """Calls on this thread."""
-        began = clock()
-        result = self._function(part)
-        self._learn(len(part), clock() - began)
-        return result
-
-    def submit(self, part: Chunk) -> None:
-        """Begins a call on a thread of the pool."""
-        assert self._pool is not None
-        self.waiting.append((self._pool.submit(self._function, part), len(part)))
-
-    def finish(self) -> T:
-        """The result of the earliest call under way."""
-        future, elements = self.waiting.popleft()
-        began = clock()
-        result, seconds, size = future.result()
-        self._measure.idle_s += clock() - began
-        self._measure.threads_s += seconds
-        self._learn(elements, seconds)
-        self._bytes = max(0.9 * self._bytes, size / elements)
-        return result
-
-    def abandon(self) -> None:
-        """Cancels what has not begun and waits for what has."""
-        for future, _ in self.waiting:
-            future.cancel()
-        for future, _ in self.waiting:
-            if not future.cancelled():
-                future.exception()  # waits; what it says no longer matters, the consumer has gone
-        self.waiting.clear()
-
-    def _learn(self, elements: int, seconds: float) -> None:
-        each = seconds / elements
-        self._cost = each if self._cost < 0 else 0.8 * self._cost + 0.2 * each
-
-    def _look(self) -> None:
-        """Results of calls on this thread have been counted and weighed by whoever took them."""
-        elements, size = self._measure.elements - self._seen[0], self._measure.bytes - self._seen[1]
-        if elements > 0:
-            self._seen = (self._measure.elements, self._measure.bytes)
-            self._bytes = max(0.9 * self._bytes, size / elements)
-
-
-class Ahead:
-    """A thread that computes chunks ahead of whoever pulls them.
-
-    It waits while ``elements`` (AUTOTUNE: any number) or ``budget()`` bytes lie ready.
+    Attributes:
+        elements: of the chunk.
+        done: there is a result, or an error.
+        size: bytes of the result, once done.
     """
 
-    def __init__(self, chunks: Iterator[Chunk], elements: int, budget: Callable[[], int]) -> None:
-        self._chunks = chunks
-        self._most_elements, self._most_bytes = elements, budget
-        self._changed = threading.Condition()
-        self._ready: deque[tuple[Chunk, int]] = deque()
-        self._elements = self._bytes = 0
-        self._stopped = self._ended = False
+    __slots__ = (
+        "_chunk",
+        "_ended",
+        "_error",
+        "_function",
+        "_result",
+        "_thread",
+        "begun",
+        "cpu_s",
+        "done",
+        "elements",
+        "seconds",
+        "size",
+    )
+
+    def __init__(self, function: Callable[[Chunk], T], chunk: Chunk) -> None:
+        self._function: Callable[[Chunk], T] | None = function
+        self._chunk: Chunk | None = chunk
+        self._result: T | None = None
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Lock()  # held until the call has ended: the cheapest thing that a thread can wait for
+        self._ended.acquire()
+        self._thread = 0
+        self.elements = len(chunk)
+        self.begun = self.done = False
+        self.seconds = self.cpu_s = 0.0
+        self.size = 0
 
-    def pull(self, measure: Measure) -> Generator[Chunk, None, None]:
-        """The chunks."""
-        thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
-        thread.start()
-        self._thread = thread
+    def run(self) -> None:
+        """Makes the call, on the thread of a crew."""
+        assert self._function is not None
+        assert self._chunk is not None
+        self._thread = threading.get_ident()
+        began, cpu = clock(), time.thread_time()
         try:
-            while (chunk := self._next(measure)) is not None:
-                yield chunk
-            if self._error is not None:
-                raise self._error
-        finally:
-            self.stop()
-
-    def stop(self) -> None:
-        """Ends the thread and closes the chunks it pulls. Idempotent."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-            close(self._chunks)
-
-    def _next(self, measure: Measure) -> Chunk | None:
-        began = clock()
-        with self._changed:
-            while not self._ready and not self._ended:
-                self._changed.wait()
-            measure.idle_s += clock() - began
-            if not self._ready:
-                return None
-            chunk, size = self._ready.popleft()
-            self._elements -= len(chunk)
-            self._bytes -= size
-            self._changed.notify_all()
-            return chunk
-
-    def _run(self) -> None:
-        try:
-            for chunk in self._chunks:
-                size = chunk.nbytes
-                with self._changed:
-                    while not self._stopped and self._ready and self._full(len(chunk), size):
-                        self._changed.wait()
-                    if self._stopped:
-                        return
-                    self._ready.append((chunk, size))
-                    self._elements += len(chunk)
-                    self._bytes += size
-                    self._changed.notify_all()
+            result = self._function(self._chunk)
+            self.seconds, self.cpu_s = clock() - began, time.thread_time() - cpu
+            self.size = result.nbytes if isinstance(result, Chunk) else 0
+            self._result = result
         except BaseException as error:  # noqa: BLE001 - handed to the thread that pulls
             self._error = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+        self._function = self._chunk = None
+        self.done = True
+        self._ended.release()
 
-    def _full(self, count: int, size: int) -> bool:
-        too_many = self._most_elements != AUTOTUNE and self._elements + count > self._most_elements
-        return too_many or self._bytes + size > self._most_bytes()
+    def wait(self) -> None:
+        """Returns once the call has ended."""
+        # The garbage collector may end an abandoned iterator on any thread, so also on the one that makes this call.
+        if self._thread != threading.get_ident():
+            with self._ended:
+                pass
+
+    def result(self) -> T:
+        """What the function returned; waits for it. Raises what the function raised."""
+        self.wait()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # which holds this frame
+        result, self._result = self._result, None
+        return cast("T", result)
+
+
+class Crew:
+    """What is known of one operator's function, and the threads that run it, in all tasks of a program.
+
+    Args:
+        pool: None to call on the thread that pulls, always.
+
+    Attributes:
+        cost_s: seconds of one element, smoothed; negative until known.
+        bytes: of one element's result, the largest seen lately.
+    """
+
+    def __init__(self, pool: Pool | None) -> None:
+        self._pool = pool
+        self._tuning = tuning.begin(1, 1) if pool is None else tuning.begin(pool.cores, pool.most)
+        self._lock = threading.RLock()  # for the garbage collector again
+        self._queue: deque[Call[Any]] = deque()
+        self._active = self._threads = 0
+        self._users = 0
+        self._resumed = 0.0
+        self._window = Window(0, 0.0, 0.0, 0.0, 0.0)
+        self._calls = 0
+        self._tuned = False
+        self.cost_s = -1.0
+        self.bytes = 0.0
+
+    @property
+    def tuning(self) -> Tuning:
+        """How many threads AUTOTUNE uses, and why."""
+        return self._tuning
+
+    def threads(self, parallel: int) -> int:
+        """Threads for ``num_parallel_calls=parallel``; 0 for the thread that pulls.
+
+        It is always that thread for the first call, which tells what an element costs, and while elements are cheap.
+        """
+        if self._pool is None or self.cost_s < _WORTH_A_THREAD_S:
+            return 0
+        self._tuned = parallel == AUTOTUNE
+        if self._tuned:
+            return self._tuning.level
+        return min(parallel, self._pool.most) if min(parallel, self._pool.most) > 1 else 0
+
+    def join(self) -> None:
+        """A task begins to use the crew."""
+        with self._lock:
+            if not self._users:
+                self._resumed = clock()
+            self._users += 1
+
+    def leave(self) -> None:
+        """A task no longer uses it. Time without any is not counted."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._window = replace(self._window, seconds=self._window.seconds + clock() - self._resumed)
+
+    def submit(self, call: Call[Any], threads: int) -> None:
+        """Has ``call`` made once fewer than ``threads`` others run."""
+        assert self._pool is not None
+        with self._lock:
+            self._queue.append(call)
+            self._threads = threads
+            if self._active < threads:
+                self._active += 1
+                self._pool.start(self._work)
+
+    def cancel(self, calls: deque[Call[Any]]) -> None:
+        """Forgets those of ``calls`` that have not begun, and waits for the others."""
+        with self._lock:
+            begun = [call for call in calls if call.begun]
+            for call in calls:
+                if not call.begun:
+                    self._queue.remove(call)
+        for call in begun:
+            call.wait()
+
+    def learn(self, elements: int, seconds: float, cpu_s: float, waited_s: float, size: float | None) -> None:
+        """Takes in a call whose result has been taken.
+
+        Args:
+            elements: at least 1.
+            seconds: it took.
+            cpu_s: of these, of processor time.
+            waited_s: for which its result was waited.
+            size: bytes of the result; None if not known here.
+        """
+        with self._lock:
+            each = seconds / elements
+            self.cost_s = each if self.cost_s < 0 else 0.8 * self.cost_s + 0.2 * each
+            if size is not None:
+                self.weigh(size / elements)
+            if self._tuned:
+                self._tune(Window(elements, 0.0, waited_s, seconds, cpu_s))
+
+    def _tune(self, call: Window) -> None:
+        so_far, now = self._window, clock()
+        window = Window(
+            so_far.elements + call.elements,
+            so_far.seconds + now - self._resumed,
+            so_far.waited_s + call.waited_s,
+            so_far.calls_s + call.calls_s,
+            so_far.cpu_s + call.cpu_s,
+        )
+        self._calls += 1
+        self._resumed = now
+        if window.seconds >= _WINDOW_S and self._calls >= 2 * max(1, self._tuning.level):
+            self._tuning = tuning.step(self._tuning, window)
+            window, self._calls = Window(0, 0.0, 0.0, 0.0, 0.0), 0
+        self._window = window
+
+    def weigh(self, size: float) -> None:
+        """Takes in the bytes of one result."""
+        self.bytes = max(0.9 * self.bytes, size)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue or self._active > self._threads:
+                    self._active -= 1
+                    return
+                call = self._queue.popleft()
+                call.begun = True
+            call.run()
+            del call  # a thread without work must not keep the last result

@@ -12,8 +12,8 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Measure, Sizer, Totals, close
-from millrace.engine.pool import Pool
-from millrace.engine.task import RunningTask, default_threads
+from millrace.engine.pool import Crew, Pool
+from millrace.engine.task import RunningTask, available_cores
 from millrace.graph.nodes import Graph
 from millrace.graph.rewrites import rewritten
 from millrace.graph.rewrites.fusion import Fused
@@ -33,7 +33,8 @@ class Program:
         tables: split table of every source, by node id (see :func:`list_sources`).
         seed: the job's seed, 64 bits.
         tasks: number of tasks of an epoch; None: by the data's size.
-        threads: threads for user functions; None: the pipeline's ``num_threads``, else by the machine.
+        threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
+            these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
 
     Attributes:
@@ -56,7 +57,8 @@ class Program:
         self._units = UnitMap(graph, tables, seed)
         self.plan: Plan = plan_of(self._units, tasks)
         self._options = graph.options()
-        self._pool = _pool or Pool(threads or self._options.num_threads or default_threads())
+        self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
+        self._crews = [Crew(self._pool) for _ in graph.nodes]
         self._sizer = Sizer()
         self._allocate = allocate
         # A dataset that a user's function returned is often too small for rewriting to pay.
@@ -80,7 +82,7 @@ class Program:
             epoch=epoch,
             measures=self._totals.begin(),
             sizer=self._sizer,
-            pool=self._pool,
+            crews=self._crews,
             sources=self._source,
             nested=self._nested,
             leftovers=leftovers or {},
@@ -99,6 +101,14 @@ class Program:
             elements, size, active_s = rows[self._running.id_of(node)]
             found.append((number, str(node), elements, size, active_s if self._running.id_of(node) == number else 0.0))
         return found
+
+    def threads(self) -> list[tuple[int, str, int, str]]:
+        """(node id, label, threads, why) of every node for which AUTOTUNE came to a conclusion."""
+        return [
+            (number, str(node), crew.tuning.settled, crew.tuning.reason)
+            for number, (node, crew) in enumerate(zip(self.graph.nodes, self._crews, strict=True))
+            if crew.tuning.reason
+        ]
 
     def close(self) -> None:
         """Ends the threads. Runs must have been closed before."""
@@ -126,7 +136,7 @@ def _inputs(graph: Graph) -> list[tuple[int, ...]]:
     return table
 
 
-_NO_THREADS = Pool(1)
+_NO_THREADS = Pool(1, 1)
 
 
 def list_sources(graph: Graph) -> dict[int, SplitTable]:

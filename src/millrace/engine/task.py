@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.chunk import Chunk, Origin
+from millrace.engine.ahead import Ahead
 from millrace.engine.calls import Calls
 from millrace.engine.feeds import Array, compact, runs
 from millrace.engine.measure import Measure, Sizer, measured
 from millrace.engine.naming import first_made, name_of
-from millrace.engine.pool import Ahead, Pool, in_order
+from millrace.engine.pool import Crew
+from millrace.engine.spread import in_order
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError
 from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
 from millrace.ops.contract import Context
@@ -54,7 +56,7 @@ class RunningTask:
         epoch: int,
         measures: list[Measure],
         sizer: Sizer,
-        pool: Pool | None,
+        crews: Sequence[Crew],
         sources: Callable[[int], PositionSource | SequentialSource],
         nested: Callable[[Graph, int], Nested],
         leftovers: Mapping[int, list[Any]],
@@ -62,7 +64,7 @@ class RunningTask:
     ) -> None:
         self.units, self.task = units, task
         self.seed, self.epoch = seed, epoch
-        self.measures, self.pool = measures, pool
+        self.measures, self.crews = measures, crews
         self.source, self.nested = sources, nested
         self.allocate = allocate
         self.taken = dict(leftovers)
@@ -177,7 +179,8 @@ class NodeContext(Context):
         task = self._task
         measure = task.measures[self._number]
         with task.sharing(self._number) as budget:
-            yield from in_order(function, chunks, parallel, pool=task.pool, budget=budget, measure=measure)
+            crew = task.crews[self._number]
+            yield from in_order(function, chunks, parallel, crew=crew, budget=budget, measure=measure)
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
         """The same chunks, computed ahead by a thread."""
@@ -286,6 +289,6 @@ class NodeContext(Context):
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
 
 
-def default_threads() -> int:
-    """Threads for user functions: one per core this process may use, and one more, as threads that decode also wait."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import gc
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.engine.threads import Sized, chunks, millrace_threads
 
 from millrace.dataset import Dataset
-from millrace.elements.chunk import Chunk, Origin
+from millrace.elements.chunk import Chunk
 from millrace.engine import pool as pools
-from millrace.engine.measure import Measure, close, measured
-from millrace.engine.pool import Ahead, Pool, in_order
+from millrace.engine import spread as spreads
+from millrace.engine.measure import Measure, measured
+from millrace.engine.pool import Call, Crew, Pool
 from millrace.engine.program import Program, list_sources
-from millrace.engine.task import NodeContext
-from millrace.graph.nodes import AUTOTUNE, Prefetch
-
-ORIGIN = Origin(0, 0)
-
-
-class Sized:
-    """An element that says how many bytes it has, and doesn't have them."""
-
-    def __init__(self, number: int, nbytes: int) -> None:
-        self.number, self.nbytes = number, nbytes
-
-
-def chunks(elements: list[Any], size: int = 4) -> Iterator[Chunk]:
-    for start in range(0, len(elements), size):
-        part = elements[start : start + size]
-        yield Chunk(part, ORIGIN, range(start, start + len(part)))
-
-
-def millrace_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("millrace")]
+from millrace.engine.spread import in_order
+from millrace.graph.nodes import AUTOTUNE
 
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """Threads for everything, however cheap."""
     monkeypatch.setattr(pools, "_WORTH_A_THREAD_S", 0.0)
-    made = Pool(3)
+    made = Pool(2)
     yield made
     made.close()
     assert not millrace_threads()
@@ -57,7 +40,7 @@ def spread(function: Any, elements: list[Any], pool: Pool | None, budget: int = 
         return Chunk([function(element) for element in chunk.elements], chunk.origin, chunk.positions)
 
     size, parallel = options.get("size", 4), options.get("parallel", AUTOTUNE)
-    found = in_order(apply, chunks(elements, size), parallel, pool=pool, budget=lambda: budget, measure=measure)
+    found = in_order(apply, chunks(elements, size), parallel, crew=Crew(pool), budget=lambda: budget, measure=measure)
     return measured(found, measure, 1 << 60, lambda *_: AssertionError())
 
 
@@ -88,7 +71,7 @@ def test_several_threads_work_at_a_time(pool):
 
 
 def test_cheap_functions_stay_on_this_thread():
-    made = Pool(3)
+    made = Pool(2)
     threads = set()
 
     def note(number: int) -> None:
@@ -132,10 +115,10 @@ def test_results_that_wait_are_bounded_in_bytes(pool, size, threads):
 @given(st.lists(st.sampled_from([1, 10**3, 10**6, 10**8]), min_size=1, max_size=120), st.sampled_from([1, 7, 120]))
 def test_of_results_of_all_sizes_only_what_is_under_way_comes_on_top(sizes, chunk_size):
     budget, held = 2 * 10**6, Held()
-    made = Pool(3)
+    made = Pool(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "_WORTH_A_THREAD_S", 0.0)
-        patch.setattr(pools, "_SLICE_S", 0.0)
+        patch.setattr(spreads, "_SLICE_S", 0.0)
         numbers = []
         for chunk in spread(lambda n: held.make(n, sizes[n]), list(range(len(sizes))), made, budget, size=chunk_size):
             numbers += [element.number for element in chunk.elements]
@@ -185,168 +168,126 @@ def test_calls_under_way_are_awaited_and_the_others_never_made(pool, end):
 
 
 def test_a_pool_closes_twice_and_opens_again():
-    made = Pool(2)
+    made, done = Pool(2), threading.Event()
     made.close()
-    chunk = Chunk([1], ORIGIN, range(1))
-    assert made.submit(len, chunk).result()[0] == 1
+    made.start(done.set)
+    assert done.wait(timeout=20)
     made.close()
     made.close()
     assert not millrace_threads()
-    assert made.submit(len, chunk).result()[0] == 1
+    again = threading.Event()
+    made.start(again.set)
+    assert again.wait(timeout=20)
     made.close()
 
 
 def test_a_pool_may_be_closed_by_one_of_its_threads():
     made = Pool(2)
-    threads = []
+    threads: deque[threading.Thread] = deque()
+    closed = threading.Event()
 
-    def close_it(chunk: Chunk) -> None:
+    def close_it() -> None:
         threads.append(threading.current_thread())
         made.close()
+        closed.set()
 
-    assert made.submit(close_it, Chunk([1], ORIGIN, range(1))).result()[0] is None
+    made.start(close_it)
+    assert closed.wait(timeout=20)
     threads[0].join(timeout=20)
     assert not millrace_threads()
 
 
-# -- ahead -------------------------------------------------------------------------------------------------------------
+def test_tasks_share_the_threads_of_an_operator():
+    made = Pool(2)
+    crew = Crew(made)
+    three, go, lock, now = threading.Event(), threading.Event(), threading.Lock(), [0, 0]
+
+    def work(chunk: Chunk) -> Chunk:
+        with lock:
+            now[0] += 1
+            now[1] = max(now)
+            if now[1] == 3:
+                three.set()
+        go.wait(timeout=20)
+        with lock:
+            now[0] -= 1
+        return chunk
+
+    calls = [Call(work, chunk) for chunk in chunks(list(range(80)))]
+    for call in calls:
+        crew.submit(call, 3)
+    assert three.wait(timeout=20)
+    go.set()
+    assert [call.result().elements[0] for call in calls] == list(range(0, 80, 4))
+    made.close()
+    assert now == [0, 3]
 
 
-def test_chunks_come_in_order_from_another_thread():
-    threads = set()
+def test_another_task_goes_on_when_one_is_abandoned():
+    made = Pool(2)
+    crew = Crew(made)
+    begun, go, seen = threading.Event(), threading.Event(), []
 
-    def source() -> Iterator[Chunk]:
-        for chunk in chunks(list(range(20))):
-            threads.add(threading.current_thread().name)
-            yield chunk
+    def work(chunk: Chunk) -> Chunk:
+        begun.set()
+        go.wait(timeout=20)
+        seen.append(chunk.elements[0])
+        return chunk
 
-    found = [
-        element for chunk in Ahead(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure()) for element in chunk.elements
-    ]
-    assert found == list(range(20))
-    assert threads == {"millrace-prefetch"}
-    assert not millrace_threads()
-
-
-class Counting:
-    """A source that says how far it was read, and blocks nobody."""
-
-    def __init__(self, size: int, nbytes: int = 1) -> None:
-        self.size, self.nbytes = size, nbytes
-        self.read = 0
-        self.changed = threading.Condition()
-        self.closed = False
-
-    def chunks(self) -> Iterator[Chunk]:
-        try:
-            for number in range(self.size):
-                with self.changed:
-                    self.read += 1
-                    self.changed.notify_all()
-                yield Chunk([Sized(number, self.nbytes)], ORIGIN, range(number, number + 1))
-        finally:
-            self.closed = True
-
-    def wait(self, read: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.read >= read, timeout=20)
+    calls = [Call(work, chunk) for chunk in chunks(list(range(5)), 1)]
+    for call in calls:
+        crew.submit(call, 1)
+    assert begun.wait(timeout=20)
+    go.set()
+    crew.cancel(deque(calls[1:3]))
+    calls[4].wait()
+    made.close()
+    assert {0, 3, 4} <= set(seen)
+    assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize(("elements", "budget", "nbytes", "ahead"), [(3, 1 << 30, 1, 3), (AUTOTUNE, 2640, 168, 5)])
-def test_it_reads_so_far_ahead_and_no_farther(elements, budget, nbytes, ahead):
-    source = Counting(100, nbytes)
-    helper = Ahead(source.chunks(), elements, lambda: budget)
-    found = helper.pull(Measure())
-    next(found)
-    source.wait(1 + ahead + 1)  # what was taken, what lies ready, what is on its way
-    for taken in range(2, 50):
-        next(found)
-        source.wait(taken + ahead + 1)
-        assert source.read <= taken + ahead + 1
-        assert helper._elements <= ahead
-    found.close()
-    assert source.closed
-    assert not millrace_threads()
+def test_what_was_learnt_in_one_task_is_known_in_the_next(pool):
+    crew, threads = Crew(pool), []
+
+    def note(chunk: Chunk) -> Chunk:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return chunk
+
+    for _ in range(2):
+        list(in_order(note, chunks([1, 2, 3], 1), 2, crew=crew, budget=lambda: 1 << 20, measure=Measure()))
+    assert threads == [threading.current_thread().name, *["millrace-map"] * 5]
 
 
-def test_streams_of_one_operator_share_its_bytes():
-    graph = Dataset.range(1).prefetch().with_options(buffer_bytes=30_000).graph
-    program = Program(graph, list_sources(graph), seed=0)
-    number = next(number for number, node in enumerate(program.graph.nodes) if isinstance(node, Prefetch))
-    with program.run(program.plan.task(0), 0) as run:
-        sources = [Counting(200, 168), Counting(200, 168)]
-        streams = [NodeContext(run._task, number, 0).ahead(source.chunks(), AUTOTUNE) for source in sources]
-        share = run._task.budget // 2 // 528  # bytes of such a chunk
-        taken = 100
-        for _ in range(taken):
-            for stream in streams:
-                next(stream)
-        for source in sources:
-            source.wait(taken + share + 1)
-            assert source.read <= taken + share + 1
-        for stream in streams:
-            close(stream)
-    program.close()
+def test_an_operator_settles_on_its_threads_and_says_why(monkeypatch, pool):
+    dataset = Dataset.range(4).map(abs)
+    program = Program(dataset.graph, list_sources(dataset.graph), seed=0, threads=2)
+    number = program.graph.id_of(program.graph.root)
+    crew, now = program._crews[number], 0.0
+    monkeypatch.setattr(pools, "clock", lambda: now)
+    crew.join()
+    crew.learn(1, 0.004, 0.004, 0.004, 8)
+    assert crew.threads(AUTOTUNE) == 3
+    assert program.threads() == []
+    for _ in range(1000):
+        level = crew.threads(AUTOTUNE)
+        now += 0.004  # for each element, whatever the number of threads: they take turns
+        crew.learn(1, 0.004 * max(1, level), 0.004, 0.004, 8)
+    crew.leave()
+    ((found, label, threads, why),) = program.threads()
+    assert (found, label, threads) == (number, "map(abs)", 0)
+    assert "holds the GIL" in why
 
 
-@pytest.mark.parametrize("windows", [0, 1, 2])
-def test_what_operators_may_hold_is_together_the_bound(windows):
-    dataset = Dataset.range(10).map(lambda n: n).prefetch()
-    for _ in range(windows):
-        dataset = dataset.shuffle(5).map(lambda n: n)
-    graph = dataset.with_options(buffer_bytes=10**6).graph
-    program = Program(graph, list_sources(graph), seed=0)
-    with program.run(program.plan.task(0), 0) as run:
-        budgets = [NodeContext(run._task, number, 0).budget for number in range(len(program.graph.nodes))]
-    program.close()
-    assert 0.99 * 10**6 <= sum(budgets) <= 10**6
-
-
-def test_one_chunk_larger_than_everything_still_passes():
-    found = Ahead(Counting(5, 10**9).chunks(), 1, lambda: 10).pull(Measure())
-    assert [element.number for chunk in found for element in chunk.elements] == list(range(5))
-
-
-def test_an_error_comes_after_what_came_before_it():
-    def source() -> Iterator[Chunk]:
-        yield from chunks([1, 2])
-        raise KeyError("three")
-
-    found = Ahead(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure())
-    assert next(found).elements == [1, 2]
-    with pytest.raises(KeyError, match="three"):
-        next(found)
-    assert not millrace_threads()
-
-
-def test_it_stops_when_it_is_dropped_also_by_the_garbage_collector_of_another_thread():
-    source = Counting(100)
-    found = Ahead(source.chunks(), 2, lambda: 1 << 30).pull(Measure())
-    next(found)
-    cycle: list[Any] = [found]
-    cycle.append(cycle)
-    del found, cycle
-    collector = threading.Thread(target=gc.collect)
-    collector.start()
-    collector.join(timeout=20)
-    assert source.closed
-    assert not millrace_threads()
-
-
-def test_it_may_be_stopped_from_outside_while_it_is_suspended():
-    source = Counting(100)
-    helper = Ahead(source.chunks(), 2, lambda: 1 << 30)
-    found = helper.pull(Measure())
-    next(found)
-    helper.stop()
-    helper.stop()
-    assert source.closed
-    assert not millrace_threads()
-    found.close()
-
-
-def test_it_never_begins_unless_pulled():
-    source = Counting(100)
-    found = Ahead(source.chunks(), 2, lambda: 1 << 30).pull(Measure())
-    found.close()
-    assert source.read == 0
+def test_time_without_a_task_is_not_counted(monkeypatch, pool):
+    crew, now = Crew(pool), 0.0
+    monkeypatch.setattr(pools, "clock", lambda: now)
+    crew.cost_s = 0.0
+    crew.threads(AUTOTUNE)
+    for _ in range(3):
+        crew.join()
+        now += 0.01
+        crew.learn(5, 0.01, 0.01, 0.01, 8)
+        crew.leave()
+        now += 1000.0
+    assert crew._window.elements == 15
+    assert crew._window.seconds == pytest.approx(0.03)

@@ -15,7 +15,7 @@ from tests.unit.engine.any_pipeline import pipeline
 from tests.unit.engine.test_planned_is_plain import mains, run, same
 
 from millrace.dataset import Dataset
-from millrace.engine import measure, pool
+from millrace.engine import measure, pool, spread
 from millrace.errors import ElementError
 from millrace.graph.nodes import AUTOTUNE
 from millrace.graph.rewrites import rewritten
@@ -239,7 +239,7 @@ def test_the_time_of_each_function_is_its_own(runs, monkeypatch):
         now = 0.0
 
     clock = Clock()
-    for module in (measure, pool):
+    for module in (measure, pool, spread):
         monkeypatch.setattr(module, "clock", lambda: clock.now)
 
     def slow(element: int) -> int:
