@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from millrace.dataset import Dataset
-from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
 from millrace.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -29,11 +27,13 @@ from millrace.errors import (
     UnknownLengthError,
     VersionMismatchError,
 )
-from millrace.graph.nodes import AUTOTUNE
 from millrace.version import __version__
 
 if TYPE_CHECKING:
     from millrace.clusters.local import LocalService
+    from millrace.dataset import Dataset
+    from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
+    from millrace.graph.nodes import AUTOTUNE
 
 __all__ = [
     "AUTOTUNE",
@@ -66,11 +66,24 @@ __all__ = [
     "__version__",
 ]
 
-_LATE = {"LocalService": "millrace.clusters.local"}
+_LATE = {
+    "AUTOTUNE": "millrace.graph.nodes",
+    "Dataset": "millrace.dataset",
+    "DistributedDataset": "millrace.distributed",
+    "LocalService": "millrace.clusters.local",
+    "ShardingPolicy": "millrace.distributed",
+    "Sharing": "millrace.distributed",
+    "Visitation": "millrace.distributed",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Services are imported when they are used: most programs never start one."""
+    """Imported when it is used: a service's processes import this package too, and need only parts of it."""
     if name in _LATE:
-        return getattr(importlib.import_module(_LATE[name]), name)
+        found = globals()[name] = getattr(importlib.import_module(_LATE[name]), name)
+        return found
     raise AttributeError(f"module 'millrace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

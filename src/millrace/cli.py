@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import os
@@ -17,6 +18,8 @@ from millrace.errors import MillraceError
 from millrace.version import __version__
 
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
+_FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
+"""What a worker's first task needs: loaded while it waits for the dispatcher's address."""
 LAST_CHANCE_S = 5.0
 """After its orderly end a process may still be held by a user's code; it does not wait longer than that."""
 
@@ -72,7 +75,12 @@ def _add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("worker", help="runs pipelines; start as many as you like, at any time")
-    command.add_argument("--dispatcher", required=True, metavar="ADDRESS", help="e.g. grpc://10.0.0.7:5050")
+    command.add_argument(
+        "--dispatcher",
+        required=True,
+        metavar="ADDRESS",
+        help="e.g. grpc://10.0.0.7:5050; - reads it from standard input",
+    )
     _add_listening(command, port=0)
     command.add_argument("--advertise", metavar="HOST", help="host name under which consumers reach this worker")
     command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions (default: cores)")
@@ -164,6 +172,18 @@ async def _dispatch(options: argparse.Namespace) -> None:
     import asyncio
 
     from millrace.clusters.subprocesses import LocalCluster
+
+    token = _token(options)
+    cluster = LocalCluster(
+        lambda: dispatcher.address,
+        host=options.host,
+        token=token,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
+    )
+    cluster.prepare(options.local_workers)
+
     from millrace.dispatcher.service import Dispatcher
     from millrace.wire.address import format_address
 
@@ -179,15 +199,6 @@ async def _dispatch(options: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop, number.name)
     if options.parent_pipe:
         _watch_parent(lambda reason: loop.call_soon_threadsafe(over.set))
-    token = _token(options)
-    cluster = LocalCluster(
-        lambda: dispatcher.address,
-        host=options.host,
-        token=token,
-        threads=options.threads,
-        buffer_bytes=options.buffer_bytes,
-        shared_memory=options.shared_memory,
-    )
     dispatcher = Dispatcher(
         format_address(options.host, options.port),
         token,
@@ -209,11 +220,18 @@ async def _dispatch(options: argparse.Namespace) -> None:
 def _worker(options: argparse.Namespace) -> int:
     from millrace.worker.worker import Worker
 
+    dispatcher: str = options.dispatcher
+    if dispatcher == "-":
+        for module in _FOR_TASKS:
+            importlib.import_module(module)
+        dispatcher = sys.stdin.readline().strip()
+        if not dispatcher:
+            return 0  # whoever would have said it has ended
     # Each piece of shared memory takes a file descriptor; often there are 1024.
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, _DESCRIPTORS)), most))
     worker = Worker(
-        options.dispatcher,
+        dispatcher,
         token=_token(options),
         host=options.host,
         port=options.port,

@@ -201,11 +201,12 @@ class DistributedDataset(Readable):
     def _joined(self, share: tuple[int, int] | None) -> ConsumerSession:
         """The session of this process, as the consumer or as one of its helpers."""
         if self._session is None or share != self._share:
+            address = self.service_address()
+
             from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
             from millrace.clusters.local import watch
             from millrace.control.messages import JobSpec
 
-            address = self.service_address()
             python = ".".join(platform.python_version_tuple()[:2])
             consumer, changes = self._place(share)
             spec = JobSpec(structure=self._structure, bundle="", python=python, **{**self._parameters, **changes})

@@ -40,6 +40,17 @@ def test_describing_a_pipeline_loads_none_of_them_either():
     assert sorted(set(LATE) & set(json.loads(fresh(code)))) == []
 
 
+def test_the_package_alone_is_next_to_nothing_so_that_processes_of_a_service_start_at_once():
+    loaded = json.loads(fresh("import json, sys, millrace; print(json.dumps(sorted(sys.modules)))"))
+    assert {"numpy", "asyncio", "grpc", "pyarrow"}.isdisjoint(loaded)
+
+
+def test_all_public_names_are_there():
+    assert fresh("import millrace; print(all(getattr(millrace, name) is not None for name in dir(millrace)))") == (
+        "True\n"
+    )
+
+
 def test_version_is_the_packages():
     assert fresh("import importlib.metadata as m, millrace; print(m.version('millrace') == millrace.__version__)") == (
         "True\n"

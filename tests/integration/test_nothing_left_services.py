@@ -144,7 +144,10 @@ def test_a_worker_that_ends_leaves_its_work_to_others(how, processes):
     first = processes.start("worker", "--dispatcher", address)
     seen = []
     with mr.Dataset.range(500).map(slow).distribute(address) as there:
-        for x in there:
+        numbers = iter(there)
+        while first.pid not in workers_of(there.status())[0]:
+            assert first.poll() is None  # it is still loading: a signal would end it as it would any program
+        for x in numbers:
             seen.append(x)
             if len(seen) == 20:
                 first.send_signal(how)

@@ -1,5 +1,6 @@
 """Services of real processes: they start quickly, say what is wrong, and leave nothing behind however they end."""
 
+import asyncio
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 import millrace as mr
 from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.subprocesses import LocalCluster
 
 WAIT_S = 30
 
@@ -256,3 +258,35 @@ def test_a_session_in_a_forked_child_is_refused():
         os.close(read)
         assert "forked from it: open another one here" in said
         next(it)
+
+
+def test_a_worker_that_is_never_told_its_dispatcher_ends():
+    process = spawn(["worker", "--dispatcher", "-"], worker=True, stderr=subprocess.PIPE)
+    hang_up(process)
+    assert reap(process, WAIT_S) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_the_end_of_a_prepared_worker_is_noticed_when_it_is_started():
+    cluster = LocalCluster(lambda: "grpc://127.0.0.1:1")
+    cluster.prepare(1)
+    (process,) = cluster._processes.values()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    async def noticed():
+        how: list[str] = []
+        ended = threading.Event()
+
+        def remember(worker: str, said: str) -> None:
+            how.append(said)
+            ended.set()
+
+        cluster.watch(remember)
+        await cluster.start(1)
+        await asyncio.to_thread(ended.wait, WAIT_S)
+        return how
+
+    assert asyncio.run(noticed()) == ["was killed by SIGKILL"]

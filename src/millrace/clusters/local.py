@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -77,6 +78,8 @@ class LocalService:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._words)
         try:
+            # What reads from a service takes a while to load, as its processes do.
+            importlib.import_module("millrace.client.session")
             self.address: str = _address_of(self._process, self._words)
         except BaseException:
             self.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import subprocess
 import threading
 import uuid
@@ -46,6 +48,7 @@ class LocalCluster:
             self._arguments += ["--buffer-bytes", str(buffer_bytes)]
         if not shared_memory:
             self._arguments.append("--no-shared-memory")
+        self._spares: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: Callable[[str, str], None] = lambda worker, how: None
@@ -55,6 +58,14 @@ class LocalCluster:
         """Has ``ended(worker, how)`` called for each process that ends."""
         self._ended = ended
 
+    def prepare(self, workers: int) -> None:
+        """Has so many load their libraries before there is a dispatcher; :meth:`start` takes them.
+
+        Raises:
+            ServiceError: if the machine can't.
+        """
+        self._spares += [self._spawn() for _ in range(workers)]
+
     async def start(self, workers: int) -> None:
         """Starts so many more.
 
@@ -62,21 +73,29 @@ class LocalCluster:
             ServiceError: if the machine can't.
         """
         for _ in range(workers):
-            name = uuid.uuid4().hex
-            try:
-                process = spawn(
-                    ["worker", "--dispatcher", self._dispatcher(), "--name", name, *self._arguments],
-                    worker=True,
-                    stdout=STDERR,
-                    extra={"MILLRACE_TOKEN": self._token} if self._token else None,
-                )
-            except OSError as error:
-                raise ServiceError(f"no further worker process can be started on this machine: {error}") from error
-            with self._lock:
-                self._processes[name] = process
+            name, process = self._spares.pop() if self._spares else self._spawn()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, which is noticed as ever
+                os.write(process.stdin.fileno(), f"{self._dispatcher()}\n".encode())
             threading.Thread(
                 target=self._wait, args=(name, process), name=f"millrace-wait-{name[:8]}", daemon=True
             ).start()
+
+    def _spawn(self) -> tuple[str, subprocess.Popen[bytes]]:
+        """A process, by name, that waits to be told the dispatcher's address."""
+        name = uuid.uuid4().hex
+        try:
+            process = spawn(
+                ["worker", "--dispatcher", "-", "--name", name, *self._arguments],
+                worker=True,
+                stdout=STDERR,
+                extra={"MILLRACE_TOKEN": self._token} if self._token else None,
+            )
+        except OSError as error:
+            raise ServiceError(f"no further worker process can be started on this machine: {error}") from error
+        with self._lock:
+            self._processes[name] = process
+        return name, process
 
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these processes, those that don't react within seconds by force."""
