@@ -72,15 +72,17 @@ class _Mapped:
 
 
 @contextlib.contextmanager
-def torch_loader(items: Sequence[Any], function: Function, batch: int, workers: int = 0) -> Iterator[Pass]:
-    """A DataLoader whose workers, if any, live on from pass to pass."""
+def torch_loader(
+    items: Sequence[Any], function: Function, batch: int, workers: int = 0, *, stay: bool = True
+) -> Iterator[Pass]:
+    """A DataLoader whose workers, if any, live on from pass to pass if they ``stay``."""
     from torch.utils.data import DataLoader
 
     loader: DataLoader[Any] = DataLoader(
         _Mapped(items, function),  # type: ignore[arg-type]  # torch asks for less than it declares
         batch_size=batch,
         num_workers=workers,
-        persistent_workers=workers > 0,
+        persistent_workers=stay and workers > 0,
     )
     yield lambda: loader
 
