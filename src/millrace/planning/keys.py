@@ -33,20 +33,24 @@ def derive(*parts: int) -> int:
 
 def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """:func:`mix` of each number."""
-    out = values + np.uint64(_GAMMA)
-    out ^= out >> np.uint64(30)
-    out *= np.uint64(_M1)
-    out ^= out >> np.uint64(27)
-    out *= np.uint64(_M2)
-    out ^= out >> np.uint64(31)
+    out = values + _ARRAY_GAMMA
+    out ^= out >> _SHIFT_1
+    out *= _ARRAY_M1
+    out ^= out >> _SHIFT_2
+    out *= _ARRAY_M2
+    out ^= out >> _SHIFT_3
     return out
+
+
+# Made once: a numpy scalar costs as much as an operation on a few elements, and chunks of large elements are short.
+_ARRAY_GAMMA, _ARRAY_M1, _ARRAY_M2 = np.uint64(_GAMMA), np.uint64(_M1), np.uint64(_M2)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def states(key: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Generator states, uint64 of shape (n, 4), one per position: hashes of ``key`` and the position."""
-    out = np.empty((len(positions), 4), np.uint64)
+    out = np.ones((len(positions), 4), np.uint64)  # the last column is SFC64's counter
     base = mix_array(positions.astype(np.uint64) ^ np.uint64(mix(key)))
-    for column in range(3):
-        out[:, column] = mix_array(base + np.uint64(mix(key + column + 1)))
-    out[:, 3] = 1  # SFC64's counter
+    columns = np.array([mix(key + 1), mix(key + 2), mix(key + 3)], np.uint64)
+    out[:, :3] = mix_array(base[:, None] + columns)
     return out
