@@ -77,6 +77,7 @@ class LaneBuffer:
         self._tasks: dict[TaskKey, TaskBuffer] = {}
         self._asked: dict[TaskKey, int] = {}  # leases asked for before they came
         self._epoch_bytes: dict[int, int] = {}
+        self._reading = -1  # the epoch that the consumer asked for last
 
     def __iter__(self) -> Iterator[tuple[TaskKey, TaskBuffer]]:
         return iter(self._tasks.items())
@@ -97,10 +98,12 @@ class LaneBuffer:
     def room(self, epoch: int, size: int) -> bool:
         """Whether ``size`` more bytes may be put in.
 
-        What was computed ahead for later epochs does not count: nobody reads it before this epoch is over.
+        What is computed ahead for later epochs has half of the buffer: nobody reads it before the epoch that is being
+        read is over, so it must leave room for tasks of that one that come back.
         """
         held = sum(count for number, count in self._epoch_bytes.items() if number <= epoch)
-        return held == 0 or held + size <= self.limit
+        limit = self.limit // 2 if epoch > self._reading else self.limit - (self.bytes - held)
+        return held == 0 or held + size <= limit
 
     def put(self, key: TaskKey, lease: int, message: Message) -> bool:
         """Adds a message; False if the lease was forgotten meanwhile."""
@@ -123,6 +126,7 @@ class LaneBuffer:
 
     def read(self, key: TaskKey, lease: int, start: int) -> None:
         """The consumer wants the outputs of this lease from ``start`` on; it has those before."""
+        self._reading = key[0]
         if not self.has(key, lease):
             # The dispatcher tells both sides at once; the consumer may be the faster. It reads one epoch at a time.
             self._asked = {other: asked for other, asked in self._asked.items() if other[0] == key[0]}

@@ -114,10 +114,29 @@ def test_all_of_a_task_received_frees_it():
 def test_room_is_bounded_in_bytes_but_lets_one_message_in():
     buffer = LaneBuffer(100)
     buffer.begin(KEY, 1, 0)
+    buffer.read(KEY, 1, 0)
     assert buffer.room(0, 500)
     buffer.put(KEY, 1, message(0, size=60))
     assert buffer.room(0, 40)
     assert not buffer.room(0, 41)
+
+
+def test_what_is_computed_ahead_has_half_of_the_buffer_until_it_is_read():
+    buffer = LaneBuffer(100)
+    buffer.read((0, 0), 1, 0)
+    buffer.begin((1, 0), 2, 0)
+    assert buffer.room(1, 500)
+    buffer.put((1, 0), 2, message(0, size=40))
+    assert buffer.room(1, 10)
+    assert not buffer.room(1, 11)
+    buffer.begin((0, 0), 1, 0)
+    buffer.put((0, 0), 1, message(0, size=30))
+    assert buffer.room(0, 30)
+    assert not buffer.room(0, 31)
+    buffer.forget((0, 0))
+    buffer.read((1, 0), 2, 0)
+    assert buffer.room(1, 60)
+    assert not buffer.room(1, 61)
 
 
 def test_what_is_computed_ahead_does_not_block_an_earlier_epoch():
