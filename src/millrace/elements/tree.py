@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -229,20 +230,34 @@ def nbytes_of(elements: Sequence[Any]) -> int:
     if len(kinds) == 1:
         kind = kinds.pop()
         if kind is dict:
-            key_sets = set(map(frozenset, elements))
-            if len(key_sets) == 1:
-                keys = key_sets.pop()
-                return _shells(elements, len(keys)) + sum([nbytes_of([each[key] for each in elements]) for key in keys])
+            columns = by_key(elements)
+            if columns is not None:
+                return _shells(elements, len(columns)) + sum([nbytes_of(column) for _, column in columns])
         elif kind is tuple or kind is list:
             lengths = set(map(len, elements))
             if len(lengths) == 1:
-                columns = zip(*elements, strict=True)
-                return _shells(elements, lengths.pop()) + sum([nbytes_of(column) for column in columns])
+                return _shells(elements, lengths.pop()) + sum(map(nbytes_of, zip(*elements, strict=True)))
         elif kind is str or kind is bytes:
             return sum(map(sys.getsizeof, elements))
         elif kind is np.ndarray and not any(each.dtype.hasobject for each in elements):
             return _ARRAY_BYTES * len(elements) + sum([int(each.nbytes) for each in elements])
     return sum(map(nbytes, elements))
+
+
+def by_key(elements: Sequence[Any]) -> list[tuple[Any, list[Any]]] | None:
+    """(key, values) of each key of the first of ``elements``; None if they are not all dicts with the same keys."""
+    first = elements[0]
+    if set(map(type, elements)) == {dict}:
+        try:
+            if set(map(len, elements)) == {len(first)}:
+                return [(key, list(map(itemgetter(key), elements))) for key in first]
+        except KeyError:
+            return None
+    elif all(
+        isinstance(each, dict) and each.keys() == first.keys() for each in elements
+    ):  # a subclass may make keys up
+        return [(key, [each[key] for each in elements]) for key in first]
+    return None
 
 
 def _shells(elements: Sequence[Any], slots: int) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.tree import Path, path_text
+from millrace.elements.tree import Path, by_key, path_text
 from millrace.errors import PipelineError
 
 Array = npt.NDArray[Any]
@@ -41,6 +41,9 @@ def stack(elements: Sequence[Any], label: str, allocate: Allocate = np.empty, pa
     Raises:
         PipelineError: if structures, shapes or dtypes differ; it names the leaf and what to do.
     """
+    kind = type(elements[0])
+    if kind in _NUMBERS and set(map(type, elements)) == {kind}:  # one look at each is enough for small elements
+        return _numbers(elements, _NUMBERS[kind], label, path)
     children = columns(elements, label, path)
     if children is None:
         return stack_leaf(elements, label, allocate, path)
@@ -143,9 +146,9 @@ def columns(elements: Sequence[Any], label: str, path: Path) -> list[tuple[Path,
     """
     first = elements[0]
     if isinstance(first, dict):
-        keys = first.keys()
-        if all(isinstance(element, dict) and element.keys() == keys for element in elements):
-            return [((*path, key), [element[key] for element in elements]) for key in first]
+        found = by_key(elements)
+        if found is not None:
+            return [((*path, key), column) for key, column in found]
     elif isinstance(first, (list, tuple)):
         if set(map(type, elements)) == {type(first)} and set(map(len, elements)) == {len(first)}:
             return [((*path, i), list(column)) for i, column in enumerate(zip(*elements, strict=True))]

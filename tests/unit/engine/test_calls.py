@@ -121,3 +121,23 @@ def test_mistakes_in_the_pipeline_are_no_failures_of_an_element():
         assert caught.value.__notes__ == ["in map(wrong) of 3/0"]
         with pytest.raises(PipelineError, match="wrong"):
             calls(on_error).guard("flat_map(wrong)", chunk(0), 0, lambda: wrong(0))
+
+
+@pytest.mark.parametrize("takes_rng", [False, True])
+def test_what_fails_is_left_out_or_replaced_and_nothing_else_moves(takes_rng):
+    def odd(element: int, rng: Any = None) -> Any:
+        if element % 2:
+            raise StopIteration if element % 3 else ValueError
+        return element, rng and rng.random()
+
+    function = Opaque(odd, takes_rng=takes_rng)
+    elements = chunk(*range(12))
+    made = calls("skip")
+    indices, results = made.call(1, "map", function, elements)
+    assert (indices, made.skipped) == ([0, 2, 4, 6, 8, 10], 6)
+    assert [element for element, _ in results] == indices
+    _, replaced = calls(Opaque(lambda error: error.where)).call(1, "map", function, elements)
+    assert replaced[1::2] == [f"3/{number}" for number in range(1, 12, 2)]
+    assert replaced[::2] == results
+    _, alone = calls().call(1, "map", function, elements.slice(4, 5))
+    assert alone == results[2:3]
