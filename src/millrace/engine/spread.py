@@ -81,7 +81,7 @@ class _Calls(Generic[T]):
         if cost < 0:
             return 1
         by_bytes = self._budget() / (2 * max(1, threads)) / max(self._crew.bytes, 1.0)
-        by_time = _SLICE_S / cost if threads else float("inf")
+        by_time = _SLICE_S / cost + 0.5 if threads else float("inf")
         return max(1, int(min(by_bytes, by_time, 1 << 40)))
 
     def full(self, count: int, threads: int) -> bool:
