@@ -21,10 +21,13 @@ from millrace.errors import (
 )
 from millrace.wire import delivery
 from millrace.wire.backoff import delays
+from millrace.wire.buffers import BufferPool
 from millrace.wire.bulk import BulkConnection, bulk_connect
 from millrace.wire.compression import Compression
 
 CONNECT_TIMEOUT_S = 10.0
+IDLE_PART = 4
+"""One part in so many of the buffer's bytes may be held besides, in memory that awaits its next use."""
 
 _logger = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class Feed:
         self._wake = wake
         self._changed = threading.Condition()
         self._pool = CreditPool(buffer_bytes)
+        self._memory = BufferPool(buffer_bytes // IDLE_PART)
         self._inbox: EpochInbox | None = None
         self._failure: MillraceError | None = None
         self._closed = False
@@ -228,7 +232,7 @@ class Feed:
             for order in (*map(delivery.Credit, grants.values()), *orders):
                 connection.send(order)
             while True:
-                header, payload = connection.receive(delivery.TO_READER)
+                header, payload = connection.receive(delivery.TO_READER, self._memory.allocate)
                 if isinstance(header, delivery.Delivery):
                     self._arrived(address, connection, header, payload)
                 elif isinstance(header, delivery.Short):

@@ -1,0 +1,88 @@
+"""Memory for payloads that come through a socket, used again when nobody looks at it any more.
+
+A fresh buffer of some megabytes costs a page fault for each of its pages, which is as much as a sixth of receiving into
+it. So a buffer goes back to its pool when the last view of it has died, and to no one before.
+
+What dies last of an array's views is the exporter of the buffer they come from, a ctypes array with a finalizer (numpy
+collapses chains of bases). A finalizer may run in any thread, inside anything, and in a forked child, whose memory is
+its own: it appends to a deque, which takes no lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.wire.frames import aligned_buffer
+
+Bytes = npt.NDArray[np.uint8]
+
+LEAST_BYTES = 256 << 10
+"""Smaller buffers come from malloc's own stock anyway."""
+
+
+class BufferPool:
+    """Gives buffers as :func:`~millrace.wire.frames.aligned_buffer` does, with old ones among them. Thread-safe.
+
+    Args:
+        limit: bytes to hold of buffers that nobody uses.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._died: deque[Bytes] = deque()
+        self._idle: dict[int, list[Bytes]] = {}
+        self._bytes = 0
+        self._kinds: dict[int, Any] = {}
+
+    @property
+    def idle_bytes(self) -> int:
+        """Held of buffers that nobody uses; at most the limit."""
+        with self._lock:
+            self._collect()
+            return self._bytes
+
+    def allocate(self, size: int) -> Bytes:
+        """Memory of any content: uint8, shape (size,), starting at a multiple of 64 bytes."""
+        if size < LEAST_BYTES:
+            return aligned_buffer(size)
+        room = _rounded(size)
+        with self._lock:
+            self._collect()
+            memory = self._take(room) if room in self._idle else aligned_buffer(room)
+            # ctypes makes a class for each size and keeps it: there are few, as sizes are rounded.
+            kind = self._kinds.setdefault(room, ctypes.c_ubyte * room)
+        exporter = kind.from_buffer(memory)
+        weakref.finalize(exporter, self._died.append, memory).atexit = False
+        return np.frombuffer(exporter, np.uint8, size)
+
+    def _collect(self) -> None:
+        """Takes back what has died meanwhile; what is over the limit is given up, the sizes longest unused first."""
+        while self._died:
+            memory = self._died.popleft()
+            same = self._idle.pop(memory.nbytes, [])
+            same.append(memory)
+            self._idle[memory.nbytes] = same  # at the end: the sizes in use are the last to go
+            self._bytes += memory.nbytes
+        while self._bytes > self._limit:
+            self._take(next(iter(self._idle)))
+
+    def _take(self, size: int) -> Bytes:
+        memory = self._idle[size].pop()
+        self._bytes -= size
+        if not self._idle[size]:
+            del self._idle[size]
+        return memory
+
+
+def _rounded(size: int) -> int:
+    """At most an eighth more, so that messages of about the same size share buffers."""
+    step = 1 << max(size.bit_length() - 4, 12)
+    return -(-size // step) * step
