@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     _add_dispatcher(commands)
     _add_worker(commands)
     _add_status(commands)
+    _add_bench(commands)
     demo = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
     demo.set_defaults(run=_demo)
     return top
@@ -114,6 +115,19 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         action="store_false",
         help="send batches over TCP even to consumers on a worker's own host",
     )
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser("bench", help="measures what this machine or network can do")
+    kinds = bench.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    command = kinds.add_parser("link", help="what a network link gives; start it with --listen at the other end first")
+    command.add_argument("address", nargs="?", metavar="HOST:PORT", help="where the other one listens")
+    command.add_argument("--listen", metavar="HOST:PORT", help="be the end that sends, e.g. 0.0.0.0:5051")
+    command.add_argument("--seconds", type=float, default=0.5, metavar="S", help="for each figure (default 0.5)")
+    command.add_argument("--rounds", type=_positive, default=3, metavar="N", help="medians of so many (default 3)")
+    command.add_argument("--token", help=f"the same at both ends (default: ${TOKEN}, which other users cannot see)")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_bench_link)
 
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
@@ -258,6 +272,31 @@ def _status(options: argparse.Namespace) -> int:
         print(status.as_json(found))
     else:
         status.show(found)
+    return 0
+
+
+def _bench_link(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from millrace.observe import link
+    from millrace.wire.address import parse_address
+    from millrace.wire.link import measure_link, serve_link
+
+    if (options.address is None) == (options.listen is None):
+        print("millrace bench link: either --listen HOST:PORT, or the HOST:PORT where another listens", file=sys.stderr)
+        return 2
+    if options.listen is None:
+        report = measure_link(options.address, _token(options), options.seconds, options.rounds)
+        if options.json:
+            print(json.dumps(msgspec.to_builtins(report), indent=2))
+        else:
+            link.show(report)
+        return 0
+    over = threading.Event()
+    _end_with(lambda reason: over.set(), parent_pipe=False)
+    with serve_link(*parse_address(options.listen), _token(options)) as server:
+        print(f"listens at {server.address}; measure with `millrace bench link` there; end it with Ctrl-C", flush=True)
+        over.wait()
     return 0
 
 
