@@ -32,6 +32,7 @@ from millrace.control.messages import (
     LeaveJob,
     Notice,
     ReadTasks,
+    TaskProgress,
     ToConsumer,
 )
 from millrace.errors import (
@@ -109,6 +110,7 @@ class Conversation:
         self._begun = -1  # the epoch that the dispatcher said has begun
         self._wanted = -1  # the epoch that it was asked to begin
         self._failure: MillraceError | None = None
+        self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
         self._measure: Measure | None = None
         self._notices: set[str] = set()
         self._sending = threading.RLock()
@@ -195,6 +197,7 @@ class Conversation:
         """Nobody reads this epoch any more."""
         if self._begun == number:
             self.report()
+            self._left = self.feed.progress(everything=True)
             self.feed.stop(number)
 
     # -- what the dispatcher says --------------------------------------------------------------------------------------
@@ -244,10 +247,11 @@ class Conversation:
             with self._sending:
                 if self._over.is_set():
                     return None
-                if self._wanted >= 0:
-                    session.send(BeginEpoch(self._wanted))
                 self._session = session
-            self.report(everything=True)
+                # In this order: what was not read of an epoch is dropped as the next one begins.
+                self.report(everything=True)
+                if self._wanted >= 0:
+                    self._send(BeginEpoch(self._wanted))
             return session
         return None
 
@@ -300,6 +304,8 @@ class Conversation:
     def report(self, *, everything: bool = False) -> None:
         """Tells the dispatcher how far reading has come and how fast it is."""
         epoch, tasks = self.feed.progress(everything=everything)
+        if epoch < 0 and everything:
+            epoch, tasks = self._left
         measure = self._measure
         if epoch < 0 or measure is None:
             self._send(ConsumerReport(max(self._wanted, 0)))

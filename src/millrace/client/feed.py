@@ -104,7 +104,7 @@ class Feed:
                 return
             for read in reads:
                 start = self._inbox.assign(read.task, read.lease, read.address)
-                if not self._inbox.holds(read.task)[1]:
+                if self._inbox.wanted(read.task):
                     orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
             connections = {address: self._connections.get(address) for address in orders}
             for address, connection in connections.items():

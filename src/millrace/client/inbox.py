@@ -33,12 +33,16 @@ class Arrival:
 
 @dataclass(slots=True)
 class TaskInbox:
-    """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``."""
+    """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``.
+
+    ``again``: it is complete, and runs once more at a worker that is still to be told so, or would keep its outputs.
+    """
 
     lease: int
     address: str
     held: int = 0
     complete: bool = False
+    again: bool = False
     skipped: int = 0
     messages: deque[Arrival] = field(default_factory=deque)
 
@@ -72,6 +76,7 @@ class EpochInbox:
             inbox = self._tasks[task] = TaskInbox(lease, address)
             if self.in_order:
                 heapq.heappush(self._unread, task)
+        inbox.again |= inbox.complete and lease != inbox.lease
         inbox.lease = lease
         inbox.address = address
         return inbox.held
@@ -99,6 +104,7 @@ class EpochInbox:
             if not self.in_order:
                 self._arrived.append(inbox)
         ended = last and not inbox.complete
+        inbox.again &= not last
         if ended:
             inbox.complete = True
             inbox.skipped = skipped
@@ -137,7 +143,7 @@ class EpochInbox:
         return [
             (number, inbox.lease, inbox.held)
             for number, inbox in self._tasks.items()
-            if inbox.address == address and not inbox.complete
+            if inbox.address == address and self.wanted(number)
         ]
 
     def progress(self, *, everything: bool = False) -> list[TaskProgress]:
@@ -146,6 +152,10 @@ class EpochInbox:
         report = [TaskProgress(number, self._tasks[number].held, self._tasks[number].complete) for number in numbers]
         self._moved = set()
         return report
+
+    def wanted(self, task: int) -> bool:
+        """Whether its worker is to be asked for it."""
+        return task in self._tasks and (self._tasks[task].again or not self._tasks[task].complete)
 
     def holds(self, task: int) -> tuple[int, bool]:
         """(outputs held, whether that is all) of a task."""

@@ -143,6 +143,7 @@ class Desk:
             lanes = list(self._lanes.values())
         for lane in lanes:
             lane.drop(leases)
+        self._store.drop(leases)
         self._gate.poke()
 
     def _close(self, name: str) -> None:
@@ -241,7 +242,10 @@ class Desk:
         """Everything that is leased to this worker or kept by it."""
         with self._lock:
             lanes = list(self._lanes.values())
-        return [held for lane in lanes for held in lane.held(self._store.has)]
+        # Of what was read to its end, leftovers may be all that is left; first, so that a lane's word counts.
+        held = {entry.lease: entry for entry in self._store.held()}
+        held.update((entry.lease, entry) for lane in lanes for entry in lane.held(self._store.has))
+        return list(held.values())
 
     @property
     def want(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from millrace.control.messages import TaskRef
+from millrace.control.messages import HeldTask, LeaseTask, TaskRef
 from millrace.errors import MillraceError
 from millrace.wire import delivery
 
@@ -29,8 +29,9 @@ class LeftoverStore:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._kept: dict[TaskRef, Parts] = {}
+        self._leases: dict[TaskRef, tuple[int, int]] = {}
 
-    def put(self, ref: TaskRef, leftovers: Mapping[int, list[Any]]) -> bool:
+    def put(self, lease: LeaseTask, leftovers: Mapping[int, list[Any]]) -> bool:
         """Keeps what a task left, by node; False if that is nothing."""
         from millrace.elements import codec
 
@@ -40,8 +41,18 @@ class LeftoverStore:
         if not parts:
             return False
         with self._lock:
-            self._kept[ref] = parts
+            self._kept[lease.ref] = parts
+            self._leases[lease.ref] = lease.lease, lease.consumer
         return True
+
+    def held(self) -> list[HeldTask]:
+        """All leases of which leftovers are kept."""
+        with self._lock:
+            return [HeldTask(ref, *self._leases[ref], finished=True, leftovers=True) for ref in self._kept]
+
+    def drop(self, leases: Container[int]) -> None:
+        """Forgets what was left under these leases."""
+        self.forget([held.ref for held in self.held() if held.lease in leases])
 
     def get(self, ref: TaskRef) -> Parts | None:
         """What is kept of a task; None if nothing."""
@@ -58,13 +69,14 @@ class LeftoverStore:
         with self._lock:
             for ref in refs:
                 self._kept.pop(ref, None)
+                self._leases.pop(ref, None)
             self._lock.notify_all()
 
     def forget_job(self, job: str) -> None:
         """Drops what is kept for a job."""
         with self._lock:
-            self._kept = {ref: parts for ref, parts in self._kept.items() if ref.job != job}
-            self._lock.notify_all()
+            gone = [ref for ref in self._kept if ref.job == job]
+        self.forget(gone)
 
     def wait_empty(self, deadline: float) -> bool:
         """Waits until nothing is kept or ``deadline`` (monotonic seconds) has come; whether nothing is kept."""

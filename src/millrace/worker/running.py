@@ -159,7 +159,7 @@ class Runner:
                 packer.add(chunk.elements[max(lease.received - before, 0) :])
                 waited += self._put(lane, lease, packer, flush=lane.hungry)
             waited += self._put(lane, lease, packer, flush=True)
-        left = task.parent >= 0 and self._store.put(ref, run.leftovers)
+        left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
             lane.finish(lease, run.skipped)
         else:

@@ -154,3 +154,18 @@ def test_whatever_is_sent_twice_or_cut_otherwise_is_read_once(seed, in_order):
     if in_order:
         assert read == expected
     assert inbox.ready == 0
+
+
+def test_a_task_that_runs_again_although_it_was_read_is_asked_for_until_its_worker_is_through():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "one:1")
+    assert inbox.accept(3, 0, 2, b"xx", 2, "one:1", last=True)
+    assert not inbox.wanted(3)
+    assert inbox.assign(3, 1, "one:1") == 2
+    assert not inbox.wanted(3)  # said again by a dispatcher that was restarted
+    assert inbox.assign(3, 2, "two:1") == 2
+    assert inbox.wanted(3)
+    assert inbox.unfinished("two:1") == [(3, 2, 2)]
+    assert not inbox.accept(3, 2, 0, None, 0, "two:1", last=True)
+    assert not inbox.wanted(3)
+    assert inbox.holds(3) == (2, True)
