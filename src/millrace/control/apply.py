@@ -11,6 +11,17 @@ from millrace.control import events as ev
 from millrace.control.state import Consumer, Epoch, Job, LiveTask, State, Worker
 
 
+def _dispatcher_started(state: State, event: ev.DispatcherStarted) -> None:
+    state.address = event.address
+    state.started = event.at
+    state.returning = event.until
+    peers: list[Worker | Consumer] = [*state.workers.values()]
+    peers += [place for job in state.jobs.values() for place in job.consumers.values()]
+    for peer in peers:
+        if peer.lost_at is None:
+            peer.lost_at = event.at
+
+
 def _worker_joined(state: State, event: ev.WorkerJoined) -> None:
     worker = state.workers.get(event.worker)
     if worker is None:
@@ -280,6 +291,7 @@ def _discard(index: dict[int, set[int]], consumer: int, task: int) -> None:
 
 
 APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
+    ev.DispatcherStarted: _dispatcher_started,
     ev.WorkerJoined: _worker_joined,
     ev.WorkerDisconnected: _worker_disconnected,
     ev.WorkerRetiring: _worker_retiring,

@@ -41,6 +41,8 @@ def react(turn: Turn, item: Input) -> None:
         _consumer_said(turn, item)
     elif isinstance(item, inp.JoinRequested):
         jobs.join(turn, item)
+    elif isinstance(item, inp.Started):
+        membership.started(turn, item.address)
     elif isinstance(item, inp.WorkerSessionLost):
         membership.session_lost(turn, item.worker)
     elif isinstance(item, inp.WorkerEnded):

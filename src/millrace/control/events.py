@@ -16,6 +16,19 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all events."""
 
 
+class DispatcherStarted(Event, frozen=True):
+    """It began to listen at ``address``: all sessions of its life before, if there was one, have ended.
+
+    Attributes:
+        at: seconds of the dispatcher's clock, which stands still between two lives.
+        until: nobody who had a session then is given up before.
+    """
+
+    address: str
+    at: float
+    until: float
+
+
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +315,8 @@ class Progressed(Event, frozen=True):
 
 
 AnyEvent = (
-    WorkerJoined
+    DispatcherStarted
+    | WorkerJoined
     | WorkerDisconnected
     | WorkerRetiring
     | WorkerReleased

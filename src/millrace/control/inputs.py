@@ -7,6 +7,12 @@ import msgspec
 from millrace.control.messages import FromConsumer, FromWorker, JoinJob
 
 
+class Started(msgspec.Struct, frozen=True):
+    """The dispatcher listens at ``address``, with the state that its journal gave; nobody has a session yet."""
+
+    address: str
+
+
 class WorkerSaid(msgspec.Struct, frozen=True):
     """A message on the session of ``worker``."""
 
@@ -52,4 +58,4 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Input = WorkerSaid | WorkerSessionLost | WorkerEnded | JoinRequested | ConsumerSaid | ClientSessionLost | Tick
+Input = Started | WorkerSaid | WorkerSessionLost | WorkerEnded | JoinRequested | ConsumerSaid | ClientSessionLost | Tick

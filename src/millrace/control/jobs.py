@@ -46,8 +46,8 @@ def join(turn: Turn, item: JoinRequested) -> None:
         if job is not None:
             same_job(job, spec)
         else:
-            check_new(spec, message)
-        number = find_place(job, spec, message, turn.now, turn.state.settings)
+            check_new(turn.state.settings, spec, message)
+        number = find_place(turn.state, job, spec, message, turn.now)
     except Refused as refused:
         turn.act(SendToClient(message.client, JobFailed(refused.failure)))
         turn.act(CloseClient(message.client, refused.failure))
@@ -210,6 +210,8 @@ def collect(turn: Turn) -> None:
         for number, place in list(job.consumers.items()):
             sight = turn.observed.clients.get(place.client)
             if place.lost_at is not None and turn.now - place.lost_at > grace:
+                if turn.state.may_return(place.lost_at, turn.now):
+                    continue
                 consumer_gone(turn, job, number, f"did not come back within {grace:g} s")
             elif place.lost_at is None and sight is not None and turn.now - sight.last_seen > grace:
                 consumer_gone(turn, job, number, f"was silent for {grace:g} s")

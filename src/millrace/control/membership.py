@@ -54,12 +54,26 @@ def hello(turn: Turn, message: WorkerHello) -> None:
         elif entry_or_none.finished:
             entry = entry_or_none
             finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
+    _ask_again(turn, worker)
+
+
+def _ask_again(turn: Turn, worker: Worker) -> None:
+    """What it was told before its session broke, and may not have heard."""
+    if worker.released:
+        turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
     for job in turn.state.jobs.values():
         if job.lister == worker.id:
             turn.to_worker(worker.id, ListSources(job.name))
         for number, epoch in job.epochs.items():
             if epoch.chooser == worker.id and job.length is not None:
                 turn.to_worker(worker.id, ChooseSharding(job.name, number, job.length, epoch.candidates))
+
+
+def started(turn: Turn, address: str) -> None:
+    """The dispatcher listens (again). Whoever had a session with it before looks for it, where it was then."""
+    state = turn.state
+    patience = state.settings.return_s if address == state.address else 0.0
+    turn.emit(ev.DispatcherStarted(address, turn.now, turn.now + patience))
 
 
 def session_lost(turn: Turn, name: str) -> None:
@@ -123,7 +137,7 @@ def watch(turn: Turn) -> None:
     for worker in list(turn.state.workers.values()):
         sight = turn.observed.workers.get(worker.id)
         if worker.lost_at is not None:
-            if turn.now - worker.lost_at > heartbeat:
+            if turn.now - worker.lost_at > heartbeat and not turn.state.may_return(worker.lost_at, turn.now):
                 lost(turn, worker, f"did not come back within {heartbeat:g} s")
         elif sight is not None and turn.now - sight.last_seen > limit:
             reason = f"was silent for {limit:g} s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.control.messages import Failure, JobSpec, JoinJob
-from millrace.control.state import Job, Settings
+from millrace.control.state import Consumer, Job, Settings, State
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
 
@@ -81,14 +81,16 @@ def check_failed(job: Job, message: JoinJob) -> None:
         raise Refused(job.failure)
 
 
-def check_new(spec: JobSpec, message: JoinJob) -> None:
+def check_new(settings: Settings, spec: JobSpec, message: JoinJob) -> None:
     """Refuse to go on with a job that isn't there."""
     if message.resume:
-        raise Refused.because(
-            "JobFailedError",
-            f"the dispatcher was restarted and has no journal, so it knows nothing of job {spec.name!r} any more; "
-            "start the training loop again",
+        why = (
+            f"job {spec.name!r} is over: its consumers were away for too long"
+            if settings.durable
+            else "the dispatcher was restarted and has no journal (start it with --work-dir), "
+            f"so it knows nothing of job {spec.name!r} any more"
         )
+        raise Refused.because("JobFailedError", f"{why}; start the training loop again")
 
 
 def same_job(job: Job, spec: JobSpec) -> None:
@@ -110,13 +112,18 @@ def same_job(job: Job, spec: JobSpec) -> None:
         )
 
 
-def find_place(job: Job | None, spec: JobSpec, message: JoinJob, now: float, settings: Settings) -> int:
+def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, now: float) -> int:
     """The consumer that the client becomes: the one it was, the one it asks for, or the lowest that is free.
 
     A place is taken while its client's session lives, and for one heartbeat more, so that a client whose connection
     broke for a moment finds it free; after that a new client may have it, and goes on where the old one was. If nobody
-    at all is left, whoever comes is the old one started again, and nobody's place is kept from it.
+    at all is left, whoever comes is the old one started again, and nobody's place is kept from it. Who lost its session
+    because the dispatcher was restarted is given the time to come back.
     """
+
+    def left(place: Consumer) -> bool:
+        return place.lost_at is not None and not state.may_return(place.lost_at, now)
+
     count = spec.num_consumers
     if spec.deterministic and count is None:
         count = 1
@@ -143,14 +150,13 @@ def find_place(job: Job | None, spec: JobSpec, message: JoinJob, now: float, set
                 f"{holder.host or 'another host'}; give each process its own consumer_index, or close the other one",
             )
         return wanted
-    deserted = all(place.lost_at is not None for place in places.values())
+    deserted = all(left(place) for place in places.values())
     number = 0
     while count is None or number < count:
         place_or_none = places.get(number)
         if place_or_none is None:
             return number
-        lost_at = place_or_none.lost_at
-        if lost_at is not None and (deserted or now - lost_at > settings.heartbeat_s):
+        if left(place_or_none) and (deserted or now - (place_or_none.lost_at or 0.0) > state.settings.heartbeat_s):
             return number
         number += 1
     holders = ", ".join(f"{i}: process {p.pid} on {p.host or 'an unnamed host'}" for i, p in sorted(places.items()))

@@ -53,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True):
         heartbeat_s: between two reports of a worker or consumer.
         job_gc_timeout_s: how long a consumer's place is kept without a session.
         anonymous_grace_s: the same for a job that the service named, as nobody else can ever join it.
+        return_s: after a restart of the dispatcher, how long at least its peers have to find it again.
+        durable: what became so outlives the dispatcher.
         blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
         turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
         turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
@@ -63,6 +65,8 @@ class Settings(msgspec.Struct, frozen=True):
     heartbeat_s: float = 5.0
     job_gc_timeout_s: float = 300.0
     anonymous_grace_s: float = 10.0
+    return_s: float = 10.0
+    durable: bool = False
     blocked_s: float = 5.0
     turn_s: float = 1.0
     turn_limit_s: float = 30.0
@@ -204,6 +208,10 @@ class State:
     Args:
         settings: of the running dispatcher, not journalled.
         planner: makes plans; :func:`millrace.planning.plan.make_plan` unless a test has its own.
+
+    Attributes:
+        address: where the dispatcher listens, since ``started``; ``returning``: until when nobody who had a session
+            with its life before is given up.
     """
 
     def __init__(self, settings: Settings | None = None, planner: Planner | None = None) -> None:
@@ -213,6 +221,9 @@ class State:
         self.clients: dict[str, tuple[str, int]] = {}
         self.next_lease = 1
         self.turns = 0
+        self.address = ""
+        self.started = 0.0
+        self.returning = 0.0
         self._planner = planner
         self._plans: dict[tuple[str, float], PlanLike] = {}
 
@@ -230,9 +241,16 @@ class State:
             "clients": self.clients,
             "next_lease": self.next_lease,
             "turns": self.turns,
+            "address": self.address,
+            "started": self.started,
+            "returning": self.returning,
         }
         plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
         return plain
+
+    def may_return(self, lost_at: float, now: float) -> bool:
+        """Whoever lost its session at ``lost_at`` did so with the dispatcher, and has not had the time to find it."""
+        return lost_at <= self.started and now < self.returning
 
     def make_plan(self, spec: JobSpec, seed: int, tables: Mapping[int, SplitTable]) -> PlanLike:
         """The plan of a job.

@@ -11,7 +11,9 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.decide import decide
+from millrace.control.events import AnyEvent
 from millrace.control.observed import Observed
+from millrace.control.snapshot import dump, fill_in, load
 from millrace.control.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
@@ -127,6 +129,9 @@ class FakeConsumer:
         self.ends: list[int] | None = None
         self.failure: Any = None
         self.notices: list[str] = []
+        self.connected = True
+        self.spec: Any = None
+        self.wanted = -1
         self.closed = False
 
     def take(self, message: Any) -> None:
@@ -181,11 +186,15 @@ class Service:
         self.last: list[Any] = []
         self.blobs: dict[str, str] = {}
         self.lost_leftovers = 0
+        self.saved = (dump(self.state), 0)
+        self.deaf = False
 
     def fresh_state(self) -> State:
         return State(self.settings, planner=lambda graph, tables, *, tasks, seed: self.plan)
 
     def say(self, item: Any) -> list[Any]:
+        if self.deaf:
+            return []
         events, actions = decide(self.state, self.observed, item, self.now)
         self.events += events
         self.last = actions
@@ -195,8 +204,9 @@ class Service:
                 if worker is not None and worker.connected:
                     worker.take(action.message)
             elif isinstance(action, act.SendToClient):
-                if action.client in self.consumers:
-                    self.consumers[action.client].take(action.message)
+                peer = self.consumers.get(action.client)
+                if peer is not None and peer.connected:
+                    peer.take(action.message)
             elif isinstance(action, act.CloseWorker):
                 self.refused[action.worker] = action.failure
             elif isinstance(action, act.StoreBlob):
@@ -270,13 +280,26 @@ class Service:
         extra = {k: fields.pop(k) for k in ("resume", "version", "host", "pid") if k in fields}
         spec = msg.JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))
+        peer.spec = spec
         self.say(inp.JoinRequested(msg.JoinJob(spec, client, consumer, **extra), f"job-of-{client}", 11))
         if begin and peer.failure is None:
             self.begin(peer)
         return peer
 
     def begin(self, peer: FakeConsumer, epoch: int | None = None) -> None:
-        self.say(inp.ConsumerSaid(peer.client, msg.BeginEpoch(epoch)))
+        peer.wanted = peer.wanted + 1 if epoch is None else epoch
+        if peer.connected:
+            self.say(inp.ConsumerSaid(peer.client, msg.BeginEpoch(epoch)))
+
+    def rejoin(self, peer: FakeConsumer) -> None:
+        """Its session broke; it says anew all that matters."""
+        peer.connected = True
+        join = msg.JoinJob(peer.spec, peer.client, peer.joined.consumer, resume=True)
+        self.say(inp.JoinRequested(join, f"job-of-{peer.client}", 11))
+        if peer.epoch is not None:
+            everything = [msg.TaskProgress(task, 1, complete=True) for task in peer.complete]
+            self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, everything)))
+        self.say(inp.ConsumerSaid(peer.client, msg.BeginEpoch(peer.wanted)))
 
     def read(self, peer: FakeConsumer, task: int) -> None:
         """Read a task to its end and say so."""
@@ -287,7 +310,8 @@ class Service:
         if worker is not None and peer.joined is not None:
             worker.unread.pop((peer.joined.job, peer.epoch.epoch, task), None)
         progress = msg.TaskProgress(task, 1, complete=True)
-        self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, [progress])))
+        if peer.connected:
+            self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, [progress])))
 
     def readable(self, peer: FakeConsumer) -> list[int]:
         """Tasks that lie finished where the consumer was told."""
@@ -324,6 +348,10 @@ class Service:
                     moved = True
         if read:
             for peer in self.consumers.values():
+                for task in peer.complete:  # run again, as the dispatcher did not know: it has all of it
+                    holder = self.workers.get(peer.reads[task].worker)
+                    if holder is not None and peer.epoch is not None:
+                        holder.unread.pop((peer.joined.job, peer.epoch.epoch, task), None)
                 for task in self.readable(peer):
                     if in_order(peer, task, self):
                         self.read(peer, task)
@@ -339,10 +367,35 @@ class Service:
 
     def replayed(self) -> State:
         """A state made of the events alone, by way of their encoding."""
-        state = self.fresh_state()
-        from millrace.control.events import AnyEvent
+        return self._applied(self.fresh_state(), self.events)
 
-        decoder = msgspec.msgpack.Decoder(AnyEvent)
-        for event in self.events:
-            state.apply(decoder.decode(msgspec.msgpack.encode(event)))
+    def _applied(self, state: State, events: list[Any]) -> State:
+        for event in msgspec.msgpack.decode(msgspec.msgpack.encode(events), type=list[AnyEvent]):
+            state.apply(event)
         return state
+
+    # -- the journal
+
+    def save(self) -> None:
+        """Write a snapshot, with split tables elsewhere."""
+        self.saved = (dump(self.state, self.blobs), len(self.events))
+
+    def restored(self) -> State:
+        """A state made of the last snapshot and the events since."""
+        state = self.fresh_state()
+        snapshot, base = self.saved
+        load(state, snapshot)
+        self._applied(state, self.events[base:])
+        for job in state.jobs.values():
+            fill_in(job, lambda digest: msgspec.msgpack.encode({0: positions_table(100)}))
+        return state
+
+    def restart(self, address: str = "here:1") -> None:
+        """The dispatcher died, and another goes on with its journal; nobody has found that one yet."""
+        self.deaf = False
+        self.state = self.restored()
+        self.observed = Observed()
+        peers: list[FakeWorker | FakeConsumer] = [*self.workers.values(), *self.consumers.values()]
+        for peer in peers:
+            peer.connected = False
+        self.say(inp.Started(address))

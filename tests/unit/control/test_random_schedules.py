@@ -27,7 +27,7 @@ PLANS = [(0, 0), (1, 3), (5, 0), (9, 3), (13, 4)]
 def disturb(service: Service, rng: random.Random, names: list[str]) -> None:
     """One thing that happens to workers, or time."""
     alive = list(service.workers)
-    what = rng.choice(["kill", "add", "break", "back", "tick", "lose", "leave", "return", "crash"])
+    what = rng.choice(["kill", "add", "break", "back", "tick", "lose", "leave", "return", "crash", "save", "restart"])
     if what == "kill" and len(alive) > 1:
         service.kill(rng.choice(alive))
     elif what == "crash" and len(alive) > 1:
@@ -45,6 +45,17 @@ def disturb(service: Service, rng: random.Random, names: list[str]) -> None:
         for name in alive:
             if not service.workers[name].connected:
                 service.hello(name)
+        for peer in service.consumers.values():
+            if not peer.connected:
+                service.rejoin(peer)
+    elif what == "save":
+        service.save()
+    elif what == "restart":
+        assert service.restored().snapshot() == service.state.snapshot()
+        service.deaf = True  # what is said from now on is not durable when the dispatcher dies
+        for _ in range(rng.randrange(4)):
+            service.work(read=rng.random() < 0.7)
+        service.restart()
     elif what == "tick":
         service.tick(rng.choice([0.1, 1.0, 3.0]))
     elif what == "lose":
@@ -64,6 +75,9 @@ def calm(service: Service, names: list[str]) -> None:
     for name, worker in list(service.workers.items()):
         if not worker.connected:
             service.hello(name)
+    for peer in service.consumers.values():
+        if not peer.connected:
+            service.rejoin(peer)
     names.append(f"w{len(names)}")
     service.add_worker(names[-1])
 
@@ -130,8 +144,12 @@ def test_every_task_is_read_once_and_nobody_waits_for_ever(seed, plan, kinds, co
         settle(service, everybody, room)
         for job, peers in jobs.items():
             check_epoch(service, job, peers)
+        service.deaf = rng.random() < 0.3
         for peer in everybody:
             service.begin(peer)
+        if service.deaf:
+            service.restart()
+            calm(service, names)
     assert service.replayed().snapshot() == service.state.snapshot()
     for peer in everybody:
         service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
