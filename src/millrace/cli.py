@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, PipelineError
 from millrace.version import __version__
 
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
@@ -69,6 +69,14 @@ def _add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser
     _add_memory(command)
     command.add_argument(
         "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
+    )
+    command.add_argument(
+        "--work-dir",
+        metavar="DIR",
+        help="journal what is going on there, and go on with it when started again (default: in memory only)",
+    )
+    command.add_argument(
+        "--recover", action="store_true", help="of a damaged journal keep what is good, and say what was lost"
     )
     _add_process(command)
     command.set_defaults(run=_dispatcher)
@@ -178,6 +186,8 @@ def _port(text: str) -> int:
 def _dispatcher(options: argparse.Namespace) -> int:
     import asyncio
 
+    if options.recover and options.work_dir is None:
+        raise PipelineError("--recover needs --work-dir: without one nothing was journalled")
     asyncio.run(_dispatch(options))
     return 0
 
@@ -219,6 +229,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
         cluster=cluster if options.local_workers else None,
         workers=options.local_workers,
         heartbeat_s=options.heartbeat,
+        work_dir=options.work_dir,
+        recover=options.recover,
     )
     address = f"grpc://{await dispatcher.start()}"
     try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace.control import messages as msg
-from millrace.dispatcher.blobs import BlobStore
+from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.service import STATUS, Dispatcher
 from millrace.errors import (
     ConsumerConflictError,
@@ -325,19 +327,24 @@ def test_a_job_that_failed_can_be_started_again_with_the_same_functions(loop: Lo
     assert fetch_blob(one.channel, one.wait(msg.OpenJob).spec.bundle) == b"functions"
 
 
-def test_blobs_are_bounded_and_those_of_living_jobs_stay() -> None:
-    store = BlobStore(100)
-    first, second, third = (bytes([i]) * 40 for i in range(3))
-    store.put(digest_of(first), first)
-    store.hold("job", digest_of(first))
-    store.put(digest_of(second), second)
-    store.put(digest_of(third), third)
-    assert not store.has(digest_of(second))
-    assert store.get(digest_of(first)) == first
-    with pytest.raises(ServiceError, match=r"keeps 40 bytes for its jobs and cannot take 61 more \(limit 100\)"):
-        store.put(digest_of(b"x" * 61), b"x" * 61)
-    with pytest.raises(ProtocolError, match="do not have the digest"):
-        store.put("0", b"")
-    store.drop("job")
-    assert len(store) == 0
-    store.put(digest_of(b"x" * 100), b"x" * 100)
+@pytest.mark.parametrize("in_files", [False, True])
+def test_blobs_are_bounded_and_those_of_living_jobs_stay(in_files: bool, tmp_path: Path) -> None:
+    async def run() -> None:
+        store = BlobStore(100, BlobFolder(str(tmp_path)) if in_files else None)
+        first, second, third = (bytes([i]) * 40 for i in range(3))
+        await store.put(digest_of(first), first)
+        store.hold("job", digest_of(first))
+        await store.put(digest_of(second), second)
+        await store.put(digest_of(third), third)
+        assert not store.has(digest_of(second))
+        assert await store.get(digest_of(first)) == first
+        with pytest.raises(ServiceError, match=r"keeps 40 bytes for its jobs and cannot take 61 more \(limit 100\)"):
+            await store.put(digest_of(b"x" * 61), b"x" * 61)
+        with pytest.raises(ProtocolError, match="do not have the digest"):
+            await store.put("0", b"")
+        store.drop("job")
+        assert len(store) == 0
+        assert not os.listdir(tmp_path)
+        await store.put(digest_of(b"x" * 100), b"x" * 100)
+
+    asyncio.run(run())

@@ -32,6 +32,8 @@ class LocalService:
         max_workers: at most so many; None: one for each core. All of them are started.
         cache_dir: where blocks will be kept; not used by this version.
         cache_bytes: how many bytes of them; not used by this version.
+        work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
+            the jobs of the one before. None: nothing is kept.
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.
         token: that clients must present.
@@ -53,6 +55,7 @@ class LocalService:
         *,
         cache_dir: str | None = None,
         cache_bytes: int | None = None,
+        work_dir: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
@@ -68,6 +71,7 @@ class LocalService:
             [
                 *("dispatcher", "--host", host, "--port", str(port)),
                 *("--local-workers", str(workers), "--threads", str(threads)),
+                *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),
             ],
             worker=False,
             stdout=subprocess.PIPE,

@@ -2,10 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import uuid
 from collections import Counter
+from collections.abc import Iterable
 
+from millrace.dispatcher.journal import UnwritableError
+from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ProtocolError, ServiceError
 from millrace.wire.blobs import digest_of
+
+
+class BlobFolder:
+    """Blobs as files named by their digests. Thread-safe.
+
+    Args:
+        path: of a folder that nobody else writes to.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def write(self, digest: str, data: bytes) -> None:
+        """Returns when it is durable.
+
+        Raises:
+            UnwritableError: it could not be written.
+        """
+        path = self._path(digest)
+        temporary = f"{path}.{uuid.uuid4().hex}"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+            sync_folder(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise UnwritableError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def read(self, digest: str) -> bytes:
+        """The bytes.
+
+        Raises:
+            ServiceError: they are not there, or not those that were written.
+        """
+        path = self._path(digest)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise ServiceError(f"blob {path} cannot be read: {error.strerror}") from error
+        if digest_of(data) != digest:
+            raise ServiceError(f"blob {path} is damaged")
+        return data
+
+    def remove(self, digest: str) -> None:
+        """Removes it, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(digest))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, whole or left over from an end in between."""
+        with os.scandir(self.path) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries}
+
+    def _path(self, digest: str) -> str:
+        return os.path.join(self.path, digest)
 
 
 class BlobStore:
@@ -13,48 +80,78 @@ class BlobStore:
 
     Args:
         limit: bytes.
+        folder: where they are kept; None: in memory.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, folder: BlobFolder | None = None) -> None:
         self._limit = limit
+        self._folder = folder
         self._bytes = 0
-        self._blobs: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        self._memory: dict[str, bytes] = {}
         self._holders: dict[str, set[str]] = {}
         self._promised: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._blobs)
+        return len(self._sizes)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._sizes
 
     def has(self, digest: str) -> bool:
         """Whether it is here; if so it won't be the next to go."""
-        blob = self._blobs.pop(digest, None)
-        if blob is not None:
-            self._blobs[digest] = blob
-        return blob is not None
+        size = self._sizes.pop(digest, None)
+        if size is not None:
+            self._sizes[digest] = size
+        return size is not None
 
-    def put(self, digest: str, data: bytes) -> None:
-        """Keep it.
+    async def put(self, digest: str, data: bytes) -> None:
+        """Keep it. Returns when it is as durable as it will be.
 
         Raises:
             ProtocolError: if ``digest`` is not that of ``data``.
+            UnwritableError: if the disk does not take it.
             ServiceError: if there is no room left beside what living jobs need.
         """
         if digest_of(data) != digest:
             raise ProtocolError(f"these bytes do not have the digest {digest}; were they damaged on the way?")
         if self.has(digest):
             return
-        for old in [name for name in self._blobs if not self._holders.get(name)]:
+        for old in [name for name in self._sizes if not self._holders.get(name)]:
             if self._bytes + len(data) <= self._limit:
                 break
-            self._bytes -= len(self._blobs.pop(old))
+            self._forget(old)
             del self._promised[old]
         if self._bytes + len(data) > self._limit:
             raise ServiceError(
                 f"the dispatcher keeps {self._bytes:,} bytes for its jobs and cannot take {len(data):,} more "
                 f"(limit {self._limit:,}); end a job, or read large data from files, not from variables of functions"
             )
-        self._blobs[digest] = data
-        self._bytes += len(data)
+        self._bytes += len(data)  # before it is there: others may come meanwhile
+        try:
+            if self._folder is not None:
+                await asyncio.to_thread(self._folder.write, digest, data)
+        except BaseException:
+            self._bytes -= len(data)
+            raise
+        if digest in self._sizes:
+            self._bytes -= len(data)  # somebody else was faster
+            return
+        self._sizes[digest] = len(data)
+        if self._folder is None:
+            self._memory[digest] = data
+
+    def adopt(self, held: Iterable[tuple[str, str]]) -> None:
+        """Takes over what is in the folder: (job, digest) of what jobs need; the rest is removed."""
+        assert self._folder is not None
+        for job, digest in held:
+            self.hold(job, digest)
+        for name, size in self._folder.sizes().items():
+            if name in self._holders:
+                self._sizes[name] = size
+                self._bytes += size
+            else:
+                self._folder.remove(name)
 
     def promise(self, digest: str) -> bool:
         """As :meth:`has`, for a client that is about to join: if it is here it outlives the job that holds it now."""
@@ -70,7 +167,7 @@ class BlobStore:
         else:
             del self._promised[digest]
 
-    def get(self, digest: str) -> bytes:
+    async def get(self, digest: str) -> bytes:
         """The bytes.
 
         Raises:
@@ -78,7 +175,9 @@ class BlobStore:
         """
         if not self.has(digest):
             raise ServiceError(f"the dispatcher has no blob {digest}; the job that it belonged to is over")
-        return self._blobs[digest]
+        if self._folder is None:
+            return self._memory[digest]
+        return await asyncio.to_thread(self._folder.read, digest)
 
     def hold(self, job: str, digest: str) -> None:
         """The job needs it as long as it lives."""
@@ -91,4 +190,10 @@ class BlobStore:
             if not self._holders[digest]:
                 del self._holders[digest]
                 if digest not in self._promised:
-                    self._bytes -= len(self._blobs.pop(digest, b""))
+                    self._forget(digest)
+
+    def _forget(self, digest: str) -> None:
+        self._bytes -= self._sizes.pop(digest, 0)
+        self._memory.pop(digest, None)
+        if self._folder is not None:
+            self._folder.remove(digest)

@@ -1,22 +1,242 @@
-"""Where events become durable before anybody hears of what follows from them."""
+"""Where events become durable before anybody hears of what follows from them.
+
+An SQLite file in WAL mode with full sync. Events are written in groups, a row and a sync for all that was decided
+while the group before was being written. Every so many events a snapshot of the state is written with them; the one
+before it and the events since that stay until the next, all older ones go.
+
+A journal that an earlier version wrote is always understood: events and snapshots only ever gain fields with defaults.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import os
+import sqlite3
 from collections.abc import Sequence
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import msgspec
 
 from millrace.control.events import AnyEvent
+from millrace.errors import ServiceError
+
+SCHEMA = 1
+"""Raised when tables change in a way that this version could not read."""
+SNAPSHOT_EVENTS = 50_000
+"""Events from one snapshot to the next: a fraction of a second to apply."""
+WAL_BYTES = 16 << 20
+"""The write-ahead log is cut to this size once it was copied into the file."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS groups (first INTEGER PRIMARY KEY, count INTEGER, at REAL, body BLOB, checksum BLOB);
+CREATE TABLE IF NOT EXISTS snapshots (sequence INTEGER PRIMARY KEY, at REAL, body BLOB, checksum BLOB);
+"""
+_decoder = msgspec.msgpack.Decoder(list[AnyEvent])
+
+
+class UnwritableError(ServiceError):
+    """Nothing could be made durable; trying again may succeed, e.g. once there is room on the disk."""
 
 
 class Journal(Protocol):
     """An append-only list of events."""
 
-    async def append(self, events: Sequence[AnyEvent]) -> None:
-        """Returns when these are durable, all or none."""
+    @property
+    def due(self) -> bool:
+        """The next group should bring a snapshot."""
+
+    async def append(self, events: Sequence[AnyEvent], at: float, snapshot: bytes | None = None) -> None:
+        """Returns when these are durable, all or none.
+
+        Args:
+            events: in order.
+            at: the dispatcher's clock, in seconds.
+            snapshot: of the state after the last of them.
+
+        Raises:
+            UnwritableError: nothing was written.
+        """
+
+    def close(self) -> None:
+        """Nothing more will be appended."""
 
 
 class MemoryJournal:
     """Remembers nothing: a restarted dispatcher starts empty."""
 
-    async def append(self, events: Sequence[AnyEvent]) -> None:
+    due = False
+
+    async def append(self, events: Sequence[AnyEvent], at: float, snapshot: bytes | None = None) -> None:
         """Returns at once."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+@dataclasses.dataclass
+class Past:
+    """What a journal holds.
+
+    Attributes:
+        snapshot: the newest good one, None if there is none.
+        events: those since, by the groups in which they were written.
+        base: number of the last event before the snapshot, counted from 1.
+        last: number of the last event.
+        at: the dispatcher's clock when it was written.
+        damage: a sentence about the first thing that is wrong, empty if nothing is.
+        lost: events that are known to have been behind that.
+    """
+
+    snapshot: bytes | None = None
+    events: list[list[AnyEvent]] = dataclasses.field(default_factory=list)
+    base: int = 0
+    last: int = 0
+    at: float = 0.0
+    damage: str = ""
+    lost: int = 0
+
+
+class SqliteJournal:
+    """A journal in a file.
+
+    Args:
+        path: of the file; made if it is not there.
+
+    Raises:
+        ServiceError: it is of a newer version of millrace.
+        sqlite3.Error: it is damaged, or can't be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        # Used in one thread at a time: here, and from then on in the writer's.
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            for setting in (
+                "locking_mode = EXCLUSIVE",  # there is one dispatcher; needs no shared memory beside the file
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                f"journal_size_limit = {WAL_BYTES}",
+            ):
+                self._db.execute(f"PRAGMA {setting}")
+            [(schema,)] = self._db.execute("PRAGMA user_version")
+            _check_schema(path, schema)
+            self._db.executescript(_TABLES)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+        except BaseException:
+            self._db.close()
+            raise
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="millrace-journal")
+        self._last = self._base = 0
+
+    @property
+    def due(self) -> bool:
+        """The next group should bring a snapshot."""
+        return self._last - self._base >= SNAPSHOT_EVENTS
+
+    def read(self) -> Past:
+        """Everything, up to the first thing that is wrong. To be called once, before the first :meth:`append`."""
+        past = Past()
+        broken = ""
+        try:
+            for sequence, at, body, checksum in self._db.execute("SELECT * FROM snapshots ORDER BY sequence DESC"):
+                if checksum == _checksum(sequence, 0, at, body):
+                    past.snapshot, past.base, past.at = body, sequence, at
+                    break
+                past.damage = f"the snapshot after event {sequence} is not what was written"
+            past.last = end = past.base
+            rows = self._db.execute("SELECT * FROM groups WHERE first > ? ORDER BY first", (past.base,))
+            for first, count, at, body, checksum in rows:
+                end = first + count - 1
+                broken = broken or _wrong(past.last + 1, first, count, at, body, checksum)
+                if not broken:
+                    past.events.append(_decoder.decode(body))
+                    past.last, past.at = end, at
+            past.lost = end - past.last
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            broken = broken or f"what follows event {past.last} cannot be read: {error}"
+        past.damage = past.damage or broken
+        self._last, self._base = past.last, past.base
+        return past
+
+    async def append(self, events: Sequence[AnyEvent], at: float, snapshot: bytes | None = None) -> None:
+        """Returns when these are durable, all or none.
+
+        Raises:
+            UnwritableError: nothing was written.
+        """
+        body = msgspec.msgpack.encode(events)  # here, as the state may share lists with them and goes on
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self.write, len(events), at, body, snapshot)
+
+    def write(self, count: int, at: float, body: bytes, snapshot: bytes | None = None) -> None:
+        """As :meth:`append`, in the calling thread, of ``count`` events that are encoded already.
+
+        Raises:
+            UnwritableError: nothing was written.
+        """
+        first, last = self._last + 1, self._last + count
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            if count:
+                row: tuple[Any, ...] = (first, count, at, body, _checksum(first, count, at, body))
+                self._db.execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?)", row)
+            if snapshot is not None:
+                row = (last, at, snapshot, _checksum(last, 0, at, snapshot))
+                self._db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", row)
+                self._db.execute("DELETE FROM snapshots WHERE sequence < ?", (self._base,))
+                self._db.execute("DELETE FROM groups WHERE first <= ?", (self._base,))
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
+                self._db.execute("ROLLBACK")
+            raise UnwritableError(f"the journal cannot be written: {error}") from error
+        self._last = last
+        if snapshot is not None:
+            self._base = last
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._writer.shutdown()
+        self._db.close()
+
+
+def _check_schema(path: str, schema: int) -> None:
+    if schema > SCHEMA:
+        raise ServiceError(
+            f"{path} was written by a newer version of millrace (format {schema}, this one knows {SCHEMA}): "
+            "start that version, or use another work_dir"
+        )
+
+
+def _wrong(expected: int, first: int, count: int, at: float, body: Any, checksum: Any) -> str:
+    """What is wrong with a group of events, empty if nothing is."""
+    if first != expected:
+        return f"events {expected} to {first - 1} are missing"
+    if checksum != _checksum(first, count, at, body):
+        return f"events {first} to {first + count - 1} are not what was written"
+    return ""
+
+
+def _checksum(number: int, count: int, at: float, body: Any) -> bytes:
+    digest = hashlib.blake2b(body if isinstance(body, bytes) else b"", digest_size=16)
+    digest.update(repr((number, count, at)).encode())
+    return digest.digest()
+
+
+def set_aside(path: str) -> str:
+    """Renames a journal with what belongs to it; returns its new name.
+
+    Raises:
+        OSError: if that can't be done.
+    """
+    number = 1
+    while os.path.exists(aside := f"{path}.damaged-{number}"):
+        number += 1
+    for ending in ("-wal", "-shm", ""):
+        if os.path.exists(path + ending):
+            os.rename(path + ending, aside + ending)
+    return aside

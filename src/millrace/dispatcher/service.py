@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
+import platform
 import secrets
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millrace.control import actions as act
@@ -16,16 +19,20 @@ from millrace.control import messages as msg
 from millrace.control.decide import react
 from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated
 from millrace.control.observed import Observed
+from millrace.control.snapshot import dump
 from millrace.control.state import Planner, Settings, State
 from millrace.control.turn import Turn, merged
-from millrace.dispatcher.blobs import BlobStore
+from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.fleet import Fleet
-from millrace.dispatcher.journal import Journal, MemoryJournal
+from millrace.dispatcher.journal import Journal, MemoryJournal, UnwritableError
+from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.status import status
+from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import MillraceError, ProtocolError, ServiceError
 from millrace.version import __version__
 from millrace.wire import blobs as wire_blobs
+from millrace.wire.backoff import delays
 from millrace.wire.control import Call, ControlServer, Session
 from millrace.wire.failures import error_of
 
@@ -46,7 +53,8 @@ class Dispatcher:
         workers: how many it keeps running.
         heartbeat_s: seconds between two reports of a worker or consumer.
         job_gc_timeout: seconds that a consumer's place is kept after its session broke.
-        journal: makes events durable.
+        work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
+        recover: of a damaged journal in ``work_dir`` keep what is good.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -63,17 +71,32 @@ class Dispatcher:
         workers: int = 0,
         heartbeat_s: float = 5.0,
         job_gc_timeout: float = 300.0,
-        journal: Journal | None = None,
+        work_dir: str | None = None,
+        recover: bool = False,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
         self.address = address
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        settings = Settings(__version__, python, heartbeat_s=heartbeat_s, job_gc_timeout_s=job_gc_timeout)
-        self._state = State(settings, planner)
+        settings = Settings(
+            __version__,
+            python,
+            heartbeat_s=heartbeat_s,
+            job_gc_timeout_s=job_gc_timeout,
+            durable=work_dir is not None,
+        )
+        self._fresh_state = functools.partial(State, settings, planner)
+        self._state = self._fresh_state()
         self._observed = Observed()
-        self._journal = journal or MemoryJournal()
+        self._work_dir: WorkDir | None = None
+        self._work_path = work_dir
+        self._recover = recover
+        self._journal: Journal = MemoryJournal()
+        self._unwritable = ""
+        self._clock_at_start = 0.0
+        self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
+        self._ready = asyncio.Event()
         self._fleet = Fleet(
             cluster, workers if cluster is not None else 0, on_end=self._worker_ended, notice=self._notice
         )
@@ -96,20 +119,37 @@ class Dispatcher:
         )
 
     async def start(self) -> str:
-        """Listen, start the workers, and return the address as ``host:port``.
+        """Go on where the work_dir says, listen, start the workers, and return the address as ``host:port``.
 
         Raises:
             AddressInUseError: the port is taken.
-            ServiceError: the address is not of this machine, or workers can't be started.
+            ServiceError: the address is not of this machine, workers can't be started, another dispatcher has the
+                work_dir, or its journal is damaged.
         """
-        self.address = await self._server.start()
-        self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
         try:
+            if self._work_path is not None:
+                self._restore(self._work_path)
+            self.address = await self._server.start()
+            self._feed(inp.Started(self.address))
+            self._ready.set()
+            self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
             await self._fleet.start()
         except BaseException:
             await self.stop()
             raise
         return self.address
+
+    def _restore(self, path: str) -> None:
+        self._work_dir = WorkDir(path)
+        self._journal, self._state, at = restore(self._work_dir, self._fresh_state, recover=self._recover)
+        self._clock_at_start = at - asyncio.get_running_loop().time()
+        self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
+        jobs = self._state.jobs.values()
+        self._blobs.adopt((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
+
+    def _now(self) -> float:
+        """The dispatcher's clock, in seconds: goes on after a restart where the journal ends."""
+        return self._clock_at_start + asyncio.get_running_loop().time()
 
     async def stop(self, grace: float = 1.0) -> None:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
@@ -119,12 +159,16 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        self._journal.close()
+        if self._work_dir is not None:
+            self._work_dir.close()
+            self._work_dir = None
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _feed(self, item: inp.Input, blame: Session | None = None) -> None:
         """Decide at once; what follows waits for the journal, in order."""
-        turn = Turn(self._state, self._observed, asyncio.get_running_loop().time())
+        turn = Turn(self._state, self._observed, self._now())
         try:
             react(turn, item)
         except Exception as error:
@@ -141,8 +185,14 @@ class Dispatcher:
             self._some_decided.clear()
             decided, self._decided = self._decided, []
             events = [event for group, _ in decided for event in group]
+            # Now: the next input changes the state.
+            snapshot = dump(self._state, self._blobs) if self._journal.due else None
+            for _, actions in decided:
+                for action in actions:
+                    if isinstance(action, act.StoreBlob):  # no event may name a blob that could be lost
+                        await self._store(action)
             if events:
-                await self._journal.append(events)
+                await self._persist(functools.partial(self._journal.append, events, self._now(), snapshot))
             for group, actions in decided:
                 for action in actions:
                     try:
@@ -150,6 +200,31 @@ class Dispatcher:
                     except MillraceError:
                         _logger.exception("could not do %r", type(action).__name__)
                 self._hold(group)
+
+    async def _store(self, action: act.StoreBlob) -> None:
+        self._blobs.hold(action.job, action.digest)
+        try:
+            await self._persist(functools.partial(self._blobs.put, action.digest, action.data))
+        except MillraceError:
+            _logger.exception("the split tables of job %s cannot be kept", action.job)
+
+    async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Write, however long it takes: meanwhile nothing is answered, and no new job is taken."""
+        pauses = delays(2.0, 30.0)
+        while True:
+            try:
+                await write()
+            except UnwritableError as error:
+                if not self._unwritable:
+                    _logger.error("%s; trying again until there is room", error)  # noqa: TRY400 - it says it all
+                    self._notice(f"{error}. The service stands still until it can: free some space on that disk")
+                self._unwritable = str(error)
+                await asyncio.sleep(next(pauses))
+            else:
+                if self._unwritable:
+                    _logger.warning("the journal is written again")
+                self._unwritable = ""
+                return
 
     def _hold(self, events: list[AnyEvent]) -> None:
         """Keep the functions of jobs that began; after what the same input ended, e.g. a job of the same name."""
@@ -171,9 +246,8 @@ class Dispatcher:
                 _close(self._clients.get(client), reason)
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
-            case act.StoreBlob(job=job, digest=digest, data=data):
-                self._blobs.hold(job, digest)
-                self._blobs.put(digest, data)
+            case act.StoreBlob():
+                pass  # done, before its events were written
             case act.DropBlobs(job=job):
                 self._blobs.drop(job)
 
@@ -182,11 +256,20 @@ class Dispatcher:
         period = min(1.0, self._state.settings.heartbeat_s / 4)
         while True:
             await asyncio.sleep(period)
+            self._bury()
             self._feed(inp.Tick())
+
+    def _bury(self) -> None:
+        """Workers of this host that are away need not be waited for once their processes have ended."""
+        host = platform.node()
+        for worker in list(self._state.workers.values()):
+            if worker.lost_at is not None and worker.host == host and worker.pid and not _runs(worker.pid):
+                self._feed(inp.WorkerEnded(worker.id, "ended"))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     async def _session(self, session: Session) -> None:
+        await self._ready.wait()
         first = await anext(session, None)
         if first is None:
             return
@@ -228,6 +311,8 @@ class Dispatcher:
         if not isinstance(message, msg.FromConsumer) or getattr(message, "client", name) != name:
             raise ProtocolError(f"a consumer may not send {type(message).__name__}")
         if isinstance(message, msg.JoinJob):
+            if self._unwritable and not message.resume:
+                raise UnwritableError(f"{self._unwritable}; the service takes nothing new until it can")
             # 63 bits: a seed fits every integer type on its way.
             item: inp.Input = inp.JoinRequested(message, f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63))
         else:
@@ -247,12 +332,12 @@ class Dispatcher:
         return self._blobs.promise(digest)
 
     async def _put_blob(self, blob: wire_blobs.Blob) -> str:
-        self._blobs.put(blob.digest, blob.data)
+        await self._blobs.put(blob.digest, blob.data)
         self._blobs.promise(blob.digest)
         return blob.digest
 
     async def _fetch_blob(self, digest: str) -> bytes:
-        return self._blobs.get(digest)
+        return await self._blobs.get(digest)
 
     async def _status(self, _: None) -> dict[str, Any]:
         return self.status()
@@ -262,11 +347,24 @@ class Dispatcher:
         return status(
             self._state,
             self._observed,
-            asyncio.get_running_loop().time(),
+            self._now(),
+            work_dir=self._work_dir.path if self._work_dir is not None else None,
+            unwritable=self._unwritable,
             plan=self._fleet.plan,
             requested=self._fleet.requested,
             why=self._fleet.why,
         )
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 def _send(session: Session | None, message: Any) -> None:

@@ -13,7 +13,15 @@ STALE_S = 20.0
 
 
 def status(
-    state: State, observed: Observed, now: float, *, plan: int = 0, requested: int = 0, why: str = ""
+    state: State,
+    observed: Observed,
+    now: float,
+    *,
+    work_dir: str | None = None,
+    unwritable: str = "",
+    plan: int = 0,
+    requested: int = 0,
+    why: str = "",
 ) -> dict[str, Any]:
     """Everything, ready for JSON.
 
@@ -21,6 +29,8 @@ def status(
         state: of the dispatcher.
         observed: reports of workers and consumers.
         now: of the clock of the reports, in seconds.
+        work_dir: where the journal is, None without one.
+        unwritable: why it cannot be written, empty if it can.
         plan: workers that there should be, 0 if nobody plans.
         requested: workers that a cluster was asked for and that have not ended.
         why: a sentence about the difference, if there is something to say.
@@ -33,8 +43,17 @@ def status(
         "jobs": [_job(state, observed, job, now) for job in jobs],
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why},
+        "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": None,
     }
+
+
+def _why_journal(work_dir: str | None, unwritable: str) -> str:
+    if unwritable:
+        return f"the service stands still: {unwritable}"
+    if work_dir is None:
+        return "nothing outlives the dispatcher: it was started without a work_dir"
+    return f"what is going on outlives the dispatcher, in {work_dir}"
 
 
 def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:

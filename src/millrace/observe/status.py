@@ -77,8 +77,9 @@ def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
             print(f"{title}:{'' if rows else ' none'}", file=out)
             for line in columns([header, *rows]) if rows else ():
                 print(f"  {line}", file=out)
-    if status["fleet"]["why"]:
-        print(status["fleet"]["why"], file=out)
+    for part in ("fleet", "journal"):
+        if status[part]["why"]:
+            print(status[part]["why"], file=out)
 
 
 def columns(rows: Sequence[Row]) -> list[str]:

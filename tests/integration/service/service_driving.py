@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self
 
 from millrace.client.status import fetch_status
@@ -25,10 +26,11 @@ HEARTBEAT_S = 0.5
 
 
 class Service:
-    """A dispatcher and its workers."""
+    """A dispatcher, with a journal if it has a ``work_dir``, and its workers."""
 
-    def __init__(self, workers: int = 0, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(self, workers: int = 0, *, heartbeat_s: float = HEARTBEAT_S, work_dir: Path | None = None) -> None:
         self._heartbeat_s = heartbeat_s
+        self._work_dir = work_dir
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
         self.dispatcher = self._start("0")
@@ -36,6 +38,8 @@ class Service:
 
     def _start(self, port: str) -> subprocess.Popen[bytes]:
         arguments = ["dispatcher", "--port", port, "--heartbeat", str(self._heartbeat_s)]
+        if self._work_dir is not None:
+            arguments += ["--work-dir", str(self._work_dir)]
         process = spawn(arguments, worker=False, stdout=subprocess.PIPE)
         assert process.stdout is not None
         with process.stdout as said:
@@ -157,6 +161,10 @@ class Reading:
         self._datasets = list(datasets)
         self._pool = ThreadPoolExecutor(1)
         self._read = self._pool.submit(consume, self._datasets, epochs)
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls it when all has been read, or reading failed."""
+        self._read.add_done_callback(lambda _: call())
 
     def result(self) -> list[list[list[Any]]]:
         return self._read.result(WAIT_S)

@@ -47,6 +47,7 @@ BUSY = {
         }
     ],
     "fleet": {"plan": 3, "requested": 3, "observed": 3, "why": ""},
+    "journal": {"work_dir": None, "why": ""},
     "cache": None,
 }
 
@@ -86,5 +87,7 @@ def test_what_a_dispatcher_says_can_be_shown_from_its_first_moment():
     out = io.StringIO()
     found = status(State(), Observed(), 0.0)
     show(found, out)
-    assert out.getvalue() == "jobs: none\nworkers: none\n"
+    assert out.getvalue() == (
+        "jobs: none\nworkers: none\nnothing outlives the dispatcher: it was started without a work_dir\n"
+    )
     assert json.loads(as_json(found))["jobs"] == []

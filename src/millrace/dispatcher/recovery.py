@@ -1,0 +1,108 @@
+"""A dispatcher's state from what an earlier one has left in its work_dir."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sqlite3
+from collections.abc import Callable
+
+import msgspec
+
+from millrace.control.jobs import remove_job
+from millrace.control.observed import Observed
+from millrace.control.snapshot import dump, fill_in, load
+from millrace.control.state import Job, State
+from millrace.control.turn import Turn
+from millrace.dispatcher.blobs import BlobFolder
+from millrace.dispatcher.journal import Past, SqliteJournal, set_aside
+from millrace.dispatcher.work_dir import WorkDir
+from millrace.errors import ServiceError
+
+_logger = logging.getLogger(__name__)
+
+
+def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> tuple[SqliteJournal, State, float]:
+    """The journal to go on with, the state that it gives, and the dispatcher's clock at its end, in seconds.
+
+    Args:
+        work_dir: where they are.
+        fresh: an empty state.
+        recover: of a damaged journal keep what is good up to the first thing that is wrong; the damaged file is
+            renamed and stays.
+
+    Raises:
+        ServiceError: the journal is damaged, or of a newer version.
+    """
+    blobs = BlobFolder(work_dir.blobs)
+    journal, past = _open(work_dir.journal)
+    state, damage = _rebuild(fresh, past)
+    damage = past.damage or damage
+    missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
+    if journal is not None and not damage and not missing:
+        return journal, state, past.at
+    if journal is not None:
+        journal.close()
+    damage = damage or next(iter(missing.values()))
+    if not recover:
+        raise ServiceError(
+            f"the journal {work_dir.journal} is damaged: {damage}. Start the dispatcher with --recover to keep what is "
+            f"good up to there, with another --work-dir to start anew, or put a copy of the file in its place"
+        )
+    for name, why in missing.items():
+        remove_job(Turn(state, Observed(), past.at), state.jobs[name], why)
+    try:
+        aside = set_aside(work_dir.journal)
+        journal = SqliteJournal(work_dir.journal)
+        journal.write(0, past.at, b"", dump(state))
+    except (OSError, sqlite3.Error) as error:
+        raise ServiceError(f"work_dir {work_dir.path} cannot be written: {error}") from error
+    _logger.warning(
+        "the journal was damaged: %s. Kept: everything before that, with %d jobs (%s). Lost: %s; jobs that cannot go "
+        "on: %s. The damaged file is now %s",
+        damage,
+        len(state.jobs),
+        ", ".join(state.jobs) or "none",
+        f"{past.lost} events behind it" if past.lost else "what was behind it, if anything was",
+        ", ".join(missing) or "none",
+        aside,
+    )
+    return journal, state, past.at
+
+
+def _open(path: str) -> tuple[SqliteJournal | None, Past]:
+    try:
+        journal = SqliteJournal(path)
+    except sqlite3.OperationalError as error:
+        raise ServiceError(f"the journal {path} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        return None, Past(damage=str(error))
+    return journal, journal.read()
+
+
+def _rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
+    """The state after what is good, and what is wrong with the first thing that isn't."""
+    state = fresh()
+    try:
+        if past.snapshot is not None:
+            load(state, past.snapshot)
+    except msgspec.MsgspecError as error:
+        return fresh(), f"the snapshot after event {past.base} is not understood: {error}"
+    events = [event for group in past.events for event in group]
+    for number, event in enumerate(events):
+        try:
+            state.apply(event)
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
+            # It may have been applied by half.
+            good, _ = _rebuild(fresh, dataclasses.replace(past, events=[events[:number]]))
+            return good, f"event {past.base + number + 1} ({type(event).__name__}) contradicts those before: {error!r}"
+    return state, ""
+
+
+def _missing(job: Job, blobs: BlobFolder) -> str:
+    """Gives a job its split tables back; a sentence if something it needs is not in the work_dir."""
+    try:
+        fill_in(job, blobs.read)
+    except (ServiceError, msgspec.MsgspecError) as error:
+        return f"the split tables of job {job.name!r} are lost: {error}"
+    return ""

@@ -1,0 +1,64 @@
+"""The folder in which a dispatcher keeps what has to outlive it, and that no second one may use."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+from millrace.errors import ServiceError
+
+
+class WorkDir:
+    """Made if need be, and locked until :meth:`close` or the end of the process, however it ends.
+
+    Args:
+        path: of the folder.
+
+    Attributes:
+        path: absolute.
+        journal: path of the journal in it.
+        blobs: path of the folder of blobs in it.
+
+    Raises:
+        ServiceError: if another process has it, or it can't be made or written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self.journal = os.path.join(self.path, "journal.db")
+        self.blobs = os.path.join(self.path, "blobs")
+        try:
+            os.makedirs(self.blobs, exist_ok=True)
+            self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ServiceError(f"work_dir {self.path} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise ServiceError(
+                f"work_dir {self.path} is in use by another dispatcher, process {holder}; "
+                "end that one first, or give this one a folder of its own"
+            ) from error
+        with contextlib.suppress(OSError):  # a full disk: only the message above would be poorer
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+
+    def close(self) -> None:
+        """Lets another dispatcher have it."""
+        os.close(self._lock)
+
+
+def sync_folder(path: str) -> None:
+    """Makes names in a folder durable.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
