@@ -10,6 +10,7 @@ used.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -99,13 +100,17 @@ def grain_threads(items: Sequence[Any], function: Function, batch: int) -> Itera
 
 @contextlib.contextmanager
 def grain_processes(items: Sequence[Any], function: Function, batch: int, workers: int = 2) -> Iterator[Pass]:
-    """Grain, with processes that each make whole batches of their share."""
+    """Grain, with processes that each make whole batches of their share.
+
+    One iterator goes over the data again and again, as it starts processes of its own.
+    """
     import grain
 
-    single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=batch)
-    dataset = grain.MapDataset.source(items).map(function).batch(batch).to_iter_dataset(single)
+    single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    batches = grain.MapDataset.source(items).map(function).batch(batch)
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
-    yield lambda: dataset.mp_prefetch(options)
+    endless = iter(batches.repeat().to_iter_dataset(single).mp_prefetch(options))
+    yield lambda: itertools.islice(endless, len(batches))
 
 
 @contextlib.contextmanager
