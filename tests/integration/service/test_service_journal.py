@@ -1,6 +1,10 @@
-"""The dispatcher dies at any moment and goes on where its journal ends: each element once all the same."""
+"""The dispatcher dies at any moment, or its disk is full: it goes on where its journal ends, each element once."""
 
+import contextlib
+import os
 import random
+import resource
+import subprocess
 import threading
 from collections import Counter
 
@@ -9,6 +13,7 @@ from tests.integration.service.service_driving import Reading, Service, job_of, 
 
 import millrace as mr
 from millrace import ShardingPolicy
+from millrace.cli import main
 
 COUNT = 400
 TASKS = 20
@@ -87,6 +92,58 @@ def test_a_dispatcher_that_is_killed_again_and_again(tmp_path, sharding, count, 
     assert killed > 2
 
 
+@contextlib.contextmanager
+def small_disk(path):
+    """A file system of a few MiB; yields what fills it, and gives back what makes room."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], check=True)
+    filler = path / "filler"
+
+    def fill(service):
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        return filler.unlink
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@contextlib.contextmanager
+def small_files(path):
+    """The same by a limit on the size of the files that the dispatcher writes."""
+
+    def fill(service):
+        _, most = resource.prlimit(service.dispatcher.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.dispatcher.pid, resource.RLIMIT_FSIZE, (0, most))
+        return lambda: resource.prlimit(service.dispatcher.pid, resource.RLIMIT_FSIZE, (most, most))
+
+    yield fill
+
+
+@pytest.mark.filterwarnings("ignore:.*The service stands still:millrace.MillraceWarning")
+@pytest.mark.parametrize("disk", [small_disk, small_files])
+def test_a_full_disk_stops_new_work_until_there_is_room(tmp_path, gate, keeper, disk):
+    if disk is small_disk and os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system; a limit on the size of files stands for it")
+    with disk(tmp_path / "work") as fill, Service(1, work_dir=tmp_path / "work") as service:
+        with Reading(readers(gated(gate, {200}), service, 1)) as reading:
+            keeper.wait()
+            make_room = fill(service)
+            keeper.open()
+            service.until(lambda status: "stands still: the journal cannot be written" in status["journal"]["why"])
+            with pytest.raises(mr.ServiceError, match=r"blobs cannot be written: (No space left|File too large)"):
+                next(iter(pipeline(str).distribute(service.address)))
+            with pytest.raises(mr.ServiceError, match=r"journal cannot be written: .*; the service takes nothing new"):
+                next(iter(gated(gate, {200}).distribute(service.address)))
+            assert [job["name"] for job in service.status()["jobs"]] == ["ours"]
+            make_room()
+            check(reading.result())
+        assert "outlives" in service.status()["journal"]["why"]
+
+
 def test_a_service_started_again_knows_its_jobs(tmp_path):
     dataset = mr.Dataset.range(100).batch(10)
     with mr.LocalService(max_workers=1, work_dir=str(tmp_path)) as service:
@@ -103,3 +160,11 @@ def test_a_service_started_again_knows_its_jobs(tmp_path):
             assert len(list(again)) == 10
             assert job_of(service.status(), "ours")["epoch"] == 1
     batches.close()
+
+
+def test_the_command_refuses_a_damaged_journal(tmp_path, capsys):
+    (tmp_path / "journal.db").write_bytes(b"something else" * 1000)
+    assert main(["dispatcher", "--port", "0", "--work-dir", str(tmp_path)]) == 1
+    assert "is damaged: file is not a database. Start the dispatcher with --recover" in capsys.readouterr().err
+    assert main(["dispatcher", "--port", "0", "--recover"]) == 1
+    assert "--recover needs --work-dir" in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""Writes a journal in which everything happens that can, and the state that it leads to, to be kept for ever.
+
+``python -m tests.unit.dispatcher.golden_journal NUMBER`` writes ``golden/NUMBER.db`` and ``golden/NUMBER.json``. Files
+that are there stay as they are: a journal of any earlier version must be understood. Another one is due when there is
+an event that none of them has.
+"""
+
+import random
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.test_random_schedules import KINDS, calm, disturb
+
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.control.snapshot import dump
+from millrace.dispatcher.journal import SqliteJournal
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def live() -> Service:
+    """A service in whose life, from start to restart, all kinds of events happened."""
+    service = Service(FakePlan(13, 4))
+    service.say(inp.Started("here:1"))
+    rng = random.Random(1)
+    names = ["w0", "w1"]
+    for name in names:
+        service.add_worker(name)
+    _prepare_in_vain(service)
+    _be_slow(service)
+    for kind in sorted(KINDS):
+        for consumer in range(2):
+            service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
+    for _ in range(120):
+        if rng.random() < 0.3:
+            disturb(service, rng, names)
+        service.work(room=3)
+    service.say(inp.ConsumerSaid("dynamic 0", msg.LeaveJob()))
+    calm(service, names)
+    for name in ("w0", names[-1]):
+        service.say(inp.WorkerSaid(name, msg.WorkerLeaving()))
+    service.say(inp.ClientSessionLost("static 0"))
+    for _ in range(3):
+        service.work(room=3)
+        service.tick(3.0)
+    service.restart()
+    return service
+
+
+def _prepare_in_vain(service: Service) -> None:
+    """A job whose second epoch fails as it is prepared, and again as it is read."""
+    peer = service.join("vain", "vain")
+    failure = msg.Failure("ElementError", "it cannot be decoded", "map(decode)", "a.jpg", "Traceback ...")
+    for _ in range(200):
+        service.work()
+        for worker in service.workers.values():
+            for number, lease in list(worker.leases.items()):
+                if lease.ref.epoch == 1 and number in worker.leases:
+                    del worker.leases[number]
+                    service.say(inp.WorkerSaid(worker.name, msg.TaskFailed(lease.ref, number, failure)))
+        if peer.done and peer.epoch.epoch == 0:
+            service.begin(peer)
+    assert service.state.jobs["vain"].failure == failure
+
+
+def _be_slow(service: Service) -> None:
+    """A job whose tasks take longer than a turn."""
+    peers = [service.join(name, name, tasks=2) for name in ("slow", "slower", "waiting")]
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    for _ in range(20):
+        service.tick(3.0)
+    assert any(job.cuts for job in service.state.jobs.values())
+    for peer in peers:
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def write(path: Path, service: Service) -> None:
+    """The life of a service as a journal, with a snapshot of its first half."""
+    journal = SqliteJournal(str(path))
+    state = service.fresh_state()
+    for first in range(0, len(service.events), 50):
+        events = service.events[first : first + 50]
+        for event in events:
+            state.apply(event)
+        snapshot = dump(state) if first == len(service.events) // 100 * 50 else None
+        journal.write(len(events), float(first), msgspec.msgpack.encode(events), snapshot)
+    journal.close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+    db.close()
+
+
+def plain(state: Any) -> Any:
+    """What can be compared with what JSON gives."""
+    return msgspec.json.decode(msgspec.json.encode(state.snapshot()))
+
+
+if __name__ == "__main__":
+    lived = live()
+    target = GOLDEN / f"{sys.argv[1]}.db"
+    assert not target.exists()
+    write(target, lived)
+    target.with_suffix(".json").write_bytes(msgspec.json.encode(plain(lived.state)))
