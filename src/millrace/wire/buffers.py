@@ -1,7 +1,7 @@
 """Memory for payloads that come through a socket, used again when nobody looks at it any more.
 
-A fresh buffer of some megabytes costs a page fault for each of its pages, which is as much as a sixth of receiving into
-it. So a buffer goes back to its pool when the last view of it has died, and to no one before.
+A fresh buffer of some megabytes costs a page fault for each of its pages, which is a good part of what receiving into
+it costs. So a buffer goes back to its pool when the last view of it has died, and to no one before.
 
 What dies last of an array's views is the exporter of the buffer they come from, a ctypes array with a finalizer (numpy
 collapses chains of bases). A finalizer may run in any thread, inside anything, and in a forked child, whose memory is
