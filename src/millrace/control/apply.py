@@ -153,13 +153,22 @@ def _owners_asked(state: State, event: ev.OwnersAsked) -> None:
 def _owners_fixed(state: State, event: ev.OwnersFixed) -> None:
     epoch = state.jobs[event.job].epochs[event.epoch]
     epoch.owners = list(event.workers)
+    epoch.owned = {}
+    for share, owner in enumerate(event.workers):
+        epoch.owned.setdefault(owner, []).append(share)
     epoch.choice = event.choice
     epoch.chooser = ""
     epoch.candidates = []
 
 
 def _owner_replaced(state: State, event: ev.OwnerReplaced) -> None:
-    state.jobs[event.job].epochs[event.epoch].owners[event.share] = event.worker
+    epoch = state.jobs[event.job].epochs[event.epoch]
+    former = epoch.owned[epoch.owners[event.share]]
+    former.remove(event.share)
+    if not former:
+        del epoch.owned[epoch.owners[event.share]]
+    epoch.owners[event.share] = event.worker
+    epoch.owned.setdefault(event.worker, []).append(event.share)
 
 
 def _epoch_settled(state: State, event: ev.EpochSettled) -> None:

@@ -7,7 +7,7 @@ events that it returns, so that applying these to the state before gives the sta
 from __future__ import annotations
 
 from millrace.control import inputs as inp
-from millrace.control import jobs, leasing, membership, schedule
+from millrace.control import jobs, leasing, membership, schedule, turns
 from millrace.control import messages as msg
 from millrace.control.actions import Action
 from millrace.control.events import AnyEvent
@@ -54,33 +54,35 @@ def react(turn: Turn, item: Input) -> None:
             jobs.consumer_lost(turn, turn.state.jobs[place[0]], place[1])
     else:
         membership.watch(turn)
+        membership.adopt_shares(turn)
         jobs.collect(turn)
+        turns.dismiss_idle(turn)
     _follow_up(turn, item, wanted)
 
 
 def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
-    """Messages that come all the time are followed up for their own job alone, and most reports not at all.
+    """Follow up what has changed: with every tick all there is, else the jobs that events have named.
 
-    What only time changes, or is left over by that, waits for the next tick.
+    Most reports change nothing. What only time changes, or is left over by that, waits for the next tick.
     """
-    message = item.message if isinstance(item, inp.WorkerSaid | inp.ConsumerSaid) else None
-    if isinstance(item, inp.WorkerSaid) and isinstance(message, msg.WorkerReport):
+    if isinstance(item, inp.Tick):
+        turn.touched.update(turn.state.jobs)
+    elif isinstance(item, inp.WorkerSaid) and isinstance(item.message, msg.WorkerReport):
         worker = turn.state.workers.get(item.worker)
-        if worker is not None and turn.observed.want(item.worker) != wanted:
-            schedule.schedule(turn, worker.job)
-    elif isinstance(item, inp.ConsumerSaid) and isinstance(message, msg.ConsumerReport):
-        if turn.events:
-            schedule.schedule(turn, turn.state.clients[item.client][0])
-    elif isinstance(message, msg.TaskFinished | msg.TaskReturned):
-        schedule.schedule(turn, message.ref.job)
-    else:
-        schedule.schedule(turn)
+        if worker is None or turn.observed.want(item.worker) == wanted:
+            return
+        turn.state.forget(worker.job)  # how much may lie unread depends on it
+        turn.touched.add(worker.job)
+    elif not turn.events:
+        return
+    schedule.schedule(turn)
 
 
 def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
     message = item.message
     if isinstance(message, msg.WorkerHello):
         membership.hello(turn, message)
+        membership.adopt_shares(turn)
     elif item.worker not in turn.state.workers or isinstance(message, msg.WorkerReport):
         return  # refused, or given up: its hello will tell it what is void
     elif isinstance(message, msg.TaskFinished):

@@ -122,12 +122,11 @@ def _hand_over(turn: Turn, name: str) -> None:
 
 def adopt_shares(turn: Turn) -> None:
     """Give shares whose owner went when nobody else was there to a worker that has come since."""
-    for job in turn.state.jobs.values():
-        if by_worker(job):
-            for epoch in job.epochs.values():
-                for owner in set(epoch.owners):
-                    if owner not in turn.state.workers or turn.state.workers[owner].retiring:
-                        _hand_over(turn, owner)
+    for job in [turn.state.jobs[name] for name in turn.state.crew.sharded]:
+        for epoch in job.epochs.values():
+            for owner in list(epoch.owned):
+                if owner not in turn.state.workers or turn.state.workers[owner].retiring:
+                    _hand_over(turn, owner)
 
 
 def watch(turn: Turn) -> None:
@@ -148,8 +147,7 @@ def watch(turn: Turn) -> None:
 
 def release_retired(turn: Turn) -> None:
     """Tell workers that want to leave when nothing of them is needed any more."""
-    for worker in turn.state.workers.values():
-        busy = worker.unfinished or worker.kept or worker.released or worker.lost_at is not None
-        if worker.retiring and not busy:
+    for worker in turn.state.crew.retiring:
+        if not (worker.unfinished or worker.kept or worker.lost_at is not None):
             turn.emit(ev.WorkerReleased(worker.id))
             turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))

@@ -6,14 +6,13 @@ from millrace.control import events as ev
 from millrace.control.epochs import open_next
 from millrace.control.jobs import fail_job
 from millrace.control.leasing import in_the_way, lease
-from millrace.control.membership import adopt_shares, release_retired
+from millrace.control.membership import release_retired
 from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 from millrace.control.state import Epoch, Job, Worker
-from millrace.control.supply import Offer, active, by_worker, offer, starving, unread, wanted
+from millrace.control.supply import Offer, active, by_worker, offer, some_pending, starving, unread, wanted
 from millrace.control.turn import Turn
 from millrace.control.turns import (
     assign_workers,
-    dismiss_idle,
     revoke_blocked,
     serving,
     unread_cap,
@@ -21,46 +20,41 @@ from millrace.control.turns import (
 )
 
 
-def schedule(turn: Turn, job_name: str | None = None) -> None:
-    """Bring everything up to date with the state as it is now.
-
-    Args:
-        turn: what has been decided so far.
-        job_name: the only job of which something has changed; None: any.
-    """
-    turn.touched = set(turn.state.jobs) if job_name is None else {job_name}
-    adopt_shares(turn)
-    _adopt_reruns(turn)
+def schedule(turn: Turn) -> None:
+    """Bring the jobs that ``turn`` has touched, and the workers that are free, up to date with the state."""
+    for name in sorted(turn.touched & turn.state.jobs.keys()):
+        _adopt_reruns(turn, turn.state.jobs[name])
     for _ in range(1 + len(turn.state.workers)):
         leaving = yielding(turn)
         revoke_blocked(turn, leaving)
         assign_workers(turn, leaving)
         before = len(turn.events)
-        for job in [job for name, job in turn.state.jobs.items() if name in turn.touched]:
+        # In the order in which the jobs came.
+        touched = [job for name, job in turn.state.jobs.items() if name in turn.touched]
+        turn.touched.clear()
+        for job in touched:
             if job.failure is None:
                 _plan(turn, job)
                 _lease_all(turn, job, leaving)
         if len(turn.events) == before:
             break
     release_retired(turn)
-    dismiss_idle(turn)
 
 
-def _adopt_reruns(turn: Turn) -> None:
+def _adopt_reruns(turn: Turn, job: Job) -> None:
     """Give what runs again for its leftovers alone to the reader of its tail: nobody else waits for it.
 
     The consumer that has read it may have left, or stopped reading, so that its lanes stand still.
     """
-    for job in turn.state.jobs.values():
-        if job.failure is not None or job.spec.sharding == "off":
-            continue
-        for number, epoch in job.epochs.items():
-            for consumer, tasks in list(epoch.pending.items()):
-                for task in sorted(tasks):
-                    if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
-                        heir = _reader_of_tail(turn, job, epoch, task)
-                        if heir != consumer:
-                            turn.emit(ev.TaskMoved(job.name, number, task, heir))
+    if job.failure is not None or job.spec.sharding == "off":
+        return
+    for number, epoch in job.epochs.items():
+        for consumer, tasks in list(epoch.pending.items()):
+            for task in sorted(tasks):
+                if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
+                    heir = _reader_of_tail(turn, job, epoch, task)
+                    if heir != consumer:
+                        turn.emit(ev.TaskMoved(job.name, number, task, heir))
 
 
 def _reader_of_tail(turn: Turn, job: Job, epoch: Epoch, task: int) -> int:
@@ -140,7 +134,7 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
                     break
         _make_room(turn, job, workers, consumer)
     progress = True
-    while progress:
+    while progress and any(_takes_more(turn, job, consumer, cap) for consumer in active(job)):
         progress = False
         open_next(turn, job)
         for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
@@ -152,17 +146,26 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
                 return  # nor is there anything for another one
 
 
+def _takes_more(turn: Turn, job: Job, consumer: int, cap: int) -> bool:
+    """Something could be leased for the consumer, to whichever worker."""
+    return job.spec.deterministic or unread(job, consumer) < cap or some_pending(turn.state, job, consumer)
+
+
 def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
     """Lease tails and what runs again although no worker has room, where what fills the room is read later."""
+    if not job.spec.deterministic and not some_pending(turn.state, job, consumer):
+        return
     while True:
         offers = []
-        for worker in workers:
+        for worker in sorted(workers, key=lambda w: len(w.unfinished)):
             item = offer(turn.state, job, worker, consumer, cap=0, ahead=False)
             if item is not None:
+                if len(worker.unfinished) < turn.observed.want(worker.id):
+                    return
                 offers.append((worker, item))
             elif not by_worker(job):
                 return  # nor is there anything for another one
-        if not offers or any(len(worker.unfinished) < turn.observed.want(worker.id) for worker, _ in offers):
+        if not offers:
             return
         best = [(worker, item) for worker, item in offers if in_the_way(job, worker, consumer, item)]
         if not best:

@@ -7,16 +7,19 @@ from the events, so that replaying a journal gives an equal state; plans are der
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
+from millrace.control import events as ev
 from millrace.control.events import AnyEvent
 from millrace.control.messages import Failure, JobSpec
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.planning.plan import Task
 from millrace.planning.tables import SplitTable
+
+T = TypeVar("T")
 
 
 class PlanLike(Protocol):
@@ -151,6 +154,7 @@ class Epoch(msgspec.Struct):
         settled: every task has its consumer.
         held: preparing it failed: it waits until somebody reads it.
         owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
+        owned: by worker, its shares.
         chooser: the worker that was asked to choose, among ``candidates``.
     """
 
@@ -167,6 +171,7 @@ class Epoch(msgspec.Struct):
     settled: bool = False
     held: bool = False
     owners: list[str] = []
+    owned: dict[str, list[int]] = {}
     choice: list[int] | None = None
     chooser: str = ""
     candidates: list[str] = []
@@ -202,6 +207,48 @@ class Job(msgspec.Struct):
     skipped: int = 0
 
 
+CREW_CHANGES = (
+    ev.WorkerJoined,
+    ev.WorkerDisconnected,
+    ev.WorkerRetiring,
+    ev.WorkerReleased,
+    ev.WorkerLost,
+    ev.WorkerAssigned,
+    ev.WorkerDismissed,
+    ev.JobCreated,
+    ev.JobRemoved,
+)
+"""Events after which a :class:`Crew` is another."""
+
+
+class Crew:
+    """Who serves what: derived from the state, and looked up for many decisions before it changes.
+
+    Attributes:
+        workers: those that can be given something, by id.
+        by_job: those that serve each job ("": none).
+        short: jobs without a worker, or with at least two fewer than another.
+        open_to_several: workers that some job which they no longer serve is still open at.
+        retiring: workers that wait to be told that they can go.
+        sharded: jobs whose sharding fixes which worker runs what.
+    """
+
+    __slots__ = ("by_job", "open_to_several", "retiring", "sharded", "short", "workers")
+
+    def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
+        there = [workers[name] for name in sorted(workers)]
+        self.retiring = [worker for worker in there if worker.retiring and not worker.released]
+        self.workers = [worker for worker in there if worker.lost_at is None and not worker.retiring]
+        self.open_to_several = [worker for worker in self.workers if len(worker.open) > 1]
+        self.by_job: dict[str, list[Worker]] = {}
+        for worker in self.workers:
+            self.by_job.setdefault(worker.job, []).append(worker)
+        most = max((len(serving) for name, serving in self.by_job.items() if name in jobs), default=0)
+        counts = {name: len(self.by_job.get(name, ())) for name in jobs}
+        self.short = [name for name, count in counts.items() if count == 0 or most - count >= 2]
+        self.sharded = [name for name, job in jobs.items() if job.spec.sharding in {"static", "custom"}]
+
+
 class State:
     """All of it.
 
@@ -226,12 +273,38 @@ class State:
         self.returning = 0.0
         self._planner = planner
         self._plans: dict[tuple[str, float], PlanLike] = {}
+        self._crew: Crew | None = None
+        self._answers: dict[str, dict[object, Any]] = {}
 
     def apply(self, event: AnyEvent) -> None:
         """Let it be so."""
         from millrace.control.apply import APPLY
 
+        if isinstance(event, CREW_CHANGES):
+            worker = self.workers.get(getattr(event, "worker", ""))
+            if worker is not None:
+                self.forget(worker.job)
+            self._crew = None
         APPLY[type(event)](self, event)
+        self.forget(getattr(event, "job", ""))
+
+    @property
+    def crew(self) -> Crew:
+        """Who serves what, as it is now."""
+        if self._crew is None:
+            self._crew = Crew(self.jobs, self.workers)
+        return self._crew
+
+    def once(self, job: str, question: object, answer: Callable[[], T]) -> T:
+        """``answer()`` to a question about one job and its workers, remembered until something of them changes."""
+        known = self._answers.setdefault(job, {})
+        if question not in known:
+            known[question] = answer()
+        return cast("T", known[question])
+
+    def forget(self, job: str) -> None:
+        """Something has changed that answers about this job may depend on; events say so by themselves."""
+        self._answers.pop(job, None)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that follows from the events, as plain values that can be compared and stored."""

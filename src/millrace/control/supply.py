@@ -110,6 +110,20 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
     return None
 
 
+def some_pending(state: State, job: Job, consumer: int) -> bool:
+    """Some worker could run what the consumer has lost, or a tail of its."""
+    off = job.spec.sharding == "off"
+    return state.once(
+        job.name,
+        ("pending", consumer),
+        lambda: any(
+            (off or _ready(epoch, task, state.plan(job).task(task).inputs)) and wanted(state, job, epoch, task)
+            for epoch in job.epochs.values()
+            for task in epoch.pending.get(consumer, ())
+        ),
+    )
+
+
 def _next_to_read(job: Job, epoch: Epoch, consumer: int, task: int) -> bool:
     """A consumer that reads in order waits for this task, however much lies ready behind it."""
     return job.spec.deterministic and all(task < other for other in epoch.unread.get(consumer, ()))
@@ -125,7 +139,7 @@ def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
 
 def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
     tasks = epoch.pending.get(consumer)
-    if not tasks:
+    if not tasks or not some_pending(state, job, consumer):
         return None
     off = job.spec.sharding == "off"
     for task in sorted(tasks):
@@ -142,8 +156,14 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
 
 def _ready(epoch: Epoch, tail: int, inputs: tuple[int, ...]) -> bool:
     """All that the tail takes leftovers from has finished."""
-    there = sum(task in epoch.live and epoch.live[task].finished for task in inputs)
-    return there + epoch.fed.get(tail, 0) >= len(inputs)
+    absent = epoch.fed.get(tail, 0)  # those that are over are no longer there
+    for task in inputs:
+        live = epoch.live.get(task)
+        if live is None or not live.finished:
+            absent -= 1
+            if absent < 0:
+                return False
+    return True
 
 
 def owner(epoch: Epoch, task: int) -> str:
@@ -190,11 +210,10 @@ def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, co
     if by_worker(job):
         # The lowest of its shares, so that a lane computes in the order in which it is read.
         found = None
-        for share, name in enumerate(epoch.owners):
-            if name == worker.id:
-                key, ahead = walk(job, epoch, share, consumer)
-                if ahead is not None and (found is None or ahead[0] < found.task):
-                    found = Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
+        for share in epoch.owned.get(worker.id, ()):
+            key, ahead = walk(job, epoch, share, consumer)
+            if ahead is not None and (found is None or ahead[0] < found.task):
+                found = Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
         return found
     key, ahead = walk(job, epoch, -1, consumer)
     if ahead is None:

@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
-from millrace.control import events as ev
 from millrace.control.actions import Action, SendToClient, SendToWorker
 from millrace.control.events import AnyEvent
 from millrace.control.messages import ForgetTasks, ReadTasks, ToConsumer, ToWorker
 from millrace.control.observed import Observed
-from millrace.control.state import Job, State, Worker
-
-_CREW_CHANGES = (
-    ev.WorkerJoined,
-    ev.WorkerDisconnected,
-    ev.WorkerRetiring,
-    ev.WorkerLost,
-    ev.WorkerAssigned,
-    ev.WorkerDismissed,
-)
-
-
-class Crew:
-    """Workers that can be given something, by id; looked up once for many questions.
-
-    Attributes:
-        workers: all of them.
-        by_job: those that serve each job ("": none).
-        caps: by job, what :func:`millrace.control.turns.unread_cap` said.
-    """
-
-    __slots__ = ("by_job", "caps", "workers")
-
-    def __init__(self, state: State) -> None:
-        there = (state.workers[name] for name in sorted(state.workers))
-        self.workers = [worker for worker in there if worker.lost_at is None and not worker.retiring]
-        self.by_job: dict[str, list[Worker]] = {}
-        for worker in self.workers:
-            self.by_job.setdefault(worker.job, []).append(worker)
-        self.caps: dict[str, int] = {}
+from millrace.control.state import Job, State
 
 
 class Turn:
@@ -50,10 +18,10 @@ class Turn:
     If they never do, the state is rebuilt from the journal.
 
     Attributes:
-        touched: jobs of which tasks may have become free to lease, or workers free to run them.
+        touched: jobs of which something has changed: tasks may have become free to lease, or workers free to run them.
     """
 
-    __slots__ = ("_crew", "_seen", "actions", "events", "now", "observed", "state", "touched")
+    __slots__ = ("actions", "events", "now", "observed", "state", "touched")
 
     def __init__(self, state: State, observed: Observed, now: float) -> None:
         self.state = state
@@ -62,29 +30,14 @@ class Turn:
         self.events: list[AnyEvent] = []
         self.actions: list[Action] = []
         self.touched: set[str] = set()
-        self._crew: Crew | None = None
-        self._seen: dict[object, bool] = {}
 
     def emit(self, event: AnyEvent) -> None:
         """This is so from now on."""
         self.state.apply(event)
         self.events.append(event)
-        self._seen.clear()
-        if isinstance(event, _CREW_CHANGES):
-            self._crew = None
-
-    @property
-    def crew(self) -> Crew:
-        """The workers that can be given something, as they are now."""
-        if self._crew is None:
-            self._crew = Crew(self.state)
-        return self._crew
-
-    def once(self, question: object, answer: Callable[[], bool]) -> bool:
-        """``answer()``, which is asked again only after the next event."""
-        if question not in self._seen:
-            self._seen[question] = answer()
-        return self._seen[question]
+        job = getattr(event, "job", "")
+        if job:
+            self.touched.add(job)
 
     def act(self, action: Action) -> None:
         """The shell is to do this."""

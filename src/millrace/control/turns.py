@@ -7,6 +7,8 @@ consumers that have not read it yet stays where it is, and is served beside the 
 
 from __future__ import annotations
 
+import heapq
+
 from millrace.control import events as ev
 from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
@@ -21,15 +23,16 @@ SPARE_CAP = 4
 
 def serving(turn: Turn, job: Job) -> list[Worker]:
     """Workers that serve the job and can be given something."""
-    return turn.crew.by_job.get(job.name, [])
+    return turn.state.crew.by_job.get(job.name, [])
 
 
 def unread_cap(turn: Turn, job: Job) -> int:
     """Tasks that may lie unread at workers for one consumer: twice what the job's workers compute at a time."""
-    caps = turn.crew.caps
-    if job.name not in caps:
-        caps[job.name] = max(SPARE_CAP, 2 * sum(turn.observed.want(worker.id) for worker in serving(turn, job)))
-    return caps[job.name]
+    return turn.state.once(
+        job.name,
+        "cap",
+        lambda: max(SPARE_CAP, 2 * sum(turn.observed.want(worker.id) for worker in serving(turn, job))),
+    )
 
 
 def planning(job: Job, worker: Worker) -> bool:
@@ -43,58 +46,77 @@ def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
         return False
     if job.tables is None:
         return job.lister in {"", worker.id}
-    if by_worker(job):
-        last = newest(job)
-        if any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items()):
-            return True
+    if by_worker(job) and _unowned(job):
+        return True
     cap = unread_cap(turn, job)
     if worker.job != job.name:
         cap += 2 * turn.observed.want(worker.id)
-    return turn.once(
-        (job.name, cap, worker.id if by_worker(job) else ""),  # otherwise one worker is as good as another
+    return turn.state.once(
+        job.name,
+        (cap, worker.id if by_worker(job) else ""),  # otherwise one worker is as good as another
         lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
     )
 
 
+def _unowned(job: Job) -> bool:
+    """An epoch that is read waits for its shares to be fixed."""
+    last = newest(job)
+    return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())
+
+
 def yielding(turn: Turn) -> set[str]:
     """Workers that get no more tasks of their job, as many as other jobs wait for."""
-    workers = turn.crew.workers
-    if len(turn.state.jobs) < 2 or not workers or "" in turn.crew.by_job:
+    crew, jobs = turn.state.crew, turn.state.jobs
+    if len(jobs) < 2 or not crew.workers or "" in crew.by_job or not (crew.short or crew.sharded):
         return set()
-    counts = {name: len(serving(turn, job)) for name, job in turn.state.jobs.items()}
-    most = max(counts.values())
-    # Where all workers are alike, the one that wants most is asked for all of them.
-    keenest = max(workers, key=lambda worker: turn.observed.want(worker.id))
-    waiting_jobs = [
-        job
-        for name, job in turn.state.jobs.items()
-        if by_worker(job) or ((counts[name] == 0 or most - counts[name] >= 2) and runnable(turn, job, keenest))
+    someone = crew.workers[0]  # all are alike, or nearly so
+    waiting_jobs = [jobs[name] for name in crew.sharded]
+    waiting_jobs += [
+        job for job in map(jobs.__getitem__, crew.short) if not by_worker(job) and runnable(turn, job, someone)
     ]
-    if not waiting_jobs:
-        return set()
+    counts = dict.fromkeys(jobs, 0) | {name: len(workers) for name, workers in crew.by_job.items()}
     chosen: set[str] = set()
-    ready = [worker for worker in workers if _had_turn(turn, worker)]
+    donors: list[tuple[int, float, str]] | None = None
     for waiting in sorted(waiting_jobs, key=lambda job: (counts[job.name], job.served, job.name)):
-        name = waiting.name
-        candidates = [
-            worker
-            for worker in ready
-            if worker.id not in chosen
-            and worker.job != name
-            and (counts[name] == 0 or counts[worker.job] - counts[name] >= 2 or by_worker(waiting))
-        ]
-        if by_worker(waiting):
-            candidates = [worker for worker in candidates if runnable(turn, waiting, worker)]
-        if not candidates:
-            continue
-        best = min(candidates, key=lambda worker: (-counts[worker.job], worker.turn_began, worker.id))
-        if counts[name] and by_worker(waiting):
+        few = counts[waiting.name]
+        if by_worker(waiting) and waiting.tables is not None and (few or not _unowned(waiting)):
             # Only the owners of its shares are of use to it, wherever they are now.
-            chosen.update(worker.id for worker in candidates)
-        elif runnable(turn, waiting, best):
-            chosen.add(best.id)
-            counts[best.job] -= 1
+            useful = [
+                worker
+                for worker in _owners(turn, waiting)
+                if worker.id not in chosen and _had_turn(turn, worker) and runnable(turn, waiting, worker)
+            ]
+            chosen.update(worker.id for worker in useful)
+            continue
+        if donors is None:
+            donors = [(-counts[worker.job], worker.turn_began, worker.id) for worker in crew.workers]
+            heapq.heapify(donors)
+        donor = _donor(turn, donors, counts, chosen)
+        if donor is not None and (not few or counts[donor.job] - few >= 2) and runnable(turn, waiting, donor):
+            chosen.add(donor.id)
+            counts[donor.job] -= 1
     return chosen
+
+
+def _owners(turn: Turn, job: Job) -> list[Worker]:
+    """Workers elsewhere that own shares of the job."""
+    names = {name for epoch in job.epochs.values() for name in epoch.owned}
+    owners = (turn.state.workers.get(name) for name in sorted(names))
+    return [w for w in owners if w is not None and w.job != job.name and w.lost_at is None and not w.retiring]
+
+
+def _donor(turn: Turn, donors: list[tuple[int, float, str]], counts: dict[str, int], chosen: set[str]) -> Worker | None:
+    """The worker to go next: of the job with the most workers, longest with it. The heap is put right on the way."""
+    while donors:
+        size, began, name = donors[0]
+        worker = turn.state.workers[name]
+        if name in chosen or not _had_turn(turn, worker):
+            heapq.heappop(donors)
+        elif size != -counts[worker.job]:
+            heapq.heapreplace(donors, (-counts[worker.job], began, name))
+        else:
+            return worker
+    return None
 
 
 def _had_turn(turn: Turn, worker: Worker) -> bool:
@@ -136,10 +158,17 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
 
 def assign_workers(turn: Turn, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
-    for worker in turn.crew.workers:
+    crew = turn.state.crew
+    nothing_for: set[tuple[str, int, bool]] = set()
+    for worker in crew.workers:
+        if worker.unfinished:
+            continue
         job = turn.state.jobs.get(worker.job)
-        at_work = any(name == worker.job for name, _, _ in worker.unfinished.values())
-        if at_work or (job is not None and planning(job, worker)):
+        young = turn.now - worker.turn_began < turn.state.settings.turn_s
+        alike = (worker.job, turn.observed.want(worker.id), young)
+        if alike in nothing_for and worker.id not in leaving:
+            continue
+        if job is not None and planning(job, worker):
             continue
         if job is not None and worker.id not in leaving and runnable(turn, job, worker):
             turn.touched.add(job.name)
@@ -155,12 +184,15 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
             if need.failure is None
         ]
         serves = worker.job if job is not None and job.failure is None else ""
-        if serves and worker.id not in leaving and turn.now - worker.turn_began < turn.state.settings.turn_s:
+        if serves and worker.id not in leaving and young:
             # Changing has its price (functions are loaded anew): not for a moment without work, unless a job waits.
             needs = [need for need in needs if need.workers == 0 or need.job == serves]
         decision = assign(needs, serves)
         if decision.value and decision.value != worker.job:
             _switch(turn, worker, decision.value, decision.reason)
+            nothing_for.clear()
+        elif not crew.sharded and worker.id not in leaving:
+            nothing_for.add(alike)  # nor is there for others like it
         leaving.discard(worker.id)  # its turn begins, be it with the same job
         turn.touched.add(worker.job)
 
@@ -186,9 +218,8 @@ def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
 
 def dismiss_idle(turn: Turn) -> None:
     """Close jobs at workers that no longer serve them, once nothing is kept there."""
-    for worker in turn.crew.workers:
-        if len(worker.open) > 1:
-            used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
-            for name in [name for name in worker.open if name != worker.job and name not in used]:
-                turn.to_worker(worker.id, CloseJob(name))
-                turn.emit(ev.WorkerDismissed(worker.id, name))
+    for worker in turn.state.crew.open_to_several:
+        used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
+        for name in [name for name in worker.open if name != worker.job and name not in used]:
+            turn.to_worker(worker.id, CloseJob(name))
+            turn.emit(ev.WorkerDismissed(worker.id, name))

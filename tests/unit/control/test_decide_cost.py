@@ -22,12 +22,12 @@ def asked(monkeypatch):
     return count
 
 
-def busy_service(workers, jobs):
+def busy_service(workers, jobs, **fields):
     service = Service(FakePlan(2000, 16))
     for number in range(workers):
         service.add_worker(f"w{number}")
     for number in range(jobs):
-        service.join(f"c{number}", f"job{number}")
+        service.join(f"c{number}", f"job{number}", **fields)
     for _ in range(2):
         for worker in service.workers.values():
             service.plan_tasks(worker)
@@ -37,10 +37,11 @@ def busy_service(workers, jobs):
 
 
 def cost_of_a_task(service, asked):
-    worker = next(worker for worker in service.workers.values() if worker.leases)
+    busy = [worker for worker in service.workers.values() if worker.leases]
     asked[0] = 0
-    service.finish(worker, min(worker.leases))
-    return asked[0]
+    for worker in busy:
+        service.finish(worker, min(worker.leases))
+    return asked[0] / len(busy)
 
 
 def test_a_report_without_news_costs_nothing(asked):
@@ -51,10 +52,26 @@ def test_a_report_without_news_costs_nothing(asked):
     assert asked[0] == 0
 
 
-def test_what_a_task_costs_does_not_grow_with_the_number_of_workers(asked):
+def test_what_a_task_costs_hardly_grows_with_the_number_of_workers(asked):
     few, many = (cost_of_a_task(busy_service(workers, 1), asked) for workers in (10, 100))
+    assert 0 < many <= few + 8
+
+
+def test_what_a_task_costs_does_not_grow_with_the_number_of_jobs(asked):
+    few, many = (cost_of_a_task(busy_service(2 * jobs, jobs), asked) for jobs in (5, 60))
     assert 0 < many <= few + 2
 
 
-def test_what_a_task_costs_hardly_grows_with_the_number_of_jobs(asked):
-    assert cost_of_a_task(busy_service(60, 30), asked) <= 30
+def test_what_a_task_costs_hardly_grows_with_the_number_of_workers_where_they_own_shares(asked):
+    few, many = (cost_of_a_task(busy_service(workers, 1, sharding="static"), asked) for workers in (10, 100))
+    assert 0 < many <= few + 2
+
+
+def test_a_worker_that_comes_costs_as_much_with_many_jobs_as_with_few(asked):
+    costs = []
+    for jobs in (5, 60):
+        service = busy_service(2 * jobs, jobs)
+        asked[0] = 0
+        service.add_worker("another")
+        costs.append(asked[0])
+    assert 0 < costs[1] <= costs[0] + 2

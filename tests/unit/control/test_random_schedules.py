@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.unit.control import control_driver
 from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.state import Crew, State
 
 KINDS: dict[str, dict[str, Any]] = {
     "dynamic": {},
@@ -108,6 +110,50 @@ def settle(service: Service, peers: list[FakeConsumer], room: int) -> None:
 def check_epoch(service: Service, job: str, peers: list[FakeConsumer]) -> None:
     read = sorted(task for peer in peers for task in peer.complete)
     assert read == list(range(service.state.jobs[job].length or 0))
+
+
+def play(seed: int, plan: tuple[int, int], kinds: list[str], consumers: int, room: int) -> Service:
+    """A service to which things happen; what follows is a function of the arguments."""
+    rng = random.Random(seed)
+    service = Service(FakePlan(*plan))
+    names = ["w0", "w1"]
+    for name in names:
+        service.add_worker(name)
+    for number, kind in enumerate(kinds):
+        for i in range(consumers):
+            service.join(f"c{number}.{i}", f"job{number}", num_consumers=consumers, **KINDS[kind])
+    for _ in range(40):
+        if rng.random() < 0.4:
+            disturb(service, rng, names)
+        else:
+            service.work(read=rng.random() < 0.7, room=room)
+    return service
+
+
+class ForgetfulState(State):
+    """Remembers nothing that it could work out anew."""
+
+    def once(self, job, question, answer):
+        return answer()
+
+    @property
+    def crew(self):
+        return Crew(self.jobs, self.workers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**9),
+    plan=st.sampled_from(PLANS),
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3),
+    consumers=st.integers(1, 2),
+    room=st.integers(1, 3),
+)
+def test_what_is_remembered_between_inputs_changes_no_decision(seed, plan, kinds, consumers, room):
+    told = play(seed, plan, kinds, consumers, room).events
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_driver, "State", ForgetfulState)
+        assert play(seed, plan, kinds, consumers, room).events == told
 
 
 @settings(max_examples=60, deadline=None)
