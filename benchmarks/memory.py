@@ -13,7 +13,7 @@ over next to no data says what they weigh without any; what is beyond that is co
 
 ``held`` is the highest proportional set size (PSS) while standing still, ``grew`` its change from the second third of
 the samples to the last, ``peak`` the highest resident size that the kernel noted at any time. A minute shows a buffer
-without a bound; ``--hours 1`` is for a slow leak. The exit status is 1 if a process held or gained more than it may.
+without a bound; ``--hours 1`` is for a slow leak. The exit status is 1 if a process held more than it may.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORKER_BYTES = 256 * MIB
 SIZES = {"1 B": 1, "1 KB": 1000, "1 MB": 10**6, "256 MB": 256 * 10**6}
 ALLOWANCE = 0.25
 """Of a bound: pages that are only partly in use."""
-SPARE = 24 * MIB
+SPARE = 8 * MIB
 """Modules that are loaded late, code that was compiled, stacks of threads."""
 OPERATORS = 7
 """Of the pipeline; each may have an element in flight."""
@@ -241,10 +241,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case, elements = json.loads(options.trainer)
         trainer(Case(**case), elements)
         return 0
-    seconds = 3600 * options.hours if options.hours else 3.0 if options.quick else options.seconds
+    seconds = 3600 * options.hours if options.hours else 5.0 if options.quick else options.seconds
     on, rows = machine(), []
     print(f"{'MiB':32}{'empty':>8}{'bound':>8}{'held':>8}{'grew':>8}{'peak':>8}")
-    for case in cases((16 if options.quick else options.buffer_mib) * MIB):
+    for case in cases((32 if options.quick else options.buffer_mib) * MIB):
         if not options.only or any(word in case.name for word in options.only):
             for row in compare(case, seconds):
                 rows.append(row)

@@ -121,3 +121,8 @@ def test_a_contestant_ends_with_the_benchmark(fifo: Path):
         running.send_signal(signal.SIGTERM)
         assert contestant.read() == ""  # it is gone
     assert running.returncode == 128 + signal.SIGTERM
+
+
+def test_startup(tmp_path: Path):
+    found = report(tmp_path, "startup", "--only", SERVED)
+    assert set(found["results"][SERVED]) == {"import", "first", "few", "many", "shutdown"}
