@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from millrace.elements.chunk import Chunk
+from millrace.engine.overlap import overlapped
 from millrace.engine.program import Program, Run
 from millrace.graph.nodes import Graph
 from millrace.planning.plan import FAN_IN, Task, make_plan
@@ -35,7 +36,7 @@ def read(
     planned = make_plan(graph, tables, seed=seed).length if parts > 1 else None
     few = planned is not None and planned < _TASKS_EACH * parts
     tasks = _TASKS_EACH * parts if few else None  # so that there is something for each
-    return LocalIterator(Program(graph, tables, seed=seed, tasks=tasks), number, part, parts)
+    return LocalIterator(Program(graph, tables, seed=seed, tasks=tasks, consecutive=True), number, part, parts)
 
 
 class Epoch:
@@ -133,6 +134,10 @@ class LocalIterator(Iterator[Any]):
         """What each operator did so far: (node id, label, elements, bytes, active seconds)."""
         return self._program.measures()
 
+    def rewrites(self) -> list[str]:
+        """How what runs differs from what was written, in plain words; see :mod:`millrace.graph.rewrites`."""
+        return self._program.rewrites
+
     def __enter__(self) -> Self:
         return self
 
@@ -144,6 +149,8 @@ class LocalIterator(Iterator[Any]):
 
 def _elements(program: Program, epoch: Epoch, part: int, parts: int) -> Generator[Any, None, None]:
     chunks = whole(epoch) if parts == 1 else share(epoch, part, parts)
+    if program.ending is not None:
+        chunks = overlapped(chunks, program.ending, program.budget.each)
     try:
         for chunk in chunks:
             yield from chunk.elements

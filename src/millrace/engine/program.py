@@ -13,10 +13,11 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Measure, Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
-from millrace.engine.task import RunningTask, available_cores
+from millrace.engine.task import Budget, RunningTask, available_cores
 from millrace.graph.nodes import Graph
-from millrace.graph.rewrites import rewritten
+from millrace.graph.rewrites import prefetch, rewritten
 from millrace.graph.rewrites.fusion import Fused
+from millrace.graph.rewrites.prefetch import Ending
 from millrace.ops.stacking import Allocate
 from millrace.planning.plan import WHOLE, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
@@ -36,9 +37,13 @@ class Program:
         threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
+        consecutive: whether one consumer in this process takes the tasks one after the other. Then whoever runs them is
+            to do the prefetch at the end, over all of them: :attr:`ending`.
 
     Attributes:
         plan: the tasks of an epoch.
+        ending: the prefetch to do over all tasks; None: none.
+        budget: what a running task may hold.
         rewrites: how what runs differs from what was written, in plain words.
     """
 
@@ -51,6 +56,7 @@ class Program:
         tasks: int | None = None,
         threads: int | None = None,
         allocate: Allocate = np.empty,
+        consecutive: bool = False,
         _pool: Pool | None = None,
     ) -> None:
         self.graph, self.seed = graph, seed
@@ -63,6 +69,11 @@ class Program:
         self._allocate = allocate
         # A dataset that a user's function returned is often too small for rewriting to pay.
         self._running, self.rewrites = (graph, []) if _pool else rewritten(graph)
+        self.ending: Ending | None = None
+        if consecutive and self._options.rewrites is not False:
+            self._running, self.ending, notes = prefetch.apply(self._running)
+            self.rewrites += notes
+        self.budget = Budget(graph, ahead=self.ending is not None and not self.ending.at_once)
         self._totals = Totals(_inputs(self._running))
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._lock = threading.Lock()
@@ -80,6 +91,7 @@ class Program:
             task,
             seed=self.seed,
             epoch=epoch,
+            budget=self.budget,
             measures=self._totals.begin(),
             sizer=self._sizer,
             crews=self._crews,

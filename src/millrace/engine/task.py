@@ -44,6 +44,23 @@ class Nested(Protocol):
         ...
 
 
+class Budget:
+    """Bytes that a running task may hold.
+
+    Attributes:
+        all: together.
+        window: each shuffle; as its window decides what comes out, this must not depend on how many others there are.
+        each: every other operator, and as much what is computed ahead of them all, if anything is.
+    """
+
+    def __init__(self, graph: Graph, *, ahead: bool = False) -> None:
+        self.all = graph.options().buffer_bytes or DEFAULT_BUFFER_BYTES
+        windows = sum(isinstance(node, Shuffle) for node in graph.nodes)
+        windowed = self.all // 2 if windows else 0
+        self.window = windowed // max(1, windows)
+        self.each = (self.all - windowed) // max(1, len(graph.nodes) - windows + ahead)
+
+
 class RunningTask:
     """What all operators of one running task share."""
 
@@ -54,6 +71,7 @@ class RunningTask:
         *,
         seed: int,
         epoch: int,
+        budget: Budget,
         measures: list[Measure],
         sizer: Sizer,
         crews: Sequence[Crew],
@@ -73,12 +91,7 @@ class RunningTask:
         self.chunk_size: Callable[[], int] = lambda: sizer.size
         options = units.graph.options()
         self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place))
-        self.buffer_bytes = options.buffer_bytes or DEFAULT_BUFFER_BYTES
-        # A window decides what comes out, so its share must not depend on how many other operators there are.
-        windows = sum(isinstance(node, Shuffle) for node in units.graph.nodes)
-        windowed = self.buffer_bytes // 2 if windows else 0
-        self.window_budget = windowed // max(1, windows)
-        self.budget = (self.buffer_bytes - windowed) // max(1, len(units.graph.nodes) - windows)
+        self.buffer_bytes, self.window_budget, self.budget = budget.all, budget.window, budget.each
         self._streams: Counter[int] = Counter()
 
     @contextmanager

@@ -2,7 +2,8 @@
 
 One file a rewrite. They are for running alone: the plan, and so the tasks and the identity of every element, are made
 from the graph as written, whose numbers :meth:`millrace.graph.nodes.Graph.rewritten` keeps. Each returns with its
-graph what it did, in plain words for whoever asks what really runs.
+graph what it did, in plain words for whoever asks what really runs. The prefetch at the end is for some runners only:
+:mod:`millrace.graph.rewrites.prefetch`.
 """
 
 from __future__ import annotations
