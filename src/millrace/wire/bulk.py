@@ -283,15 +283,18 @@ class BulkServer:
             thread = threading.Thread(
                 target=self._serve, args=(connection, sock), name=f"millrace-bulk-{connection.peer}", daemon=True
             )
+            refused = f"{MAX_CONNECTIONS} connections are open"
             with self._lock:
-                full = len(self._serving) >= MAX_CONNECTIONS
-                if not full:
-                    self._serving[connection] = thread
-            if full:
-                _logger.warning("refused %s: %d connections are open", connection.peer, MAX_CONNECTIONS)
-                connection.close()
-            else:
-                thread.start()
+                if len(self._serving) < MAX_CONNECTIONS:
+                    try:
+                        thread.start()
+                    except RuntimeError as error:  # out of memory, or of what the container may start
+                        refused = str(error)
+                    else:
+                        self._serving[connection] = thread
+                        continue
+            _logger.warning("refused %s: %s", connection.peer, refused)
+            connection.close()
 
     def _serve(self, connection: BulkConnection, sock: socket.socket) -> None:
         try:

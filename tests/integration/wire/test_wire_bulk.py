@@ -284,3 +284,19 @@ def test_ipv6():
         assert server.address.startswith("[::1]:")
         with bulk_connect(server.address) as connection:
             assert connection.receive(PING)[0] == Ping(1)
+
+
+def test_a_peer_for_whom_no_thread_can_start_is_refused_alone(monkeypatch, bulk_server, caplog):
+    start = threading.Thread.start
+    failures = iter([RuntimeError("can't start new thread")])
+
+    def failing(thread):
+        if thread.name.startswith("millrace-bulk-127") and (error := next(failures, None)) is not None:
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with pytest.raises(ServiceUnreachableError):
+        bulk_connect(bulk_server.address)
+    assert "can't start new thread" in caplog.text
+    bulk_works(bulk_server)
