@@ -110,11 +110,11 @@ BENCHMARK = Benchmark(
         _contestant(
             "torch DataLoader, 2 workers", functools.partial(peers.torch_loader, workers=2), "torch", share=0.25
         ),
-        _contestant("tf.data, Python function", _tf_python, "tensorflow", share=0.02),
-        _contestant("tf.data, own operations", _tf_own, "tensorflow", share=0.1, note="no Python function"),
-        _contestant("Grain, threads", peers.grain_threads, "grain", share=0.05),
+        _contestant("tf.data, Python function", _tf_python, "tensorflow", share=0.01),
+        _contestant("tf.data, own operations", _tf_own, "tensorflow", share=0.05, note="no Python function"),
+        _contestant("Grain, threads", peers.grain_threads, "grain", share=0.25),
         _contestant("Grain, 2 processes", peers.grain_processes, "grain", share=0.25),
-        _contestant("Ray Data", peers.ray_data, "ray", share=0.25),
+        _contestant("Ray Data", peers.ray_data, "ray", share=0.1),
         _contestant("SPDL, threads", peers.spdl_threads, "spdl", share=0.02),
     ),
     reference="bare loop",
