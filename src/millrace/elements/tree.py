@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ Path: TypeAlias = tuple[Any, ...]
 
 _NUMBER_BYTES = 32
 _ARRAY_BYTES = 112
+_DTYPE, _NBYTES = attrgetter("dtype"), attrgetter("nbytes")
 _CONTAINER_BYTES = 64
 _SLOT_BYTES = 8
 _NUMBERS = frozenset({int, float, bool, type(None)})
@@ -239,8 +240,9 @@ def nbytes_of(elements: Sequence[Any]) -> int:
                 return _shells(elements, lengths.pop()) + sum(map(nbytes_of, zip(*elements, strict=True)))
         elif kind is str or kind is bytes:
             return sum(map(sys.getsizeof, elements))
-        elif kind is np.ndarray and not any(each.dtype.hasobject for each in elements):
-            return _ARRAY_BYTES * len(elements) + sum([int(each.nbytes) for each in elements])
+        elif kind is np.ndarray and not any(dtype.hasobject for dtype in set(map(_DTYPE, elements))):
+            of_values: int = sum(map(_NBYTES, elements))
+            return _ARRAY_BYTES * len(elements) + of_values
     return sum(map(nbytes, elements))
 
 

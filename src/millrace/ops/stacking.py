@@ -20,6 +20,7 @@ Columns are taken apart level by level for all elements at once, which costs les
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Makes the array that a leaf of a batch is written into: ``allocate(shape, dtype)``, contents arbitrary."""
 
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 _NUMBERS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
 
@@ -200,7 +202,8 @@ def _numbers(column: Sequence[Any], dtype: type[np.generic], label: str, path: P
 
 
 def _strings(column: Sequence[str], label: str, path: Path) -> Array:
-    culprit = next((value for value in column if value.endswith("\0")), None)
+    suspicious = "\0" in "".join(column)
+    culprit = next((value for value in column if value.endswith("\0")), None) if suspicious else None
     if culprit is not None:
         raise PipelineError(
             f"{label}: {_short(culprit)}{at(path)} ends in a NUL character, which numpy would drop. Encode it "
@@ -210,6 +213,29 @@ def _strings(column: Sequence[str], label: str, path: Path) -> Array:
 
 
 def _arrays(arrays: Sequence[Array], label: str, allocate: Allocate, path: Path) -> Array:
+    return _joined(arrays, allocate) if _alike(arrays) else _stacked(arrays, label, allocate, path)
+
+
+def _alike(arrays: Sequence[Array]) -> bool:
+    """Whether they are of one shape and dtype, at least one dimension and no Python objects."""
+    first = arrays[0]
+    return (
+        first.ndim > 0
+        and not first.dtype.hasobject
+        and len(set(map(_SHAPE, arrays))) == 1
+        and len(set(map(_DTYPE, arrays))) == 1
+    )
+
+
+def _joined(arrays: Sequence[Array], allocate: Allocate) -> Array:
+    """Like np.stack, which looks at each array once more."""
+    first = arrays[0]
+    out = allocate((len(arrays), *first.shape), first.dtype)
+    np.concatenate(arrays, out=out.reshape(len(arrays) * len(first), *first.shape[1:]))
+    return out
+
+
+def _stacked(arrays: Sequence[Array], label: str, allocate: Allocate, path: Path) -> Array:
     dtype = one_dtype(arrays, label, path)
     shape = arrays[0].shape
     if len({array.shape for array in arrays}) > 1:
