@@ -183,31 +183,37 @@ def main(module: str, arguments: Sequence[str] | None = None) -> int:
     present = [each.name for each in chosen if each.name not in skipped]
     on = machine()
     given = {**sizes, **(benchmark.prepare(sizes) if present else {})}
-    samples, failed = _play(module, present, rounds, given, benchmark.limit_s, console)
+    asked = {
+        "benchmark": module.rpartition(".")[2],
+        "question": benchmark.question,
+        "command": shlex.join([os.path.basename(sys.executable), "-m", module, *(arguments or sys.argv[1:])]),
+        "machine": on,
+        "sizes": sizes,
+        "figures": {name: dataclasses.asdict(figure) for name, figure in benchmark.figures.items()},
+        "reference": benchmark.reference,
+        "notes": {each.name: each.note for each in benchmark.contestants if each.note},
+        "skipped": skipped,
+    }
+
+    def write(samples: Samples, failed: Mapping[str, str]) -> None:
+        if options.json:
+            _write(options.json, {**asked, "failed": failed, "rounds": samples, "results": summary(benchmark, samples)})
+
+    samples, failed = _play(module, present, rounds, given, benchmark.limit_s, console, write)
     results = summary(benchmark, samples)
     console.print(benchmark.question)
     console.print(_table(benchmark, results))
     for name, words in failed.items():
         console.print(f"failed: {name}: {words}", markup=False, highlight=False)
-    if options.json:
-        report = {
-            "benchmark": module.rpartition(".")[2],
-            "question": benchmark.question,
-            "command": shlex.join([os.path.basename(sys.executable), "-m", module, *(arguments or sys.argv[1:])]),
-            "machine": on,
-            "sizes": sizes,
-            "figures": {name: dataclasses.asdict(figure) for name, figure in benchmark.figures.items()},
-            "reference": benchmark.reference,
-            "notes": {each.name: each.note for each in benchmark.contestants if each.note},
-            "skipped": skipped,
-            "failed": failed,
-            "rounds": samples,
-            "results": results,
-        }
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
     return 1 if failed else 0
+
+
+def _write(path: str, report: Mapping[str, Any]) -> None:
+    """Replaces the file at once: a long run that is ended leaves the rounds it has played."""
+    with open(f"{path}.new", "w") as file:
+        json.dump(report, file, indent=2)
+        file.write("\n")
+    os.replace(f"{path}.new", path)
 
 
 def _parser(module: str, benchmark: Benchmark, names: list[str]) -> argparse.ArgumentParser:
@@ -259,9 +265,18 @@ Samples = list[dict[str, dict[str, float]]]
 
 
 def _play(
-    module: str, names: list[str], rounds: int, options: Options, limit_s: float, console: Console
+    module: str,
+    names: list[str],
+    rounds: int,
+    options: Options,
+    limit_s: float,
+    console: Console,
+    write: Callable[[Samples, Mapping[str, str]], None],
 ) -> tuple[Samples, dict[str, str]]:
-    """Figures of all rounds, and who failed with which words; who failed once doesn't play again."""
+    """Figures of all rounds, and who failed with which words; who failed once doesn't play again.
+
+    ``write(figures, failures)`` is called after every round.
+    """
     samples: Samples = []
     failed: dict[str, str] = {}
     for number in range(rounds):
@@ -274,6 +289,7 @@ def _play(
                     except FailedError as error:
                         failed[name] = str(error)
         samples.append({name: found[name] for name in names if name in found})
+        write(samples, failed)
     return samples, failed
 
 

@@ -1,0 +1,219 @@
+"""Makes the tables and plots of docs/performance.md from what the benchmarks wrote with ``--json``.
+
+    python -m benchmarks.plot [RESULT.json ...]
+
+without arguments from all of benchmarks/results. Between ``<!-- NAME -->`` and ``<!-- end NAME -->`` the page has the
+table of benchmark NAME, and its plots are docs/performance/NAME-FIGURE.svg; between ``<!-- targets -->`` and its end
+it has what was aimed at. No figure on that page is typed by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PAGE = os.path.join(_ROOT, "docs", "performance.md")
+PLOTS = os.path.join(_ROOT, "docs", "performance")
+RESULTS = os.path.join(_ROOT, "benchmarks", "results")
+
+Report = Mapping[str, Any]
+"""What one benchmark wrote."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Something that was aimed at.
+
+    Attributes:
+        question: for the table.
+        benchmark: that answers it.
+        figure: of which contestant; over which other contestant's, within a round ("": as it is).
+        least: it is at least so much, or None; ``most``: at most.
+    """
+
+    question: str
+    benchmark: str
+    figure: str
+    of: str
+    over: str = ""
+    least: float | None = None
+    most: float | None = None
+
+    def value(self, report: Report) -> float | None:
+        """The median over rounds; None if a contestant is missing."""
+        values = []
+        for each in report["rounds"]:
+            mine, other = each.get(self.of, {}).get(self.figure), each.get(self.over, {}).get(self.figure)
+            if mine is not None and (other or not self.over):
+                values.append(mine / other if self.over else mine)
+        return statistics.median(values) if values else None
+
+    def met(self, value: float) -> bool:
+        """Whether ``value`` is what was aimed at."""
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+_IN_PROCESS, _EMBEDDED = "millrace, in process", "millrace, embedded, 2 workers"
+TARGETS = (
+    Target("decoding in process, of the bare loop", "decode", "images", _IN_PROCESS, "bare loop", least=0.95),
+    Target("decoding on an embedded service, of the bare loop", "decode", "images", _EMBEDDED, "bare loop", least=0.88),
+    Target("small elements in process, M/s", "small", "integers", _IN_PROCESS, least=5.0),
+    Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
+    Target(
+        "CPU time of a service, of the same in process",
+        "overhead",
+        "cpu",
+        "embedded, 2 workers",
+        "in process",
+        most=1.08,
+    ),
+    Target("import, s", "startup", "import", _EMBEDDED, most=0.4),
+    Target("first batch of an embedded service, s", "startup", "first", _EMBEDDED, most=1.5),
+    Target("from one epoch to the next, ms", "startup", "few", _EMBEDDED, most=20.0),
+    Target("a dispatcher with 1,000 workers and 200 jobs, % of a core", "dispatcher", "cpu", "heartbeats", most=30.0),
+    Target("the same, p99 of its answers, ms", "dispatcher", "p99", "heartbeats", most=50.0),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Brings page and plots up to date; returns the exit status."""
+    reports = {}
+    for path in arguments or sorted(glob.glob(os.path.join(RESULTS, "*.json"))):
+        with open(path) as file:
+            report = json.load(file)
+        reports[report["benchmark"]] = report
+    os.makedirs(PLOTS, exist_ok=True)
+    with open(PAGE) as file:
+        page = file.read()
+    for name, report in reports.items():
+        if name == "memory":
+            page = _replaced(page, name, memory_table(report))
+            continue
+        plots = [_plot(name, figure, report) for figure in report["figures"]]
+        page = _replaced(page, name, f"{table(report)}\n\n" + "\n".join(plot for plot in plots if plot))
+    page = _replaced(page, "targets", targets_table(reports))
+    with open(PAGE, "w") as file:
+        file.write(page)
+    return 0
+
+
+def _replaced(page: str, name: str, text: str) -> str:
+    """The page with ``text`` between the marks of ``name``.
+
+    Raises:
+        SystemExit: it has no such marks.
+    """
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    if not marks.search(page):
+        sys.exit(f"{PAGE} has no place for {name}: add <!-- {name} --> and <!-- end {name} -->")
+    return marks.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page)
+
+
+def targets_table(reports: Mapping[str, Report]) -> str:
+    """What was aimed at, what was measured."""
+    rows = [("question", "aim", "measured", "")]
+    for target in TARGETS:
+        report = reports.get(target.benchmark)
+        value = None if report is None else target.value(report)
+        aim = f"≥ {target.least:g}" if target.least is not None else f"≤ {target.most:g}"
+        verdict = "" if value is None else "met" if target.met(value) else "**missed**"
+        rows.append((target.question, aim, "not measured" if value is None else f"{value:.3g}", verdict))
+    return _table(rows)
+
+
+def table(report: Report) -> str:
+    """Medians, spreads and ratios of one benchmark, and how they were measured."""
+    figures = report["figures"]
+    head = [""]
+    for figure in figures.values():
+        head += [figure["unit"], f"of {report['reference']}"]
+    rows = [tuple(head)]
+    for name, results in report["results"].items():
+        note = report["notes"].get(name, "")
+        cells = [f"{name} ({note})" if note else name]
+        for figure, about in figures.items():
+            cells += _cells(results.get(figure), about["digits"])
+        rows.append(tuple(cells))
+    lines = [_table(rows), "", _how(report)]
+    lines += [f"Not installed: {name}." for name in report["skipped"]]
+    lines += [f"Failed: {name}." for name in report["failed"]]
+    return "\n".join(lines)
+
+
+def memory_table(report: Report) -> str:
+    """What each process held while its consumer stood still, in MiB."""
+    rows = [("", "process", "empty", "bound", "held", "grew in the last half", "")]
+    for row in report["results"]:
+        figures = (f"{row[name] / (1 << 20):,.0f}" for name in ("base", "bound", "held", "grew"))
+        rows.append((row["case"], row["role"], *figures, "" if row["kept"] else "**over**"))
+    how = f"`{report['command']}`: MiB; each consumer stood still for {report['seconds']:g} s. {_machine(report)}."
+    return f"{_table(rows)}\n\n{how}"
+
+
+def _cells(result: Mapping[str, float] | None, digits: int) -> tuple[str, str]:
+    if result is None:
+        return "", ""
+    median, low, high = (f"{result[which]:,.{digits}f}" for which in ("median", "min", "max"))
+    return f"{median} ({low} to {high})", f"{result['ratio']:.3g}" if "ratio" in result else ""
+
+
+def _how(report: Report) -> str:
+    return (
+        f"`{report['command']}`: medians of {len(report['rounds'])} rounds (smallest to largest), ratios within a"
+        f" round. {_machine(report)}."
+    )
+
+
+def _machine(report: Report) -> str:
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, load before"
+        f" {machine['load_before']:.1f}; {machine['python']}, {versions}; commit {machine['commit']}"
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| --- |" + " ---: |" * (len(rows[0]) - 1), *lines[1:]])
+
+
+def _plot(name: str, figure: str, report: Report) -> str:
+    """Draws one figure's medians with their spread; returns the line that shows it, "" if there is nothing to see."""
+    found = [(who, results[figure]) for who, results in report["results"].items() if figure in results]
+    if len(found) < 2:
+        return ""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "millrace"  # the same figures make the same file
+    import matplotlib.pyplot as plt
+
+    drawing, axes = plt.subplots(figsize=(8, 0.34 * len(found) + 0.9), layout="constrained")
+    medians = [result["median"] for _, result in found]
+    spread = [
+        [result["median"] - result["min"] for _, result in found],
+        [result["max"] - result["median"] for _, result in found],
+    ]
+    colours = ["#1f77b4" if who.startswith("millrace") else "#b8bec5" for who, _ in found]
+    axes.barh([who for who, _ in found], medians, xerr=spread, color=colours, ecolor="#555555", height=0.7)
+    axes.invert_yaxis()
+    about = report["figures"][figure]
+    axes.set_xlabel(f"{about['unit']} ({'more' if about['more_is_better'] else 'less'} is better)")
+    axes.spines[["top", "right"]].set_visible(False)
+    path = os.path.join(PLOTS, f"{name}-{figure}.svg")
+    drawing.savefig(path, metadata={"Date": None})
+    plt.close(drawing)
+    return f"![{report['question']} {about['unit']}](performance/{os.path.basename(path)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

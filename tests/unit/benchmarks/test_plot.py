@@ -1,0 +1,89 @@
+import json
+
+import pytest
+from benchmarks import plot
+
+REPORT = {
+    "benchmark": "decode",
+    "question": "How fast?",
+    "command": "python -m benchmarks.decode",
+    "machine": {
+        "cpu": "a processor",
+        "cores": 2,
+        "memory_gib": 24.0,
+        "python": "CPython 3.11",
+        "libraries": {"numpy": "2"},
+        "load_before": 0.1,
+        "commit": "abc",
+    },
+    "figures": {"images": {"unit": "images/s", "digits": 0, "more_is_better": True}},
+    "reference": "bare loop",
+    "notes": {"bare loop": "no library"},
+    "skipped": {"Grain, threads": ["grain"]},
+    "failed": {},
+    "rounds": [
+        {"bare loop": {"images": 100.0}, "millrace, in process": {"images": 90.0}},
+        {"bare loop": {"images": 200.0}, "millrace, in process": {"images": 194.0}},
+        {"bare loop": {"images": 100.0}, "millrace, in process": {"images": 98.0}},
+    ],
+    "results": {
+        "bare loop": {"images": {"median": 100.0, "min": 100.0, "max": 200.0, "ratio": 1.0}},
+        "millrace, in process": {"images": {"median": 98.0, "min": 90.0, "max": 194.0, "ratio": 0.97}},
+    },
+}
+
+
+def test_a_target_is_the_median_of_ratios_within_rounds():
+    target = plot.Target("?", "decode", "images", "millrace, in process", "bare loop", least=0.95)
+    value = target.value(REPORT)
+    assert value == pytest.approx(0.97)
+    assert target.met(0.97)
+    assert not target.met(0.94)
+
+
+def test_a_target_without_its_contestant_has_no_value():
+    assert plot.Target("?", "decode", "images", "nobody", "bare loop", least=0.95).value(REPORT) is None
+
+
+def test_what_is_missed_is_said():
+    report = {**REPORT, "rounds": [{"bare loop": {"images": 100.0}, "millrace, in process": {"images": 50.0}}]}
+    lines = plot.targets_table({"decode": report}).splitlines()
+    assert "| 0.5 | **missed** |" in lines[2]
+    assert "not measured" in lines[3]
+
+
+def test_a_table_has_spreads_ratios_notes_and_who_is_missing():
+    text = plot.table(REPORT)
+    assert "| bare loop (no library) | 100 (100 to 200) | 1 |" in text
+    assert "| millrace, in process | 98 (90 to 194) | 0.97 |" in text
+    assert "Not installed: Grain, threads." in text
+    assert "3 rounds" in text
+
+
+def test_the_page_keeps_what_is_outside_the_marks(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
+    page.write_text(
+        "before\n<!-- decode -->\nold\n<!-- end decode -->\nafter\n<!-- targets -->\n<!-- end targets -->\n"
+    )
+    result = tmp_path / "decode.json"
+    result.write_text(json.dumps({**REPORT, "results": {}}))
+    monkeypatch.setattr(plot, "PAGE", str(page))
+    monkeypatch.setattr(plot, "PLOTS", str(tmp_path / "plots"))
+    for _ in range(2):
+        assert plot.main([str(result)]) == 0
+        text = page.read_text()
+        assert text.startswith("before\n<!-- decode -->\n")
+        assert "old" not in text
+        assert "after" in text
+        assert text.count("images/s") == 1
+
+
+def test_a_page_without_a_place_is_an_error(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
+    page.write_text("nothing\n")
+    monkeypatch.setattr(plot, "PAGE", str(page))
+    monkeypatch.setattr(plot, "PLOTS", str(tmp_path / "plots"))
+    result = tmp_path / "decode.json"
+    result.write_text(json.dumps({**REPORT, "results": {}}))
+    with pytest.raises(SystemExit, match="has no place for decode"):
+        plot.main([str(result)])
