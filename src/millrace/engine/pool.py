@@ -136,15 +136,16 @@ class Crew:
 
     Args:
         pool: None to call on the thread that pulls, always.
+        inline: AUTOTUNE begins with that thread.
 
     Attributes:
         cost_s: seconds of one element, smoothed; negative until known.
         bytes: of one element's result, the largest seen lately.
     """
 
-    def __init__(self, pool: Pool | None) -> None:
+    def __init__(self, pool: Pool | None, *, inline: bool = False) -> None:
         self._pool = pool
-        self._tuning = tuning.begin(1, 1) if pool is None else tuning.begin(pool.cores, pool.most)
+        self._tuning = tuning.begin(1, 1) if pool is None else tuning.begin(pool.cores, pool.most, inline=inline)
         self._lock = threading.RLock()  # for the garbage collector again
         self._queue: deque[Call[Any]] = deque()
         self._active = self._threads = 0

@@ -14,7 +14,7 @@ from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Measure, Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
 from millrace.engine.task import Budget, RunningTask, available_cores
-from millrace.graph.nodes import Graph
+from millrace.graph.nodes import FromFiles, Graph, Node
 from millrace.graph.rewrites import prefetch, rewritten
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.prefetch import Ending
@@ -24,6 +24,7 @@ from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.sources import list_source, open_source
 from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.sources.storage import is_remote
 
 
 class Program:
@@ -64,7 +65,7 @@ class Program:
         self.plan: Plan = plan_of(self._units, tasks)
         self._options = graph.options()
         self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
-        self._crews = [Crew(self._pool) for _ in graph.nodes]
+        self._crews = [Crew(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
         self._sizer = Sizer()
         self._allocate = allocate
         # A dataset that a user's function returned is often too small for rewriting to pay.
@@ -149,6 +150,11 @@ def _inputs(graph: Graph) -> list[tuple[int, ...]]:
 
 
 _NO_THREADS = Pool(1, 1)
+
+
+def _reads_at_hand(node: Node) -> bool:
+    """Whether reading the source mostly copies what the machine has in memory; then a hand-over costs more than it."""
+    return isinstance(node, FromFiles) and not any(map(is_remote, node.patterns))
 
 
 def list_sources(graph: Graph) -> dict[int, SplitTable]:

@@ -4,7 +4,7 @@ A *level* is a number of threads; 0 is the thread that pulls, without a hand-ove
 which the operator ran at one level. The rule:
 
 1. Begin with a thread for each core and one more: most functions that are worth a thread compute, and release the
-   GIL.
+   GIL. What is rarely worth one, as reading local files, begins on the thread that pulls.
 2. Take the best of three windows: disturbances by others only ever make a window slower. Windows in which results were
    hardly waited for say nothing, because what comes before or after was slower.
 3. Try half as many threads, unless they keep their cores busy. If hardly anything is lost, stay there and try fewer
@@ -83,14 +83,15 @@ class Tuning:
     reason: str = ""
 
 
-def begin(cores: int, most: int) -> Tuning:
+def begin(cores: int, most: int, *, inline: bool = False) -> Tuning:
     """The state before anything is measured.
 
     Args:
         cores: that this process may use.
         most: threads at most, at least 1.
+        inline: begin on the thread that pulls.
     """
-    level = min(cores + 1, most) if cores > 1 and most > 1 else 0
+    level = min(cores + 1, most) if cores > 1 and most > 1 and not inline else 0
     return Tuning(level, cores, most, level)
 
 

@@ -149,3 +149,19 @@ def test_looking_again_costs_next_to_nothing():
         state = tuning.step(state, Window(int(rate * 100), 100, 90, threads * 100, 120))  # a shared machine
         away += state.level != state.settled
     assert away < 100
+
+
+def test_what_begins_inline_stays_there_unless_threads_gain_something():
+    state = tuning.begin(2, 64, inline=True)
+    assert state.level == 0
+    for _ in range(200):
+        state = tuning.step(state, Window(100, 0.1, 0.01, 0.01, 0.01))  # whatever the level: others set the pace
+    assert state.settled == 0
+
+
+def test_what_begins_inline_gets_threads_if_it_waits():
+    state = tuning.begin(2, 64, inline=True)
+    for _ in range(200):
+        level = max(1, state.level)
+        state = tuning.step(state, Window(10 * level, 0.1, 0.1, 0.1 * level, 0.001 * level))
+    assert state.settled == 64
