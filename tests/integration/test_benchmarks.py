@@ -53,6 +53,21 @@ def test_overhead(tmp_path: Path):
     }
 
 
+def test_handover(tmp_path: Path):
+    names = ["memcpy", "raw socket", "millrace, TCP, 1 worker"]
+    found = report(tmp_path, "handover", "--only", *names)
+    assert {name: sorted(result) for name, result in found["results"].items()} == dict.fromkeys(
+        names, ["assembled", "ready"]
+    )
+
+
+def test_dispatcher(tmp_path: Path):
+    found = report(tmp_path, "dispatcher", "--seconds", "2", "--only", "tasks of no time")
+    result = found["results"]["tasks of no time"]
+    assert result["tasks"]["median"] > 0
+    assert result["messages"]["median"] > 3 * result["tasks"]["median"]  # finished, leased, read
+
+
 BROKEN = """
 import os
 import sys
