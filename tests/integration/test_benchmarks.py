@@ -56,9 +56,9 @@ def test_overhead(tmp_path: Path):
 def test_handover(tmp_path: Path):
     names = ["memcpy", "raw socket", "millrace, TCP, 1 worker"]
     found = report(tmp_path, "handover", "--only", *names)
-    assert {name: sorted(result) for name, result in found["results"].items()} == dict.fromkeys(
-        names, ["assembled", "ready"]
-    )
+    assert {name: sorted(result) for name, result in found["results"].items()} == {
+        name: ["assembled", "ready"] for name in names
+    }
 
 
 def test_dispatcher(tmp_path: Path):
