@@ -3,7 +3,8 @@
 Nothing is computed. A worker has all pictures in its memory and makes each batch by copying 64 of them together
 (``assembled``), or has a whole batch and passes it on again and again (``ready``). The consumer reads one byte of every
 page of what it gets, checks their sum, and drops the batch. So ``assembled`` takes one copy at least, which is what
-``memcpy`` does and nothing else, in one process, into a batch that stays in place; ``raw socket`` is that with a TCP
+``memcpy`` does and nothing else, in one process, into a batch that stays in place (and in the processor's cache; eight
+batches in turn don't, as little as what a service has on its way); ``raw socket`` is that with a TCP
 connection over loopback to another process, ``sendall`` on one side and ``recv_into`` a batch that stays in place on
 the other. Start-up and the first pass are not counted; passes follow one another without a pause.
 """
@@ -89,13 +90,13 @@ def _pass_on(batch: Any) -> None:
 
 
 @contextlib.contextmanager
-def _memcpy(count: int, fill: Callable[[Any], None]) -> Iterator[peers.Pass]:
-    batch = np.empty_like(PICTURES)
+def _memcpy(count: int, fill: Callable[[Any], None], batches: int = 1) -> Iterator[peers.Pass]:
+    places = [np.empty_like(PICTURES) for _ in range(batches)]
 
     def read() -> Iterable[Any]:
-        for _ in range(count):
-            fill(batch)
-            yield batch
+        for number in range(count):
+            fill(places[number % batches])
+            yield places[number % batches]
 
     yield read
 
@@ -237,6 +238,12 @@ BENCHMARK = Benchmark(
             note="one process, one copy",
             assembled=functools.partial(_memcpy, fill=_assemble),
             ready=functools.partial(_memcpy, fill=_pass_on),
+        ),
+        _contestant(
+            "memcpy, 8 batches in turn",
+            note="more than a cache holds",
+            assembled=functools.partial(_memcpy, fill=_assemble, batches=8),
+            ready=functools.partial(_memcpy, fill=_pass_on, batches=8),
         ),
         _both("raw socket", _raw_socket, note="TCP, another process"),
         _both("millrace, same host, 1 worker", _millrace),

@@ -62,9 +62,19 @@ class Target:
 
 
 _IN_PROCESS, _EMBEDDED = "millrace, in process", "millrace, embedded, 2 workers"
+_SAME_HOST, _TCP = "millrace, same host, 1 worker", "millrace, TCP, 1 worker"
 TARGETS = (
     Target("decoding in process, of the bare loop", "decode", "images", _IN_PROCESS, "bare loop", least=0.95),
     Target("decoding on an embedded service, of the bare loop", "decode", "images", _EMBEDDED, "bare loop", least=0.88),
+    *(
+        Target(f"{what}, of {over}", "handover", "assembled", of, over, least=least)
+        for what, of, over, least in (
+            ("handing over on one host", _SAME_HOST, "tf.data service, 1 worker", 8.0),
+            ("handing over on one host", _SAME_HOST, "memcpy", 0.8),
+            ("handing over by TCP", _TCP, "tf.data service, 1 worker", 2.0),
+            ("handing over by TCP", _TCP, "raw socket", 0.8),
+        )
+    ),
     Target("small elements in process, M/s", "small", "integers", _IN_PROCESS, least=5.0),
     Target("small elements through the service, M/s", "small", "integers", _EMBEDDED, least=2.0),
     Target(
