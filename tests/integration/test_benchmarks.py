@@ -65,7 +65,7 @@ def test_dispatcher(tmp_path: Path):
     found = report(tmp_path, "dispatcher", "--seconds", "2", "--only", "tasks of no time")
     result = found["results"]["tasks of no time"]
     assert result["tasks"]["median"] > 0
-    assert result["messages"]["median"] > 3 * result["tasks"]["median"]  # finished, leased, read
+    assert result["messages"]["median"] > result["tasks"]["median"]  # told, and answered
 
 
 BROKEN = """
