@@ -116,7 +116,7 @@ class Consumer(msgspec.Struct):
     lost_at: float | None = None
 
 
-class LiveTask(msgspec.Struct):
+class LiveTask(msgspec.Struct, array_like=True):
     """A task of which something is still needed. Without a worker it waits to be leased.
 
     Attributes:

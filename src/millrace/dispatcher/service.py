@@ -177,7 +177,8 @@ class Dispatcher:
             if blame is not None:
                 blame.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
         self._decided.append((turn.events, merged(turn.actions)))
-        self._some_decided.set()
+        if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
+            self._some_decided.set()
 
     async def _commit(self) -> None:
         while True:

@@ -1,0 +1,110 @@
+"""A dispatcher that goes on with its journal: who is waited for, and what everybody is told anew."""
+
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+
+
+def running(address="here:1", **fields):
+    """A service with two workers, and a consumer that reads; its dispatcher restarts at ``address``."""
+    service = Service(FakePlan(9, 3))
+    service.say(inp.Started("here:1"))
+    for name in ("w0", "w1"):
+        service.add_worker(name)
+    peer = service.join("c", **fields)
+    for _ in range(3):
+        service.work(room=1)
+    service.save()
+    service.work(room=1)
+    service.now += 100.0
+    service.restart(address)
+    return service, peer
+
+
+def leases(service):
+    return {name: (set(worker.unfinished), set(worker.kept)) for name, worker in service.state.workers.items()}
+
+
+def test_who_had_a_session_is_waited_for_longer_than_a_heartbeat_and_keeps_its_leases():
+    service, peer = running()
+    before = leases(service)
+    for _ in range(9):
+        service.tick(1.0)
+    assert leases(service) == before
+    service.hello("w0")
+    service.hello("w1")
+    assert service.workers["w0"].stale == service.workers["w1"].stale == []
+    assert leases(service) == before
+    service.rejoin(peer)
+    service.run(room=1)
+    assert peer.done
+
+
+def test_who_does_not_come_back_is_given_up():
+    service, peer = running()
+    service.hello("w0")
+    service.rejoin(peer)
+    service.tick(9.0)
+    assert set(service.state.workers) == {"w0", "w1"}
+    service.tick(2.0)
+    assert set(service.state.workers) == {"w0"}
+    service.run(room=1)
+    assert peer.done
+
+
+def test_at_another_address_nobody_is_waited_for():
+    service, _ = running("there:1")
+    service.tick(5.1)
+    assert not service.state.workers
+
+
+def test_a_place_is_its_holders_until_that_had_the_time_to_come_back():
+    service, peer = running(num_consumers=1)
+    early = service.join("early", num_consumers=1, begin=False)
+    assert early.failure.kind == "ConsumerConflictError"
+    service.rejoin(peer)
+    assert (peer.joined.consumer, peer.failure) == (0, None)
+    service, _ = running(num_consumers=1)
+    service.tick(10.1)
+    assert service.join("late", num_consumers=1, begin=False).joined.consumer == 0
+    service, _ = running("there:1", num_consumers=1)
+    assert service.join("at once", num_consumers=1, begin=False).joined.consumer == 0
+
+
+def test_a_job_whose_consumers_are_away_lives_as_long_after_a_restart():
+    service, _ = running()
+    service.tick(299.0)
+    assert "a" in service.state.jobs
+    service.tick(2.0)
+    assert not service.state.jobs
+
+
+def test_what_was_read_and_not_known_is_kept_from_being_dropped_by_the_next_epoch():
+    service, peer = running()
+    service.hello("w0")
+    service.hello("w1")
+    service.rejoin(peer)
+    service.deaf = True
+    service.run(room=1)
+    service.restart()
+    assert service.state.jobs["a"].epochs[0].unread
+    peer.wanted = 1
+    service.rejoin(peer)
+    assert 0 not in service.state.jobs["a"].epochs or not service.state.jobs["a"].epochs[0].dropped
+
+
+def test_who_was_free_to_leave_is_told_again():
+    service, _ = running()
+    service.hello("w0")
+    service.say(inp.WorkerSaid("w0", msg.WorkerLeaving()))
+    service.restart()
+    service.state.workers["w0"].released = True
+    service.hello("w0")
+    assert service.workers["w0"].stopped
+
+
+def test_who_comes_back_to_a_job_that_is_over_is_told_so():
+    service = Service(durable=True)
+    peer = service.join("c", resume=True, begin=False)
+    assert "job 'a' is over: its consumers were away for too long; start" in peer.failure.message
