@@ -208,6 +208,7 @@ class Job(msgspec.Struct):
 
 
 CREW_CHANGES = (
+    ev.DispatcherStarted,
     ev.WorkerJoined,
     ev.WorkerDisconnected,
     ev.WorkerRetiring,
@@ -285,6 +286,8 @@ class State:
             if worker is not None:
                 self.forget(worker.job)
             self._crew = None
+        if isinstance(event, ev.DispatcherStarted):
+            self._answers.clear()
         APPLY[type(event)](self, event)
         self.forget(getattr(event, "job", ""))
 

@@ -162,10 +162,6 @@ class Reading:
         self._pool = ThreadPoolExecutor(1)
         self._read = self._pool.submit(consume, self._datasets, epochs)
 
-    def then(self, call: Callable[[], None]) -> None:
-        """Calls it when all has been read, or reading failed."""
-        self._read.add_done_callback(lambda _: call())
-
     def result(self) -> list[list[list[Any]]]:
         return self._read.result(WAIT_S)
 

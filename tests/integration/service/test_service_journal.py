@@ -7,9 +7,10 @@ import resource
 import subprocess
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.service.service_driving import Reading, Service, job_of, together
+from tests.integration.service.service_driving import WAIT_S, Reading, Service, job_of, together
 
 import millrace as mr
 from millrace import ShardingPolicy
@@ -46,8 +47,18 @@ def check(read):
         assert sum(len(batch) < BATCH for batch in epoch) <= 1
 
 
-def all_joined(service, count):
-    service.until(lambda status: len(job_of(status, "ours").get("consumers", ())) == count)
+@contextlib.contextmanager
+def all_reading(data, read):
+    """``read(dataset, its first epoch)`` of each in a thread, once all have begun; yields what waits for them.
+
+    Who begins while the dispatcher dies gets an error, as nothing is promised yet.
+    """
+    with ThreadPoolExecutor(len(data)) as pool, contextlib.ExitStack() as closing:
+        for dataset in data:
+            closing.callback(dataset.close)  # a thread that waits for what never comes ends with it
+        begun = [iter(dataset) for dataset in data]
+        reading = [pool.submit(read, *pair) for pair in zip(data, begun, strict=True)]
+        yield lambda: [each.result(WAIT_S) for each in reading]
 
 
 def all_there(status):
@@ -59,37 +70,47 @@ def all_there(status):
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_restarted_dispatcher_goes_on_with_what_is_leased(tmp_path, gate, keeper, count):
     with Service(2, work_dir=tmp_path / "work") as service:
-        with Reading(readers(gated(gate, {200}), service, count), 2) as reading:
-            all_joined(service, count)
+        data = readers(gated(gate, {200}), service, count)
+        with all_reading(data, lambda dataset, begun: [list(begun), list(dataset)]) as result:
             holder = service.named(keeper.wait())
             service.restart_dispatcher()
             back = service.until(lambda status: all_there(status) and {w["id"]: w["leases"] for w in status["workers"]})
             assert back[holder]  # nothing was taken from it
             keeper.open()
-            check(reading.result())
+            check(result())
         assert not service.status()["jobs"]
+
+
+KILLS = 6
 
 
 @pytest.mark.parametrize("sharding", [ShardingPolicy.DYNAMIC, ShardingPolicy.STATIC])
 @pytest.mark.parametrize(("count", "deterministic"), [(1, True), (3, False)])
 def test_a_dispatcher_that_is_killed_again_and_again(tmp_path, sharding, count, deterministic):
     rng = random.Random(f"{sharding} {count}")
-    over = threading.Event()
-    killed = 0
+    killed = [threading.Event() for _ in range(KILLS)]
+
+    def read(dataset, begun):
+        """An epoch for each death, which comes while it is read or after that."""
+        epochs = [list(begun)]
+        for event in killed:
+            assert event.wait(WAIT_S)
+            epochs.append(list(dataset))
+        return epochs
+
     with Service(2, work_dir=tmp_path / "work") as service:
         data = readers(pipeline(lambda n: n), service, count, sharding=sharding, deterministic=deterministic)
-        with Reading(data, 6) as reading:
-            reading.then(over.set)
-            all_joined(service, count)
-            while killed < 6 and not over.wait(rng.uniform(0.0, 0.3)):
+        with all_reading(data, read) as result:
+            for number, event in enumerate(killed):
+                # Any moment will do; the machine's own unevenness adds to this.
+                threading.Event().wait(rng.uniform(0.0, 0.2))
                 service.restart_dispatcher()
-                killed += 1
-                if killed == 3:
+                if number == 2:
                     service.kill("w0")
                     service.add(1)
-                service.until(lambda status: over.is_set() or all_there(status))
-            check(reading.result())
-    assert killed > 2
+                service.until(all_there)
+                event.set()
+            check(result())
 
 
 @contextlib.contextmanager
