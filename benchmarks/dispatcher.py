@@ -24,6 +24,7 @@ from millrace.clusters.processes import hang_up, reap, spawn
 
 HEARTBEAT_S = 5.0
 _SETTLE_S = 5.0
+_PROBES_PER_S = 20.0
 
 
 def _run(options: Options, task_s: float | None) -> Mapping[str, float]:
@@ -42,7 +43,9 @@ def _run(options: Options, task_s: float | None) -> Mapping[str, float]:
 
 async def _measure(pid: int, address: str, options: Options, task_s: float | None) -> Mapping[str, float]:
     empty = _resident_bytes(pid)
-    crowd = Crowd(address, options["workers"], options["jobs"], heartbeat_s=HEARTBEAT_S)
+    peers = options["workers"] + options["jobs"]
+    probed = min(1.0, _PROBES_PER_S * HEARTBEAT_S / peers)
+    crowd = Crowd(address, options["workers"], options["jobs"], heartbeat_s=HEARTBEAT_S, probed=probed)
     try:
         await crowd.gather()
         if task_s is not None:
@@ -55,7 +58,6 @@ async def _measure(pid: int, address: str, options: Options, task_s: float | Non
         seconds, used = time.perf_counter() - began, _cpu_seconds(pid) - used
         if tally.errors:
             raise RuntimeError(f"{len(tally.errors)} sessions failed, the first with: {tally.errors[0]}")
-        peers = options["workers"] + options["jobs"]
         figures = {
             "cpu": 100 * used / seconds,
             "messages": (tally.sent + tally.received) / seconds,
@@ -87,7 +89,13 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _quantile(seconds: Sequence[float], part: float) -> float:
-    """In milliseconds."""
+    """In milliseconds.
+
+    Raises:
+        RuntimeError: there is none to choose from.
+    """
+    if not seconds:
+        raise RuntimeError("nobody's heartbeat was due while it was measured: ask for more seconds, or more workers")
     return 1000 * sorted(seconds)[min(len(seconds) - 1, int(part * len(seconds)))]
 
 
