@@ -4,7 +4,8 @@ A *level* is a number of threads; 0 is the thread that pulls, without a hand-ove
 which the operator ran at one level. The rule:
 
 1. Begin with a thread for each core: most functions that are worth a thread compute, and release the GIL. One more
-   would have them take turns at the cores and at the GIL. What is rarely worth one, as reading local files, begins on the thread that pulls.
+   would have them take turns at the cores and at the GIL. What is rarely worth one, as reading local files, begins on
+   the thread that pulls.
 2. Take the best of three windows: disturbances by others only ever make a window slower. Windows in which results were
    hardly waited for say nothing, because what comes before or after was slower.
 3. Try half as many threads, unless they keep their cores busy. If hardly anything is lost, stay there and try fewer
