@@ -13,8 +13,10 @@ from millrace.engine.pool import Call, Crew
 
 T = TypeVar("T")
 
-_SLICE_S = 0.004
+_SLICE_S = 0.008
 """Work of one call: so much that handing it over costs under a hundredth, so little that threads end together."""
+_WAITING = 4
+"""Calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
 
 
 def in_order(
@@ -88,7 +90,7 @@ class _Calls(Generic[T]):
         """Whether something must be finished before ``count`` elements more are begun."""
         if not self.waiting:
             return False
-        if len(self.waiting) >= 2 * threads:
+        if len(self.waiting) >= _WAITING * threads:
             return True
         each = self._crew.bytes
         held = sum([call.size if call.done else call.elements * each for call in self.waiting])
