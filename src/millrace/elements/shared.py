@@ -11,9 +11,7 @@ soon as the worker itself lets go. And bytes that were lent once are lent no sec
 that writes into its batch changes nobody else's.
 
 Memory is allocated for real (``posix_fallocate``) and sealed against shrinking: else a full machine, or a peer, could
-kill a reader by SIGBUS. Numpy collapses chains of bases, so what dies last of an array's views is the buffer exporter
-they come from, a ctypes array with a finalizer. Finalizers run in any thread, inside anything, and in forked children:
-they leave a word in a queue, and nothing else.
+kill a reader by SIGBUS.
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.exporting import Bytes, exported, rounded
 from millrace.errors import ProtocolError
-
-Bytes = npt.NDArray[np.uint8]
 
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 """Whether this platform can pass memory so: Linux."""
@@ -45,8 +42,6 @@ LEAST_BYTES = 256 << 10
 """From this size on an array gets a segment; what is smaller is copied into one when it is sent."""
 MAX_SEGMENTS = 512
 """Of one arena; each costs the worker a file descriptor."""
-
-_PAGE = mmap.PAGESIZE
 
 _logger = logging.getLogger(__name__)
 
@@ -77,10 +72,7 @@ class _Mapping:
 
     def bytes(self, finalizer: Callable[..., object], argument: object) -> Bytes:
         """All of it as an array; ``finalizer(argument)`` is called when the last view of it has died."""
-        exporter = self.kind.from_address(self.address)
-        weakref.finalize(exporter, _over, finalizer, argument, self).atexit = False
-        array: Bytes = np.frombuffer(exporter, np.uint8)  # type: ignore[call-overload]  # it exports its buffer
-        return array
+        return exported(self.kind.from_address(self.address), _over, finalizer, argument, self)
 
 
 def _over(finalizer: Callable[..., object], argument: object, _mapping: _Mapping) -> None:
@@ -109,9 +101,13 @@ class Segment:
         self.fd = os.memfd_create("millrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.close = weakref.finalize(self, os.close, self.fd)
         self.close.atexit = False
-        os.posix_fallocate(self.fd, 0, size)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self.mapping = _Mapping(self.fd, size)
+        try:
+            os.posix_fallocate(self.fd, 0, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self.mapping = _Mapping(self.fd, size)
+        except BaseException:
+            self.close()
+            raise
         self.views = 0
         self.loans = 0
         self.retired = False
@@ -152,9 +148,8 @@ class Arena:
         """At least ``size`` bytes of one segment, from its start, until the last view has died; None without room."""
         with self._lock:
             self._collect()
-            segment = self._reuse(size) or self._create(_rounded(size))
+            segment = self._reuse(size) or self._create(rounded(size))
             if segment is None:
-                self._warn()
                 return None
             segment.lent.clear()
             segment.views += 1
@@ -228,6 +223,7 @@ class Arena:
         while self._free and (self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS):
             self._give_up(self._free.pop(0))
         if self._bytes + size > self.limit or len(self._segments) >= MAX_SEGMENTS:
+            self._warn()
             return None
         try:
             segment = Segment(self._next, size)
@@ -266,12 +262,6 @@ class Arena:
                 " batches are copied to them. To give the worker more: --buffer-bytes",
                 self.limit >> 20,
             )
-
-
-def _rounded(size: int) -> int:
-    """Up to an eighth more, so that batches of nearly one size share segments."""
-    step = max(_PAGE, 1 << max(size.bit_length() - 4, 0))
-    return -(-size // step) * step
 
 
 # -- the consumer's side -----------------------------------------------------------------------------------------------

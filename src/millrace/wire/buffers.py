@@ -2,26 +2,17 @@
 
 A fresh buffer of some megabytes costs a page fault for each of its pages, which is a good part of what receiving into
 it costs. So a buffer goes back to its pool when the last view of it has died, and to no one before.
-
-What dies last of an array's views is the exporter of the buffer they come from, a ctypes array with a finalizer (numpy
-collapses chains of bases). A finalizer may run in any thread, inside anything, and in a forked child, whose memory is
-its own: it appends to a deque, which takes no lock.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-import weakref
 from collections import deque
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from millrace.elements.exporting import Bytes, exported, rounded
 from millrace.wire.frames import aligned_buffer
-
-Bytes = npt.NDArray[np.uint8]
 
 LEAST_BYTES = 256 << 10
 """Smaller buffers come from malloc's own stock anyway."""
@@ -53,15 +44,13 @@ class BufferPool:
         """Memory of any content: uint8, shape (size,), starting at a multiple of 64 bytes."""
         if size < LEAST_BYTES:
             return aligned_buffer(size)
-        room = _rounded(size)
+        room = rounded(size)
         with self._lock:
             self._collect()
             memory = self._take(room) if room in self._idle else aligned_buffer(room)
             # ctypes makes a class for each size and keeps it: there are few, as sizes are rounded.
             kind = self._kinds.setdefault(room, ctypes.c_ubyte * room)
-        exporter = kind.from_buffer(memory)
-        weakref.finalize(exporter, self._died.append, memory).atexit = False
-        return np.frombuffer(exporter, np.uint8, size)
+        return exported(kind.from_buffer(memory), self._died.append, memory)[:size]
 
     def _collect(self) -> None:
         """Takes back what has died meanwhile; what is over the limit is given up, the sizes longest unused first."""
@@ -80,9 +69,3 @@ class BufferPool:
         if not self._idle[size]:
             del self._idle[size]
         return memory
-
-
-def _rounded(size: int) -> int:
-    """At most an eighth more, so that messages of about the same size share buffers."""
-    step = 1 << max(size.bit_length() - 4, 12)
-    return -(-size // step) * step

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from millrace.elements.exporting import Bytes
 from millrace.elements.pieces import Pieces
-from millrace.elements.shared import Arena, Bytes, Segment, Window
+from millrace.elements.shared import Arena, Segment, Window
 from millrace.errors import ProtocolError
 from millrace.wire.frames import receive_frame, send_frame
 
@@ -171,11 +172,12 @@ class LocalEnd:
         """
         slip = self._receive_slip(sock)
         header, payload = receive_frame(sock, decoder, allocate, limit)
-        for loan in (*slip.returned, *slip.doubtful):
-            segment = self._lent.pop(loan, None)
-            if segment is None or self._arena is None:
-                raise ProtocolError(f"the peer gave back loan {loan}, which it does not have")
-            self._arena.give_back(segment, retire=loan in slip.doubtful)
+        for over, retire in ((slip.returned, False), (slip.doubtful, True)):
+            for loan in over:
+                segment = self._lent.pop(loan, None)
+                if segment is None or self._arena is None:
+                    raise ProtocolError(f"the peer gave back loan {loan}, which it does not have")
+                self._arena.give_back(segment, retire=retire)
         if slip.parts:
             payload = self._put_together(slip, payload, limit)
         for number in slip.gone:
