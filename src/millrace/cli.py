@@ -65,7 +65,9 @@ def _add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser
     command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
     _add_listening(command, port=5050)
     command.add_argument("--local-workers", type=_count, default=0, metavar="N", help="start N workers on this machine")
-    command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions in each of them")
+    command.add_argument(
+        "--threads", type=_positive, metavar="N", help="cores that user functions keep busy in each of them"
+    )
     _add_memory(command)
     command.add_argument(
         "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
@@ -92,7 +94,9 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     _add_listening(command, port=0)
     command.add_argument("--advertise", metavar="HOST", help="host name under which consumers reach this worker")
-    command.add_argument("--threads", type=_positive, metavar="N", help="threads for user functions (default: cores)")
+    command.add_argument(
+        "--threads", type=_positive, metavar="N", help="cores that user functions keep busy (default: all)"
+    )
     _add_memory(command)
     command.add_argument("--name", help="unique in the service (default: drawn)")
     _add_process(command)

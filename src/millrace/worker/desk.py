@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,11 +34,14 @@ from millrace.wire import delivery
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
 from millrace.worker.gate import Gate
-from millrace.worker.jobs import Allocate, Fetch, Job
+from millrace.worker.jobs import Fetch, Job
 from millrace.worker.lanes import Lane
 from millrace.worker.leftovers import LeftoverStore, answer
 from millrace.worker.running import Pace, Runner
 from millrace.worker.serving import fetch_leftovers, serve
+
+if TYPE_CHECKING:
+    from millrace.ops.stacking import Allocate
 
 JOIN_S = 10.0
 """How long the end of a job waits for its runs to stop; user code can't be interrupted."""

@@ -16,9 +16,8 @@ from millrace.planning.tables import SplitTable
 if TYPE_CHECKING:
     from millrace.engine.program import Program
     from millrace.graph.nodes import Graph
+    from millrace.ops.stacking import Allocate
 
-Allocate = Callable[[tuple[int, ...], Any], Any]
-"""Makes an array: ``allocate(shape, dtype)``."""
 Fetch = Callable[[str], bytes]
 """The bytes of a digest, from the dispatcher, checked."""
 

@@ -81,7 +81,7 @@ def fetch_leftovers(
     Raises:
         ServiceError: if it can't be asked.
     """
-    with bulk_connect(address, token, FETCH_TIMEOUT_S, local=False) as connection:
+    with bulk_connect(address, token, FETCH_TIMEOUT_S, local=False, sockets=1) as connection:
         answers = []
         for ref in refs:
             connection.send(delivery.FetchLeftovers(ref))

@@ -1,4 +1,6 @@
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 from benchmarks import plot
@@ -76,6 +78,22 @@ def test_the_page_keeps_what_is_outside_the_marks(tmp_path, monkeypatch):
         assert "old" not in text
         assert "after" in text
         assert text.count("images/s") == 1
+
+
+def test_the_page_has_a_place_for_whatever_make_bench_measures():
+    page = Path(plot.PAGE).read_text()
+    sources = Path(plot.RESULTS).parent.glob("*.py")
+    names = [path.stem for path in sources if "\nBENCHMARK = " in path.read_text()]
+    assert names
+    for name in [*names, "memory", "targets"]:
+        assert f"<!-- {name} -->" in page
+
+
+def test_every_target_names_what_there_is():
+    for target in plot.TARGETS:
+        benchmark = importlib.import_module(f"benchmarks.{target.benchmark}").BENCHMARK
+        assert target.figure in benchmark.figures
+        assert {target.of, target.over or target.of} <= {each.name for each in benchmark.contestants}
 
 
 def test_a_page_without_a_place_is_an_error(tmp_path, monkeypatch):
