@@ -1,6 +1,6 @@
 """Resident memory while the consumer stands still: does every process keep to its bound, whatever an element weighs?
 
-    python -m benchmarks.memory [--seconds S | --hours H] [--buffer-mib N] [--only WORD...] [--quick] [--json FILE]
+    python -m benchmarks.memory [--seconds S | --hours H] [--together] [--only WORD...] [--quick] [--json FILE]
 
 A trainer reads a few elements of a pipeline (threads, a shuffle window, prefetches, batches) and then reads no more.
 From then on the memory of each process is sampled: the trainer's, the worker's, the dispatcher's. The same pipeline
@@ -13,12 +13,14 @@ over next to no data says what they weigh without any; what is beyond that is co
 
 ``held`` is the highest proportional set size (PSS) while standing still, ``grew`` its change from the second third of
 the samples to the last, ``peak`` the highest resident size that the kernel noted at any time. A minute shows a buffer
-without a bound; ``--hours 1`` is for a slow leak. The exit status is 1 if a process held more than it may.
+without a bound; ``--hours 1 --together``, which has all consumers stand still at the same time and takes 10 GB, is for
+a slow leak. The exit status is 1 if a process held more than it may.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -29,6 +31,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -231,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each consumer stands still")
     parser.add_argument("--hours", type=float, help="the same in hours")
+    parser.add_argument("--together", action="store_true", help="all consumers at the same time")
     parser.add_argument("--buffer-mib", type=int, default=256, metavar="N", help="with_options(buffer_bytes=)")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose names contain one of these")
     parser.add_argument("--quick", action="store_true", help="seconds, with a small buffer: shows that it runs")
@@ -244,9 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = 3600 * options.hours if options.hours else 5.0 if options.quick else options.seconds
     on, rows = machine(), []
     print(f"{'MiB':32}{'empty':>8}{'bound':>8}{'held':>8}{'grew':>8}{'peak':>8}")
-    for case in cases((32 if options.quick else options.buffer_mib) * MIB):
-        if not options.only or any(word in case.name for word in options.only):
-            for row in compare(case, seconds):
+    chosen = [
+        case
+        for case in cases((32 if options.quick else options.buffer_mib) * MIB)
+        if not options.only or any(word in case.name for word in options.only)
+    ]
+    with ThreadPoolExecutor(max(1, len(chosen)) if options.together else 1) as pool:
+        for found in pool.map(compare, chosen, itertools.repeat(seconds)):
+            for row in found:
                 rows.append(row)
                 figures = (f"{row[name] / MIB:8.0f}" for name in ("base", "bound", "held", "grew", "peak"))
                 print(
