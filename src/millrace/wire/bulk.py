@@ -45,7 +45,7 @@ from millrace.wire.access import OWN, check_exposure, check_protocol, check_toke
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.compression import Compression
 from millrace.wire.failures import failure_of
-from millrace.wire.frames import DEFAULT_LIMIT, aligned_buffer, receive_frame, send_frame
+from millrace.wire.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
 from millrace.wire.greeting import Hello, greet, receive_hello, welcome
 from millrace.wire.local import LocalEnd
 from millrace.wire.striping import Lobby, Part, Striped, round_trip_s, same_host, sockets_for, window_bytes
@@ -85,6 +85,7 @@ class BulkConnection:
         self._sock = sock
         self._compression = compression
         self._local = local
+        self._receiver = _receiver(sock)
         self._sending = threading.Lock()
         self._state = threading.Lock()
         self._users = 0
@@ -103,8 +104,8 @@ class BulkConnection:
             ServiceUnreachableError: the connection is broken or closed.
         """
         with self._sending, self.borrowed("send") as sock:
-            if self._local is not None and isinstance(sock, socket.socket):
-                return self._local.send(sock, header, buffers)
+            if self._local is not None:
+                return self._local.send(header, buffers)
             return send_frame(sock, header, buffers, self._compression)
 
     def receive(
@@ -128,15 +129,16 @@ class BulkConnection:
             ServiceUnreachableError: the connection is broken or closed; every later call raises it too.
             ProtocolError: malformed or over the limits; the connection is closed.
         """
-        with self.borrowed("receive") as sock:
-            if self._local is not None and isinstance(sock, socket.socket):
-                return self._local.receive(sock, decoder, allocate, limit)
-            return receive_frame(sock, decoder, allocate, limit)
+        with self.borrowed("receive"):
+            if self._local is not None:
+                return self._local.receive(decoder, allocate, limit)
+            return receive_frame(self._receiver, decoder, allocate, limit)
 
     def become(self, sock: Stream, compression: Compression | None) -> None:
         """Goes on over ``sock``, which this one's is a part of, and compresses what it sends; for this module."""
         with self._state:
             self._sock = sock
+            self._receiver = _receiver(sock)
             self._compression = compression
 
     def close(self) -> None:
@@ -188,6 +190,11 @@ class BulkConnection:
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("a BulkConnection cannot be pickled: send its address and connect again on the other side")
+
+
+def _receiver(sock: Stream) -> Receiver:
+    # Sockets side by side share out each read between them; there is nothing to read ahead of.
+    return ReadAhead(sock) if isinstance(sock, socket.socket) else sock
 
 
 class BulkServer:
@@ -277,7 +284,7 @@ class BulkServer:
                     self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
             if sock.family == _AF_UNIX:
-                connection = BulkConnection(sock, "this host", LocalEnd(self._arena))
+                connection = BulkConnection(sock, "this host", LocalEnd(sock, self._arena))
             else:
                 connection = BulkConnection(sock, format_address(*address[:2]))
             thread = threading.Thread(
@@ -410,7 +417,7 @@ def bulk_connect(
             return BulkConnection(Striped([first, *others]) if others else first, where, compression=compression)
         for sock in opened:
             sock.close()
-        return BulkConnection(nearer, where, LocalEnd())
+        return BulkConnection(nearer, where, LocalEnd(nearer))
     except BaseException as error:
         for sock in opened:
             sock.close()

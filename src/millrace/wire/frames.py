@@ -64,6 +64,40 @@ class Receiver(Protocol):
         ...
 
 
+class ReadAhead:
+    """A receiver that asks the socket for more than is wanted, so that a small frame takes one call and not three.
+
+    What is larger than ``size`` is received where it belongs, but for its first bytes.
+
+    Args:
+        sock: that nobody else receives from.
+        fetch: receives what there is, at least a byte, into all of a buffer; ``sock.recv_into`` if None.
+        size: bytes to ask for.
+    """
+
+    def __init__(self, sock: Receiver, fetch: Callable[[memoryview], int] | None = None, size: int = 4096) -> None:
+        self._sock = sock
+        self._fetch = fetch or (lambda view: sock.recv_into(view, view.nbytes, 0))
+        self._memory = memoryview(bytearray(size))
+        self._start = self._stop = 0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were received and not asked for yet."""
+        return self._stop - self._start
+
+    def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
+        """As of a socket."""
+        if self._start == self._stop:
+            if nbytes >= len(self._memory):
+                return self._sock.recv_into(buffer, nbytes, flags)
+            self._start, self._stop = 0, self._fetch(self._memory)
+        count = min(nbytes, self._stop - self._start)
+        memoryview(buffer).cast("B")[:count] = self._memory[self._start : self._start + count]
+        self._start += count
+        return count
+
+
 def aligned_buffer(size: int) -> npt.NDArray[np.uint8]:
     """Uninitialised memory: uint8, shape (size,), starting at a multiple of 64 bytes."""
     raw = np.empty(size + _ALIGNMENT, np.uint8)
@@ -92,24 +126,39 @@ def send_frame(
     """
     views = [view.cast("B") for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
     payload = sum(view.nbytes for view in views)
+    code = compression.CODES[compressed] if compressed and payload >= compression.LEAST_BYTES else 0
+    head = memoryview(encode_head(header, payload, code))
+    if code:
+        send_all(sock, [head])
+        for block in compression.store(code, views):
+            send_all(sock, block)
+    else:
+        send_all(sock, [head, *views])
+    return payload
+
+
+def encode_head(header: msgspec.Struct, payload: int, code: int = 0) -> bytes:
+    """Prefix and header of a frame.
+
+    Args:
+        header: of any type that the other side has a decoder for.
+        payload: its size in bytes.
+        code: how it is stored.
+
+    Raises:
+        ProtocolError: the header is over 1 MiB.
+    """
     encoded = _encoder.encode(header)
     if len(encoded) > MAX_HEADER_BYTES:
         raise ProtocolError(
             f"the header {type(header).__name__} is {len(encoded)} bytes; a frame's header is at most"
             f" {MAX_HEADER_BYTES}: put large parts into the payload"
         )
-    code = compression.CODES[compressed] if compressed and payload >= compression.LEAST_BYTES else 0
-    head = memoryview(_PREFIX.pack(MAGIC, LAYOUT, code, len(encoded), payload) + encoded)
-    if code:
-        _send_all(sock, [head])
-        for block in compression.store(code, views):
-            _send_all(sock, block)
-    else:
-        _send_all(sock, [head, *views])
-    return payload
+    return _PREFIX.pack(MAGIC, LAYOUT, code, len(encoded), payload) + encoded
 
 
-def _send_all(sock: Sender, views: list[memoryview]) -> None:
+def send_all(sock: Sender, views: list[memoryview]) -> None:
+    """Sends all of ``views`` (of bytes), which is empty then."""
     while views:
         drop(views, sock.sendmsg(views[:IOV_MAX]))
 
@@ -174,10 +223,10 @@ def receive_frame(
         OSError: the connection broke.
     """
     prefix = bytearray(PREFIX_BYTES)
-    _receive_all(sock, memoryview(prefix), "")
+    receive_all(sock, memoryview(prefix), "")
     header_size, payload_size, code = decode_prefix(prefix, limit, header_limit)
     encoded = bytearray(header_size)
-    _receive_all(sock, memoryview(encoded), " inside a header")
+    receive_all(sock, memoryview(encoded), " inside a header")
     try:
         header = decoder.decode(encoded)
     except msgspec.MsgspecError as error:
@@ -186,13 +235,18 @@ def receive_frame(
     if payload_size:
         target = memoryview(buffer).cast("B")[:payload_size]
         if code:
-            compression.restore(code, lambda view: _receive_all(sock, view, " inside a payload"), target)
+            compression.restore(code, lambda view: receive_all(sock, view, " inside a payload"), target)
         else:
-            _receive_all(sock, target, " inside a payload")
+            receive_all(sock, target, " inside a payload")
     return header, buffer
 
 
-def _receive_all(sock: Receiver, view: memoryview, where: str) -> None:
+def receive_all(sock: Receiver, view: memoryview, where: str) -> None:
+    """Fills ``view`` (of bytes).
+
+    Raises:
+        EOFError: the peer closed the connection; ``where`` says in the middle of what.
+    """
     total = view.nbytes
     received = 0
     while received < total:

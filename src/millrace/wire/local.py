@@ -5,6 +5,8 @@ Each frame of :mod:`.frames` is preceded by a *slip*: 4 bytes of length (little-
 of the frame's own payload, which holds the rest. File descriptors of segments that the peer has not seen travel with
 the slip's first byte. Slips the other way carry the loans that are over.
 
+A frame without a payload of its own is sent by one call and received by one, so that it wakes the peer once.
+
 Only the side that has an arena lends. Bytes that lie in none of its segments, or were lent before, are copied into one,
 once; if there is no room they go through the socket like anything else.
 """
@@ -26,7 +28,7 @@ from millrace.elements.exporting import Bytes
 from millrace.elements.pieces import Pieces
 from millrace.elements.shared import Arena, Segment, Window
 from millrace.errors import ProtocolError
-from millrace.wire.frames import receive_frame, send_frame
+from millrace.wire.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -40,6 +42,7 @@ _COPIED_TOTAL = 64 << 10
 _ALIGNMENT = 64
 _MAX_SLIP_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 _INLINE = -1
 
 H = TypeVar("H")
@@ -81,27 +84,35 @@ class LocalEnd:
     """One end of a connection over a Unix socket. One thread at a time sends, one receives.
 
     Args:
+        sock: blocking; closed by the caller.
         arena: where this end's memory is lent from; None if it lends nothing.
     """
 
-    def __init__(self, arena: Arena | None = None) -> None:
+    def __init__(self, sock: socket.socket, arena: Arena | None = None) -> None:
+        self._sock = sock
+        self._ahead = ReadAhead(sock, self._fetch)
+        self._descriptors: list[int] = []
         self._arena = arena
         self._window = Window()
         self._lent: dict[int, Segment] = {}
         self._shown: set[int] = set()
         self._numbers = count()
 
-    def send(
-        self, sock: socket.socket, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()
-    ) -> int:
+    def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()) -> int:
         """Like :func:`millrace.wire.frames.send_frame`; what is lent must not be written any more."""
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._window.over()
         load = _Load() if self._arena is None else self._load(self._arena, views)
-        slip = Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful)
-        _send_slip(sock, _encoder.encode(slip), load.descriptors)
-        send_frame(sock, header, load.inline if load.parts else views)
+        slip = _encoder.encode(Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful))
+        inline = load.inline if load.parts else views
+        head = _LENGTH.pack(len(slip)) + slip + encode_head(header, sum(map(len, inline)))
+        self._send(memoryview(head), load.descriptors)
+        send_all(self._sock, [view.data for view in inline])
         return sum(map(len, views))
+
+    def _send(self, head: memoryview, descriptors: list[int]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        send_all(self._sock, [head[self._sock.sendmsg([head], rights) :]])
 
     def _load(self, arena: Arena, views: list[Bytes]) -> _Load:
         load = _Load()
@@ -160,7 +171,6 @@ class LocalEnd:
 
     def receive(
         self,
-        sock: socket.socket,
         decoder: msgspec.msgpack.Decoder[H],
         allocate: Callable[[int], Any],
         limit: int,
@@ -170,8 +180,10 @@ class LocalEnd:
         Raises:
             ProtocolError: also if a slip says what cannot be.
         """
-        slip = self._receive_slip(sock)
-        header, payload = receive_frame(sock, decoder, allocate, limit)
+        slip = self._receive_slip()
+        header, payload = receive_frame(self._ahead, decoder, allocate, limit)
+        if self._descriptors and not self._ahead.waiting:
+            raise ProtocolError(f"{len(self._descriptors)} file descriptors came that the peer did not announce")
         for over, retire in ((slip.returned, False), (slip.doubtful, True)):
             for loan in over:
                 segment = self._lent.pop(loan, None)
@@ -197,37 +209,37 @@ class LocalEnd:
             pieces.append(source[part.start : part.start + part.size])
         return Pieces(pieces)
 
-    def _receive_slip(self, sock: socket.socket) -> Slip:
+    def _receive_slip(self) -> Slip:
         prefix = bytearray(_LENGTH.size)
-        received, ancillary, flags, _ = sock.recvmsg_into(
-            [prefix],
-            socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize),
-            socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC,
-        )
-        descriptors = _descriptors(ancillary)
+        receive_all(self._ahead, memoryview(prefix), "")
+        (length,) = _LENGTH.unpack(prefix)
+        if length > _MAX_SLIP_BYTES:
+            raise ProtocolError(f"the peer announced a slip of {length} bytes")
+        encoded = bytearray(length)
+        receive_all(self._ahead, memoryview(encoded), " inside a slip")
         try:
-            if not received:
-                raise EOFError("the peer closed the connection")
-            _receive_rest(sock, memoryview(prefix)[received:])
-            (length,) = _LENGTH.unpack(prefix)
-            if length > _MAX_SLIP_BYTES:
-                raise ProtocolError(f"the peer announced a slip of {length} bytes")
-            encoded = bytearray(length)
-            _receive_rest(sock, memoryview(encoded))
-            try:
-                slip = _decoder.decode(encoded)
-            except msgspec.MsgspecError as error:
-                raise ProtocolError(f"the peer sent a malformed slip: {error}") from error
-            if len(slip.segments) != len(descriptors) or flags & socket.MSG_CTRUNC:
-                raise ProtocolError(f"{len(descriptors)} file descriptors came for {len(slip.segments)} segments")
-            for number, size in slip.segments:
-                if size <= 0:
-                    raise ProtocolError(f"the peer passed a segment of {size} bytes")
-                self._window.adopt(number, size, descriptors.pop(0))
-            return slip
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            slip = _decoder.decode(encoded)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"the peer sent a malformed slip: {error}") from error
+        if len(slip.segments) > len(self._descriptors):
+            raise ProtocolError(f"{len(self._descriptors)} file descriptors came for {len(slip.segments)} segments")
+        for number, size in slip.segments:
+            if size <= 0:
+                raise ProtocolError(f"the peer passed a segment of {size} bytes")
+            self._window.adopt(number, size, self._descriptors.pop(0))
+        return slip
+
+    def _fetch(self, view: memoryview) -> int:
+        """Receives what there is, and keeps the descriptors that come along until their slip has been read.
+
+        The kernel ends what it gives at once behind the bytes that descriptors came with.
+        """
+        received, ancillary, flags, _ = self._sock.recvmsg_into([view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        self._descriptors += _descriptors(ancillary)
+        # Those of a slip that has come in part may wait, and those of the next.
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > 2 * MAX_DESCRIPTORS:
+            raise ProtocolError("the peer passed more file descriptors than it announced")
+        return received
 
     def close(self) -> None:
         """The connection has ended; what the peer was lent it may look at for ever. Nobody sends or receives."""
@@ -236,6 +248,8 @@ class LocalEnd:
             assert self._arena is not None
             self._arena.give_back(segment, retire=True)
         self._window = Window()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
 class _Load:
@@ -272,14 +286,6 @@ def _aligned_like(start: int, at: int) -> int:
     return start + (at - start) % _ALIGNMENT
 
 
-def _send_slip(sock: socket.socket, encoded: bytes, descriptors: list[int]) -> None:
-    view = memoryview(_LENGTH.pack(len(encoded)) + encoded)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    sent = sock.sendmsg([view], rights)
-    if sent < len(view):
-        sock.sendall(view[sent:])
-
-
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     found = array.array("i")
     for level, kind, data in ancillary:
@@ -290,11 +296,3 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _bytes_of(view: memoryview) -> Bytes:
     return np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8)
-
-
-def _receive_rest(sock: socket.socket, view: memoryview) -> None:
-    while view:
-        received = sock.recv_into(view, len(view), socket.MSG_WAITALL)
-        if not received:
-            raise EOFError("the peer closed the connection inside a slip")
-        view = view[received:]

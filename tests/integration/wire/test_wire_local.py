@@ -1,5 +1,6 @@
 """Connections on one host: real Unix sockets, real shared memory; the other side is a thread or a process."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
 from millrace.wire.access import OWN
 from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.frames import LAYOUT, MAGIC
+from millrace.wire.frames import LAYOUT, MAGIC, ReadAhead
 from millrace.wire.greeting import Hello, greet
 from millrace.wire.local import LocalEnd, Slip
 
@@ -291,7 +292,8 @@ def received(data, descriptors=()):
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
         ours.sendmsg([data], rights)
         ours.shutdown(socket.SHUT_WR)
-        return LocalEnd().receive(theirs, NOTE, bytearray, 1 << 20)
+        with contextlib.closing(LocalEnd(theirs)) as end:
+            return end.receive(NOTE, bytearray, 1 << 20)
 
 
 FRAME = struct.pack("<4sHHIQ", MAGIC, LAYOUT, 0, len(msgspec.msgpack.encode(Note(1))), 0) + msgspec.msgpack.encode(
@@ -324,10 +326,54 @@ def test_what_cannot_be_is_refused(data, message):
 def test_descriptors_that_nobody_announced_are_closed():
     mine = os.open("/dev/null", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ProtocolError, match="1 file descriptors came for 0"):
+    with pytest.raises(ProtocolError, match="1 file descriptors came that"):
         received(slip_of() + FRAME, [mine])
     assert len(os.listdir("/proc/self/fd")) == before
     os.close(mine)
+
+
+def test_a_peer_that_goes_on_passing_descriptors_is_cut_off():
+    mine = os.open("/dev/null", os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    ours, theirs = socket.socketpair()
+    end = LocalEnd(theirs)
+    with ours, theirs:
+        ours.sendall(struct.pack("<I", 1000))
+        for _ in range(5):
+            ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [mine] * 50))])
+        with pytest.raises(ProtocolError, match="more file descriptors"):
+            end.receive(NOTE, bytearray, 1 << 20)
+        end.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(mine)
+
+
+@pytest.mark.parametrize("size", [5, 37, 700, 4096])
+def test_slips_and_descriptors_find_each_other_however_they_arrive(size):
+    """Frames with and without segments, of which a read gives so many bytes at most."""
+    arena = Arena(64 << 20)
+    ours, theirs = socket.socketpair()
+    sending, receiving = LocalEnd(ours, arena), LocalEnd(theirs)
+    receiving._ahead = ReadAhead(theirs, receiving._fetch, size)
+    rng = np.random.default_rng(0)
+    with ours, theirs:
+        sent = []
+        for number in range(40):
+            batch = arena.allocate((1 << 19,), np.dtype(np.uint8)) if rng.random() < 0.5 else np.empty(300, np.uint8)
+            batch[:] = number
+            sending.send(Note(number), [batch])
+            sent.append(batch)
+        held = []
+        for number, batch in enumerate(sent):
+            note, payload = receiving.receive(NOTE, bytearray, 1 << 20)
+            assert note == Note(number)
+            start = payload.view(0, 300) if isinstance(payload, Pieces) else payload[:300]
+            assert bytes(start) == batch[:300].tobytes()
+            held.append(payload)
+        assert arena.bytes > 1 << 20, "segments were passed"
+    held.clear()
+    receiving.close()
+    sending.close()
 
 
 def test_memory_that_is_none_is_refused():

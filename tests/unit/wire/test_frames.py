@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError, VersionMismatchError
 from millrace.wire import frames
-from millrace.wire.frames import aligned_buffer, decode_prefix, receive_frame, send_frame
+from millrace.wire.frames import ReadAhead, aligned_buffer, decode_prefix, receive_frame, send_frame
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -58,6 +58,22 @@ def test_frames_arrive_whole_however_they_are_split(sent, sizes):
         assert header == Head(name)
         assert payload.tobytes() == b"".join(buffers)
     assert pipe.position == len(pipe.data)
+
+
+@given(st.lists(st.tuples(names, payloads), min_size=1, max_size=4), portions, st.integers(1, 60))
+def test_frames_that_are_read_ahead_are_the_same(sent, sizes, size):
+    pipe = Pipe()
+    for name, buffers in sent:
+        send_frame(pipe, Head(name), buffers)
+    pipe.sizes = sizes
+    ahead = ReadAhead(pipe, size=size)
+    for name, buffers in sent:
+        header, payload = receive_frame(ahead, DECODER)
+        assert header == Head(name)
+        assert payload.tobytes() == b"".join(buffers)
+    assert not ahead.waiting
+    with pytest.raises(EOFError):
+        receive_frame(ahead, DECODER)
 
 
 @given(st.integers(0, 200))
