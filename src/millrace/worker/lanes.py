@@ -63,7 +63,10 @@ class Lane:
         self._total = total
         self._in_order = in_order
         self._run = run
-        self._changed = threading.Condition()
+        # Two conditions of one lock: what wakes the sender for each message should wake nobody else, and vice versa.
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._sendable = threading.Condition(lock)
         self._buffer = LaneBuffer(limit, in_order=in_order)
         self._pending: list[LeaseTask] = []
         self._running: LeaseTask | None = None
@@ -207,7 +210,7 @@ class Lane:
             finally:
                 self._blocked_since = 0.0
             self._buffer.put((lease.ref.epoch, lease.ref.task), lease.lease, message)
-            self._changed.notify_all()
+            self._sendable.notify()
         return time.monotonic() - started
 
     def finish(self, lease: LeaseTask, skipped: int) -> int:
@@ -217,7 +220,7 @@ class Lane:
             outputs = self._buffer.finish((lease.ref.epoch, lease.ref.task), lease.lease, skipped)
             assert outputs is not None, "whoever forgets a running task revokes it"
             self._running = None
-            self._changed.notify_all()
+            self._wake_all()
             return outputs
 
     def abandon(self, lease: LeaseTask) -> None:
@@ -258,7 +261,7 @@ class Lane:
             self._credit = 0
             self._short = False
             self._buffer.detach()
-            self._changed.notify_all()
+            self._wake_all()
         if older is not None:
             older.close()
 
@@ -269,7 +272,7 @@ class Lane:
                 self._outlet = None
                 self._credit = 0
                 self._buffer.detach()
-            self._changed.notify_all()
+            self._wake_all()
 
     def told(self, outlet: Outlet, message: delivery.ToServer) -> None:
         """What the consumer said on its connection; nothing if that has been replaced."""
@@ -280,13 +283,15 @@ class Lane:
                 case delivery.Credit(bytes=count):
                     self._credit += max(count, 0)
                     self._short = False
+                    self._sendable.notify()
                 case delivery.Read(epoch=epoch, task=task, lease=lease, start=start):
                     self._buffer.read((epoch, task), lease, start)
+                    self._wake_all()
                 case delivery.Received(epoch=epoch, task=task, upto=upto, complete=complete):
                     self._buffer.received((epoch, task), upto, complete=complete)
+                    self._changed.notify_all()
                 case _:
-                    return
-            self._changed.notify_all()
+                    pass
 
     def next_to_send(self, outlet: Outlet) -> Parcel | delivery.Short | None:
         """Waits for something to send on ``outlet``; None once it is no longer the consumer's connection."""
@@ -301,8 +306,12 @@ class Lane:
                 if parcel is not None and parcel.message is not None and not self._short:
                     returned, self._credit, self._short = self._credit, 0, True
                     return delivery.Short(parcel.message.size, parcel.message.count, returned)
-                self._changed.wait()
+                self._sendable.wait()
             return None
+
+    def _wake_all(self) -> None:
+        self._changed.notify_all()
+        self._sendable.notify_all()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -327,7 +336,7 @@ class Lane:
             for key in [key for key, _ in self._buffer]:
                 self._buffer.forget(key)
             outlet, self._outlet = self._outlet, None
-            self._changed.notify_all()
+            self._wake_all()
         if outlet is not None:
             outlet.close()
 
