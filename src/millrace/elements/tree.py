@@ -201,11 +201,14 @@ def nbytes(element: Any) -> int:
         return _NUMBER_BYTES
     if kind is np.ndarray:
         return _array_bytes(element)
+    if kind is bytes or kind is str:
+        return sys.getsizeof(element)
     container = _container(kind)
     if container is None:
         return _leaf_bytes(element)
     children = element.values() if container is dict else element
-    return _CONTAINER_BYTES + _SLOT_BYTES * len(element) + sum(map(nbytes, children))
+    inside = nbytes_of(children) if container is list else sum(map(nbytes, children))  # long ones are lists
+    return _CONTAINER_BYTES + _SLOT_BYTES * len(element) + inside
 
 
 def _array_bytes(array: np.ndarray[Any, Any]) -> int:
@@ -244,6 +247,27 @@ def nbytes_of(elements: Sequence[Any]) -> int:
             of_values: int = sum(map(_NBYTES, elements))
             return _ARRAY_BYTES * len(elements) + of_values
     return sum(map(nbytes, elements))
+
+
+def sizes_of(elements: Sequence[Any]) -> list[int]:
+    """:func:`nbytes` of each of many elements; counted column by column where they are alike."""
+    kinds = set(map(type, elements))
+    if kinds <= _NUMBERS:
+        return [_NUMBER_BYTES] * len(elements)
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        columns: list[Sequence[Any]] | None = None
+        if kind is dict:
+            by_name = by_key(elements)
+            columns = None if by_name is None else [column for _, column in by_name]
+        elif (kind is tuple or kind is list) and len(set(map(len, elements))) == 1:
+            columns = list(zip(*elements, strict=True))
+        elif kind is str or kind is bytes:
+            return list(map(sys.getsizeof, elements))
+        if columns:
+            shell = _CONTAINER_BYTES + _SLOT_BYTES * len(columns)
+            return [shell + sum(parts) for parts in zip(*map(sizes_of, columns), strict=True)]
+    return list(map(nbytes, elements))
 
 
 def by_key(elements: Sequence[Any]) -> list[tuple[Any, list[Any]]] | None:

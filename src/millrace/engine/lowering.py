@@ -300,7 +300,7 @@ class Lowering:
         for choices in routes.choices():
             start = 0
             while start < len(choices):
-                wanted = choices[start : start + self.task.chunk_size()]
+                wanted = choices[start : start + self.task.chunk_size(number)]
                 start += len(wanted)
                 elements: list[Any] = [None] * len(wanted)
                 for which in np.unique(wanted).tolist():

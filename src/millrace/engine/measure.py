@@ -115,7 +115,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Sizer:
-    """How many elements a chunk should hold: some milliseconds of work, and not too many bytes.
+    """How many elements a node's chunks should hold: some milliseconds of work, and not too many bytes.
 
     Shared by the tasks of a program, so that a small task starts with what others have learnt. Nothing that comes out
     depends on it.
@@ -127,11 +127,11 @@ class Sizer:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, elements: int, seconds: float, size: float) -> None:
-        """Takes in how ``elements`` source elements fared on their way to the end.
+        """Takes in how ``elements`` that the node yielded fared.
 
         Args:
             elements: more than 0.
-            seconds: from the source to the end.
+            seconds: that the whole pipeline took meanwhile.
             size: bytes that the operator with the largest output made of them.
         """
         with self._lock:

@@ -11,7 +11,7 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.lowering import Lowering
-from millrace.engine.measure import Measure, Sizer, Totals, close
+from millrace.engine.measure import Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
 from millrace.engine.task import Budget, RunningTask, available_cores
 from millrace.graph.nodes import FromFiles, Graph, Node
@@ -66,7 +66,7 @@ class Program:
         self._options = graph.options()
         self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
         self._crews = [Crew(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
-        self._sizer = Sizer()
+        self._sizers = [Sizer() for _ in graph.nodes]
         self._allocate = allocate
         # A dataset that a user's function returned is often too small for rewriting to pay.
         self._running, self.rewrites = (graph, []) if _pool else rewritten(graph)
@@ -94,14 +94,14 @@ class Program:
             epoch=epoch,
             budget=self.budget,
             measures=self._totals.begin(),
-            sizer=self._sizer,
+            sizers=self._sizers,
             crews=self._crews,
             sources=self._source,
             nested=self._nested,
             leftovers=leftovers or {},
             allocate=self._allocate,
         )
-        return Run(running, self._running, self._totals, self._sizer)
+        return Run(running, self._running, self._totals)
 
     def measures(self) -> list[tuple[int, str, int, int, float]]:
         """(node id, label, elements, bytes, active seconds) of every node, over all tasks so far.
@@ -173,12 +173,10 @@ class Run:
         leftovers: after the end, what is left for the task's parent: raw elements by the node that collects them.
     """
 
-    def __init__(self, task: RunningTask, graph: Graph, totals: Totals, sizer: Sizer) -> None:
-        self._task, self._totals, self._sizer = task, totals, sizer
+    def __init__(self, task: RunningTask, graph: Graph, totals: Totals) -> None:
+        self._task, self._totals = task, totals
         self._chunks = Lowering(task, graph).root()
         self._closed = False
-        self._learnt = (0, 0.0, 0)
-        self._sources = [number for number, _ in task.units.graph.sources()]
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:
@@ -202,19 +200,7 @@ class Run:
         if chunk is None:
             self.close()
             raise StopIteration
-        self._learn()
         return chunk
-
-    def _learn(self) -> None:
-        """Tells the sizer what source elements cost: on the thread that pulls or, under a prefetch, on its own."""
-        measures: list[Measure] = self._task.measures
-        read = sum(measures[number].elements for number in self._sources)
-        seen, spent, held = self._learnt
-        if read > seen:
-            pulled_s = max(measure.pulled_s for measure in measures)
-            largest = max(measure.bytes for measure in measures)
-            self._sizer.learn(read - seen, pulled_s - spent, largest - held)
-            self._learnt = (read, pulled_s, largest)
 
     def close(self) -> None:
         """Stops the task and waits for what runs. Idempotent."""

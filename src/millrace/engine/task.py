@@ -73,7 +73,7 @@ class RunningTask:
         epoch: int,
         budget: Budget,
         measures: list[Measure],
-        sizer: Sizer,
+        sizers: Sequence[Sizer],
         crews: Sequence[Crew],
         sources: Callable[[int], PositionSource | SequentialSource],
         nested: Callable[[Graph, int], Nested],
@@ -88,7 +88,7 @@ class RunningTask:
         self.taken = dict(leftovers)
         self.left: dict[int, list[Any]] = {}
         self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
-        self.chunk_size: Callable[[], int] = lambda: sizer.size
+        self._sizers, self._learnt = sizers, [(0, 0.0, 0)] * len(measures)
         options = units.graph.options()
         self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place))
         self.buffer_bytes, self.window_budget, self.budget = budget.all, budget.window, budget.each
@@ -121,6 +121,18 @@ class RunningTask:
             )
 
         return measured(chunks, measure or self.measures[number], self.buffer_bytes, too_large)
+
+    def chunk_size(self, number: int) -> int:
+        """Elements that node ``number`` should put into its next chunk, after what became of those before."""
+        elements = self.measures[number].elements
+        seen, spent, held = self._learnt[number]
+        if elements > seen:
+            # Under a prefetch the time is that of its own thread, or of the one that pulls: whichever works longer.
+            pulled_s = max([measure.pulled_s for measure in self.measures])
+            largest = max([measure.bytes for measure in self.measures])
+            self._sizers[number].learn(elements - seen, pulled_s - spent, largest - held)
+            self._learnt[number] = (elements, pulled_s, largest)
+        return self._sizers[number].size
 
     def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
         """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""
@@ -240,7 +252,7 @@ class NodeContext(Context):
 
     def chunk_size(self) -> int:
         """Elements for the next chunk."""
-        return self._task.chunk_size()
+        return self._task.chunk_size(self._number)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array for a leaf of a batch."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from millrace.elements.chunk import Chunk
-from millrace.elements.tree import nbytes
+from millrace.elements.tree import sizes_of
 from millrace.graph.nodes import Shuffle
 from millrace.ops.contract import Context
 
@@ -32,8 +32,8 @@ def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Itera
     held, position = 0, 0
     for chunk in inputs[0]:
         out: list[Any] = []
-        for element in chunk.elements:
-            size = nbytes(element) + _SLOT_BYTES
+        for element, content in zip(chunk.elements, sizes_of(chunk.elements), strict=True):
+            size = content + _SLOT_BYTES
             if len(window) < node.buffer_size and (held + size <= budget or not window):
                 window.append(element)
                 sizes.append(size)

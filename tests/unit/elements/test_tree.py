@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.elements import tree
-from millrace.elements.tree import flatten, leaf_paths, nbytes, nbytes_of, tree_map, unflatten
+from millrace.elements.tree import flatten, leaf_paths, nbytes, nbytes_of, sizes_of, tree_map, unflatten
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # what users write
 
@@ -130,11 +130,13 @@ def test_sizes_of_what_is_not_plain():
 @given(st.lists(trees, max_size=6) | st.lists(st.fixed_dictionaries({"a": st.integers(), "b": st.text()})))
 def test_size_of_many_is_the_sum(elements: list[Any]):
     assert nbytes_of(elements) == sum(map(nbytes, elements))
+    assert sizes_of(elements) == list(map(nbytes, elements))
 
 
 def test_size_of_many_alike_is_the_sum():
     elements = [{"x": np.zeros(n), "y": (n, "n" * n, [b""])} for n in range(20)]
     assert nbytes_of(elements) == sum(map(nbytes, elements))
+    assert sizes_of(elements) == list(map(nbytes, elements))
     assert nbytes_of(tuple(range(10))) == 320
 
 

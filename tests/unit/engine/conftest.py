@@ -90,7 +90,7 @@ class Runs:
         chosen = 7 if seed is None else seed
         made = Program(dataset.graph, dataset.tables(), seed=chosen, tasks=tasks, threads=2)
         if chunk is not None:
-            made._sizer = FixedSizer(size=chunk)
+            made._sizers = [FixedSizer(size=chunk) for _ in made.graph.nodes]
         return made
 
     def epoch(self, dataset: Dataset, number: int = 0, **options: Any) -> list[Any]:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from millrace.dataset import Dataset
 from millrace.engine.measure import Sizer
 
 
@@ -46,3 +47,20 @@ def test_a_chunk_grows_again_when_elements_become_small():
     for _ in range(60):
         sizer.learn(sizer.size, sizer.size * 1e-6, sizer.size * 8)
     assert sizer.size > 1000
+
+
+def test_each_node_learns_what_its_own_elements_cost(runs):
+    class Recorder(Sizer):
+        learnt = 0
+
+        def learn(self, elements: int, seconds: float, size: float) -> None:
+            assert seconds >= 0
+            self.learnt += elements
+
+    program = runs.program(Dataset.range(50).flat_map(lambda n: range(1000)), tasks=1)
+    program._sizers = parents, children = [Recorder(size=10), Recorder(size=100)]
+    with program.run(program.plan.task(0), 0) as run:
+        assert sum(map(len, run)) == 50_000
+    program.close()
+    assert 0 < parents.learnt <= 50
+    assert 40_000 < children.learnt <= 50_000
