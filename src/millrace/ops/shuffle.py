@@ -29,7 +29,7 @@ def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Itera
     draws = _uniforms(generator)
     window: list[Any] = []
     sizes = array("q")
-    held, position = 0, 0
+    held, position, warned = 0, 0, False
     for chunk in inputs[0]:
         out: list[Any] = []
         for element, content in zip(chunk.elements, sizes_of(chunk.elements), strict=True):
@@ -39,7 +39,8 @@ def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Itera
                 sizes.append(size)
                 held += size
                 continue
-            if len(window) < node.buffer_size:
+            if len(window) < node.buffer_size and not warned:
+                warned = True
                 _warn(context, budget)
             slot = int(next(draws) * len(window))
             out.append(window[slot])
