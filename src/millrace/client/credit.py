@@ -6,8 +6,8 @@ larger than its credit gives the credit back and names the size (``Short``); it 
 
 from __future__ import annotations
 
-SHARES = 8
-"""A worker is granted this part of the buffer ahead of time (1/8)."""
+AHEAD = 2
+"""One part in so many of the buffer is granted ahead of time, to all workers together."""
 
 
 class CreditPool:
@@ -108,7 +108,7 @@ class CreditPool:
 
     def _top_up(self, name: str) -> dict[str, int]:
         """Grants ahead of need, in pieces worth a message, unless somebody waits."""
-        share = max(self.total // SHARES, 1)
+        share = max(self.total // (AHEAD * len(self._granted)), 1)
         granted = self._granted[name]
         amount = min(share - granted, self.free)
         if self._short or granted > share - max(share // 4, 1) or amount <= 0:

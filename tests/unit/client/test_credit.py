@@ -4,38 +4,48 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.client.credit import SHARES, CreditPool
+from millrace.client.credit import CreditPool
 
 
 def test_a_worker_gets_its_share_ahead_of_time():
     pool = CreditPool(800)
-    assert pool.join("a") == {"a": 100}
-    assert pool.free == 700
+    assert pool.join("a") == {"a": 400}
+    assert pool.join("b") == {"b": 200}
+    assert pool.free == 200
+
+
+def test_the_first_gives_up_to_the_second_what_it_had_when_it_was_alone():
+    pool = CreditPool(800)
+    pool.join("a")
+    pool.join("b")
+    pool.arrived("a", 300)
+    assert pool.used("a", 300) == {"a": 100}
+    assert pool.free == 400
 
 
 def test_when_all_is_granted_a_further_worker_waits_until_it_is_short():
     pool = CreditPool(80)
-    for number in range(SHARES):
-        pool.join(f"w{number}")
+    pool.join("w")
+    assert pool.short("w", 80, 0) == {"w": 40}
     assert pool.join("late") == {}
     assert pool.short("late", 10, 0) == {}
-    pool.arrived("w0", 10)
-    assert pool.used("w0", 10) == {"late": 10}
+    pool.arrived("w", 80)
+    assert pool.used("w", 80) == {"late": 10, "w": 20}
 
 
 def test_credit_comes_back_in_pieces_worth_sending():
     pool = CreditPool(800)
     pool.join("a")
-    pool.arrived("a", 10)
-    assert pool.used("a", 10) == {}
-    pool.arrived("a", 20)
-    assert pool.used("a", 20) == {"a": 30}
+    pool.arrived("a", 50)
+    assert pool.used("a", 50) == {}
+    pool.arrived("a", 60)
+    assert pool.used("a", 60) == {"a": 110}
 
 
 def test_a_message_larger_than_the_share_gets_through_when_it_fits_the_whole():
     pool = CreditPool(800)
     pool.join("a")
-    assert pool.short("a", 700, 100) == {"a": 700}
+    assert pool.short("a", 700, 400) == {"a": 700}
     pool.arrived("a", 700)
     assert pool.free == 100
 
@@ -45,19 +55,19 @@ def test_those_that_wait_are_served_oldest_first():
     pool.join("a")
     pool.join("b")
     pool.join("c")
-    pool.arrived("c", 12)
-    assert pool.short("a", 90, 12) == {}
-    assert pool.short("b", 5, 12) == {}
-    assert pool.used("c", 12) == {"a": 90, "b": 5, "c": 5}
+    pool.arrived("c", 16)
+    assert pool.short("a", 90, 50) == {}
+    assert pool.short("b", 5, 25) == {}
+    assert pool.used("c", 16) == {"a": 90, "b": 5, "c": 5}
 
 
 def test_force_lets_one_message_in_and_not_a_second_before_it_came():
     pool = CreditPool(100)
     pool.join("a")
     pool.join("b")
-    pool.arrived("a", 12)
+    pool.arrived("a", 50)
     pool.short("a", 95, 0)
-    pool.short("b", 96, 12)
+    pool.short("b", 96, 25)
     assert pool.force("a") == {"a": 95}
     assert pool.force("b") == {}
     pool.arrived("a", 95)
@@ -75,9 +85,9 @@ def test_credit_of_a_lost_worker_goes_to_those_that_wait():
     pool = CreditPool(100)
     for name in "abcdefgh":
         pool.join(name)
-    pool.short("a", 30, 12)
+    pool.short("a", 80, 50)
     assert pool.leave("b") == {}
-    assert pool.leave("c") == {"a": 30}
+    assert pool.leave("c") == {"a": 80}
 
 
 @given(st.integers(0, 2**32), st.integers(50, 5000))
