@@ -25,9 +25,11 @@ _THREADS = dict.fromkeys(
 _GLIBC = {
     # A large array is taken from and given back to the kernel each time by default, and cleared page by page in
     # between; with these, memory that was used once is used again.
-    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
+    # So that one thread can use what another has freed: with an arena for each, some kept a window of elements.
+    "MALLOC_ARENA_MAX": "2",
     # What is copied into a batch is read next on another core, so large copies need not go through this one's cache.
     # And AMD's `rep movsb`, which would do them, is up to nine times slower when the addresses' low bits are unlucky.
     "GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={64 << 10}:glibc.cpu.x86_rep_movsb_threshold={1 << 30}",
