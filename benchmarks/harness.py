@@ -2,9 +2,9 @@
 
 A benchmark is a module with a :class:`Benchmark` named ``BENCHMARK``. Each contestant runs in a process of its own,
 started anew for every round with the settings that millrace gives its workers (one thread per numeric library, memory
-kept by the allocator), so that neither what a library does to its process nor what it leaves running touches another
-one's figures. Contestants take turns, round after round and every other round backwards, so that whatever else the
-machine does strikes all of them alike.
+kept by the allocator, large copies past the cache), so that neither what a library does to its process nor what it
+leaves running touches another one's figures. Contestants take turns, round after round and every other round backwards,
+so that whatever else the machine does strikes all of them alike.
 
 Figures are medians over rounds; a ratio is the median, over rounds, of the ratio to the reference within a round. What
 is done once (imports, starting processes, the first pass over the data) is left out by the contestants themselves, with
