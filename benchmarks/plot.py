@@ -63,8 +63,13 @@ class Target:
 
 _IN_PROCESS, _EMBEDDED = "millrace, in process", "millrace, embedded, 2 workers"
 _SAME_HOST, _TCP = "millrace, same host, 1 worker", "millrace, TCP, 1 worker"
+_SAME_DECODER = ("torch DataLoader, 2 workers", "Grain, threads", "Grain, 2 processes", "Ray Data", "SPDL, threads")
 TARGETS = (
     Target("decoding in process, of the bare loop", "decode", "images", _IN_PROCESS, "bare loop", least=0.95),
+    *(
+        Target(f"decoding in process, of {peer}", "decode", "images", _IN_PROCESS, peer, least=1.0)
+        for peer in _SAME_DECODER
+    ),
     Target("decoding on an embedded service, of the bare loop", "decode", "images", _EMBEDDED, "bare loop", least=0.88),
     *(
         Target(f"{what}, of {over}", "handover", "assembled", of, over, least=least)
