@@ -112,7 +112,9 @@ class LocalEnd:
 
     def _send(self, head: memoryview, descriptors: list[int]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        send_all(self._sock, [head[self._sock.sendmsg([head], rights) :]])
+        rest = head[self._sock.sendmsg([head], rights) :]
+        if rest:
+            send_all(self._sock, [rest])
 
     def _load(self, arena: Arena, views: list[Bytes]) -> _Load:
         load = _Load()

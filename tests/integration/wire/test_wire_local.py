@@ -323,6 +323,37 @@ def test_what_cannot_be_is_refused(data, message):
         received(data)
 
 
+class CountingSocket(socket.socket):
+    """Counts the calls that send and receive."""
+
+    calls = 0
+
+    def sendmsg(self, *arguments):
+        self.calls += 1
+        return super().sendmsg(*arguments)
+
+    def recvmsg_into(self, *arguments):
+        self.calls += 1
+        return super().recvmsg_into(*arguments)
+
+    def recv_into(self, *arguments):
+        self.calls += 1
+        return super().recv_into(*arguments)
+
+
+def test_a_frame_without_a_payload_of_its_own_takes_one_call_at_each_end():
+    arena = Arena(64 << 20)
+    ours, theirs = (CountingSocket(fileno=each.detach()) for each in socket.socketpair())
+    with ours, theirs, contextlib.closing(LocalEnd(ours, arena)) as end, contextlib.closing(LocalEnd(theirs)) as other:
+        lent = arena.allocate((1 << 19,), np.dtype(np.uint8))
+        for number, buffers in enumerate(([], [lent], [])):
+            end.send(Note(number), buffers)
+            note, payload = other.receive(NOTE, bytearray, 1 << 20)
+            assert note == Note(number)
+            assert (ours.calls, theirs.calls) == (number + 1, number + 1)
+            del payload
+
+
 def test_descriptors_that_nobody_announced_are_closed():
     mine = os.open("/dev/null", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
