@@ -3,8 +3,8 @@
 Nothing is computed. A worker has all pictures in its memory and makes each batch by copying 64 of them together
 (``assembled``), or has a whole batch and passes it on again and again (``ready``). The consumer reads one byte of every
 page of what it gets, checks their sum, and drops the batch. So ``assembled`` takes one copy at least, which is what
-``memcpy`` does and nothing else, in one process, into a batch that stays in place (and in the processor's cache; eight
-batches in turn don't, as little as what a service has on its way); ``raw socket`` is that with a TCP
+``memcpy`` does and nothing else, in one process, into a batch that stays in place (or into eight in turn, as a service
+has several on their way); ``raw socket`` is that with a TCP
 connection over loopback to another process, ``sendall`` on one side and ``recv_into`` a batch that stays in place on
 the other. Start-up and the first pass are not counted; passes follow one another without a pause.
 """
