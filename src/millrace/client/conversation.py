@@ -99,6 +99,7 @@ class Conversation:
         gone: Callable[[], str] | None = None,
         linger: bool = False,
     ) -> None:
+        self._spec = spec
         self._linger = linger
         self._gone = gone
         self.client = uuid.uuid4().hex
@@ -119,8 +120,7 @@ class Conversation:
         self._channel = ControlChannel(address, token, timeout)
         try:
             self._channel.connect()
-            self._spec = msgspec.structs.replace(spec, bundle=put_blob(self._channel, bundle))
-            session, joined = self._join(consumer, timeout)
+            session, joined = self._join_first(bundle, consumer, timeout)
         except BaseException:
             self._channel.close()
             raise
@@ -146,6 +146,47 @@ class Conversation:
         thread = threading.Thread(target=target, args=args, name=f"millrace{target.__name__}-{self.job}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _join_first(self, bundle: bytes, consumer: int | None, timeout: float) -> tuple[ClientSession, JobJoined]:
+        """Joins the dispatcher, which was there a moment ago: if it dies meanwhile, as soon as it is back."""
+
+        def join() -> tuple[ClientSession, JobJoined]:
+            self._spec = msgspec.structs.replace(self._spec, bundle=put_blob(self._channel, bundle))
+            return self._join(consumer, timeout)
+
+        try:
+            return join()
+        except ServiceUnreachableError as error:
+            joined = self._once_back(error, delays(), join)
+        assert joined is not None, "nobody can close what is not there yet"
+        return joined
+
+    def _once_back(
+        self,
+        lost: MillraceError | None,
+        pauses: Iterator[float],
+        join: Callable[[], tuple[ClientSession, JobJoined]],
+    ) -> tuple[ClientSession, JobJoined] | None:
+        """``join()`` as soon as the dispatcher is back, however long that takes; None when this is over.
+
+        Raises:
+            ServiceUnreachableError: it will never be back.
+            MillraceError: it does not let this process in.
+        """
+        for pause in pauses:
+            if lost is not None:
+                _logger.warning("%s; waiting for it to come back", lost)
+            if self._over.wait(pause):
+                return None
+            reason = self._gone() if self._gone is not None else ""
+            if reason:
+                raise ServiceUnreachableError(reason)
+            try:
+                self._channel.connect()
+                return join()
+            except ServiceUnreachableError as error:
+                lost = error
+        return None
 
     def _join(self, consumer: int | None, timeout: float, *, resume: bool = False) -> tuple[ClientSession, JobJoined]:
         session = self._channel.open_session(ToConsumer)
@@ -227,33 +268,24 @@ class Conversation:
 
     def _rejoin(self, pauses: Iterator[float]) -> ClientSession | None:
         """Joins again, however long it takes; None when this is over."""
-        for pause in pauses:
-            if self._over.wait(pause):
+        try:
+            again = self._once_back(None, pauses, lambda: self._join(self.consumer, self._heartbeat_s, resume=True))
+        except MillraceError as error:
+            self._fail(error)
+            return None
+        if again is None:
+            return None
+        session, joined = again
+        self._told(joined)
+        with self._sending:
+            if self._over.is_set():
                 return None
-            reason = self._gone() if self._gone is not None else ""
-            if reason:
-                self._fail(ServiceUnreachableError(reason))
-                return None
-            try:
-                self._channel.connect()
-                session, joined = self._join(self.consumer, self._heartbeat_s, resume=True)
-            except ServiceUnreachableError as error:
-                _logger.info("dispatcher: %s", error)
-                continue
-            except MillraceError as error:
-                self._fail(error)
-                return None
-            self._told(joined)
-            with self._sending:
-                if self._over.is_set():
-                    return None
-                self._session = session
-                # In this order: what was not read of an epoch is dropped as the next one begins.
-                self.report(everything=True)
-                if self._wanted >= 0:
-                    self._send(BeginEpoch(self._wanted))
-            return session
-        return None
+            self._session = session
+            # In this order: what was not read of an epoch is dropped as the next one begins.
+            self.report(everything=True)
+            if self._wanted >= 0:
+                self._send(BeginEpoch(self._wanted))
+        return session
 
     def _told(self, message: ToConsumer) -> None:
         match message:

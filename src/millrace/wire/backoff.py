@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 
 
-def delays(first: float = 0.05, longest: float = 3.0) -> Iterator[float]:
-    """Seconds to wait before each further attempt: doubling from ``first`` to ``longest``, each of them jittered.
+def delays(first: float = 0.05, longest: float = 1.3) -> Iterator[float]:
+    """Seconds to wait before each further attempt: doubling from ``first`` to ``longest``, jittered by half.
 
-    Jitter keeps hundreds of workers from coming back to a restarted dispatcher at the same moment.
+    Jitter keeps hundreds of workers from coming back to a restarted dispatcher at the same moment; that it is found
+    within two seconds is what the default bounds.
     """
     step = first
     while True:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.integration.service.service_driving import WAIT_S, Reading, Service, job_of, together
@@ -15,6 +16,8 @@ from tests.integration.service.service_driving import WAIT_S, Reading, Service, 
 import millrace as mr
 from millrace import ShardingPolicy
 from millrace.cli import main
+from millrace.client import conversation
+from millrace.wire.blobs import put_blob
 
 COUNT = 400
 TASKS = 20
@@ -49,10 +52,7 @@ def check(read):
 
 @contextlib.contextmanager
 def all_reading(data, read):
-    """``read(dataset, its first epoch)`` of each in a thread, once all have begun; yields what waits for them.
-
-    Who begins while the dispatcher dies gets an error, as nothing is promised yet.
-    """
+    """``read(dataset, its first epoch)`` of each in a thread, once all have begun; yields what waits for them."""
     with ThreadPoolExecutor(len(data)) as pool, contextlib.ExitStack() as closing:
         for dataset in data:
             closing.callback(dataset.close)  # a thread that waits for what never comes ends with it
@@ -79,6 +79,29 @@ def test_a_restarted_dispatcher_goes_on_with_what_is_leased(tmp_path, gate, keep
             keeper.open()
             check(result())
         assert not service.status()["jobs"]
+
+
+@pytest.mark.parametrize("work_dir", [True, False])
+def test_who_joins_as_the_dispatcher_dies_waits_for_the_next_one(tmp_path, monkeypatch, caplog, work_dir):
+    deaths: list[int] = []
+
+    def put(channel, data):
+        """The real one; the first time the dispatcher has ended by then."""
+        if not deaths:
+            deaths.append(service.dispatcher.pid)
+            service.dispatcher.kill()
+            service.dispatcher.wait()
+            restarted.append(pool.submit(service.restart_dispatcher))
+        return put_blob(channel, data)
+
+    restarted: list[Any] = []
+    with ThreadPoolExecutor(1) as pool, Service(1, work_dir=tmp_path / "work" if work_dir else None) as service:
+        monkeypatch.setattr(conversation, "put_blob", put)
+        with pipeline(lambda n: n).distribute(service.address) as data:
+            check([[list(data)]])
+        restarted[0].result(WAIT_S)
+    assert len(deaths) == 1
+    assert "waiting for it to come back" in caplog.text
 
 
 KILLS = 6
