@@ -63,14 +63,13 @@ class Call(Generic[T]):
 
     Attributes:
         elements: of the chunk.
-        done: there is a result, or an error.
+        done: there is a result, or an ``error``, until it is taken.
         size: bytes of the result, once done.
     """
 
     __slots__ = (
         "_chunk",
         "_ended",
-        "_error",
         "_function",
         "_result",
         "_thread",
@@ -78,6 +77,7 @@ class Call(Generic[T]):
         "cpu_s",
         "done",
         "elements",
+        "error",
         "seconds",
         "size",
     )
@@ -86,7 +86,7 @@ class Call(Generic[T]):
         self._function: Callable[[Chunk], T] | None = function
         self._chunk: Chunk | None = chunk
         self._result: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._ended = threading.Lock()  # held until the call has ended: the cheapest thing that a thread can wait for
         self._ended.acquire()
         self._thread = 0
@@ -95,22 +95,27 @@ class Call(Generic[T]):
         self.seconds = self.cpu_s = 0.0
         self.size = 0
 
+    def begin(self) -> None:
+        """This thread will make the call, and nobody else."""
+        self._thread = threading.get_ident()
+        self.begun = True
+
     def run(self) -> None:
-        """Makes the call, on the thread of a crew."""
+        """Makes the call, on the thread that began it."""
         assert self._function is not None
         assert self._chunk is not None
-        self._thread = threading.get_ident()
         began, cpu = clock(), time.thread_time()
         try:
             result = self._function(self._chunk)
             self.seconds, self.cpu_s = clock() - began, time.thread_time() - cpu
             self.size = result.nbytes if isinstance(result, Chunk) else 0
             self._result = result
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that pulls
-            self._error = error
-        self._function = self._chunk = None
-        self.done = True
-        self._ended.release()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that takes the result
+            self.error = error
+        finally:
+            self._function = self._chunk = None
+            self.done = True
+            self._ended.release()
 
     def wait(self) -> None:
         """Returns once the call has ended."""
@@ -122,11 +127,11 @@ class Call(Generic[T]):
     def result(self) -> T:
         """What the function returned; waits for it. Raises what the function raised."""
         self.wait()
-        if self._error is not None:
+        if self.error is not None:
             try:
-                raise self._error
+                raise self.error
             finally:
-                self._error = None  # which holds this frame
+                self.error = None  # which holds this frame
         result, self._result = self._result, None
         return cast("T", result)
 
@@ -149,6 +154,7 @@ class Crew:
         self._lock = threading.RLock()  # for the garbage collector again
         self._queue: deque[Call[Any]] = deque()
         self._active = self._threads = 0
+        self._helped = False
         self._users = 0
         self._resumed = 0.0
         self._window = Window(0, 0.0, 0.0, 0.0, 0.0)
@@ -198,6 +204,26 @@ class Crew:
                 self._active += 1
                 self._pool.start(self._work)
 
+    def help(self, awaited: Call[Any]) -> None:
+        """Makes calls on this thread instead of waiting, until ``awaited`` has ended or none is left.
+
+        One thread at a time does so, beside those that :meth:`submit` was allowed.
+
+        Raises:
+            KeyboardInterrupt: at once, if one of these calls does; whoever takes its result gets it as well.
+        """
+        with self._lock:
+            if self._helped:
+                return
+            self._helped = True
+        try:
+            while not awaited.done and (call := self._take()) is not None:
+                call.run()
+                if isinstance(call.error, KeyboardInterrupt):
+                    raise call.error
+        finally:
+            self._helped = False
+
     def cancel(self, calls: deque[Call[Any]]) -> None:
         """Forgets those of ``calls`` that have not begun, and waits for the others."""
         with self._lock:
@@ -246,13 +272,21 @@ class Crew:
         """Takes in the bytes of one result."""
         self.bytes = max(0.9 * self.bytes, size)
 
+    def _take(self) -> Call[Any] | None:
+        """The earliest call that nobody has begun, for this thread."""
+        with self._lock:
+            if not self._queue:
+                return None
+            call = self._queue.popleft()
+            call.begin()
+            return call
+
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._queue or self._active > self._threads:
+                call = None if self._active > self._threads else self._take()
+                if call is None:
                     self._active -= 1
                     return
-                call = self._queue.popleft()
-                call.begun = True
             call.run()
             del call  # a thread without work must not keep the last result

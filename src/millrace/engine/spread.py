@@ -15,6 +15,9 @@ T = TypeVar("T")
 
 _SLICE_S = 0.008
 """Work of one call: so much that handing it over costs under a hundredth, so little that threads end together."""
+_HELP_S = 0.05
+"""Above this cost of one element, the thread that pulls waits for a result rather than make another call meanwhile:
+what it waits for would lie ready for too long."""
 _WAITING = 4
 """Calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
 
@@ -75,6 +78,7 @@ class _Calls(Generic[T]):
         self._budget, self._measure = budget, measure
         self.waiting: deque[Call[T]] = deque()
         self._seen = (measure.elements, measure.bytes)
+        self._helps = False
 
     def slice(self, threads: int) -> int:
         """How many elements the next call should take."""
@@ -105,17 +109,21 @@ class _Calls(Generic[T]):
         return result
 
     def submit(self, part: Chunk, threads: int) -> None:
-        """Has the call made on a thread."""
+        """Has the call made on a thread; while this one waits, it is one of ``threads``."""
         call = Call(self._function, part)
         self.waiting.append(call)
-        self._crew.submit(call, threads)
+        self._helps = threads > 1 and self._crew.cost_s < _HELP_S
+        self._crew.submit(call, threads - self._helps)
 
     def finish(self) -> T:
         """The result of the earliest call under way."""
-        call = self.waiting.popleft()
+        call = self.waiting[0]
         began = clock()
+        if self._helps:
+            self._crew.help(call)
         result = call.result()
         waited_s = clock() - began
+        self.waiting.popleft()
         self._measure.idle_s += waited_s
         self._measure.threads_s += call.seconds
         self._crew.learn(call.elements, call.seconds, call.cpu_s, waited_s, call.size)

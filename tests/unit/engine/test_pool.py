@@ -70,6 +70,55 @@ def test_several_threads_work_at_a_time(pool):
     assert sum(len(chunk) for chunk in spread(meet, list(range(11)), pool, size=1)) == 11
 
 
+@pytest.mark.parametrize("parallel", [AUTOTUNE, 2, 3])
+def test_the_thread_that_waits_is_one_of_those_that_work(pool, parallel):
+    count = 2 if parallel == AUTOTUNE else parallel
+    together = threading.Barrier(count)
+    threads = set()
+
+    def meet(number: int) -> int:
+        if number:  # the first is called on this thread, whatever comes
+            threads.add(threading.current_thread())
+            together.wait(timeout=20)
+        return number
+
+    found = spread(meet, list(range(1 + 12 * count)), pool, size=1, parallel=parallel)
+    assert sum(len(chunk) for chunk in found) == 1 + 12 * count
+    assert threading.current_thread() in threads
+    assert len(threads) == count
+
+
+def test_where_an_element_takes_long_results_are_waited_for(monkeypatch, pool):
+    monkeypatch.setattr(spreads, "_HELP_S", 0.0)
+    together = threading.Barrier(2)
+    threads = set()
+
+    def meet(number: int) -> None:
+        if number:
+            threads.add(threading.current_thread())
+            together.wait(timeout=20)
+
+    list(spread(meet, list(range(11)), pool, size=1))
+    assert threading.current_thread() not in threads
+
+
+def test_an_interrupt_while_helping_ends_it_at_once(pool):
+    interrupted, calls = threading.Event(), 0
+
+    def work(number: int) -> None:
+        nonlocal calls
+        if number and threading.current_thread() is threading.main_thread():
+            calls += 1
+            interrupted.set()
+            raise KeyboardInterrupt
+        if number:
+            interrupted.wait(timeout=20)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(spread(work, list(range(30)), pool, size=1))
+    assert calls == 1
+
+
 def test_cheap_functions_stay_on_this_thread():
     made = Pool(2)
     threads = set()
@@ -130,7 +179,8 @@ def test_of_results_of_all_sizes_only_what_is_under_way_comes_on_top(sizes, chun
 
 
 @pytest.mark.parametrize("end", ["close", "raise"])
-def test_calls_under_way_are_awaited_and_the_others_never_made(pool, end):
+def test_calls_under_way_are_awaited_and_the_others_never_made(monkeypatch, pool, end):
+    monkeypatch.setattr(spreads, "_HELP_S", 0.0)  # the thread that stops it must not be in the middle of a call
     begun, go = threading.Event(), threading.Event()
     done: list[Any] = []
 
@@ -246,7 +296,8 @@ def test_another_task_goes_on_when_one_is_abandoned():
     assert seen == sorted(seen)
 
 
-def test_what_was_learnt_in_one_task_is_known_in_the_next(pool):
+def test_what_was_learnt_in_one_task_is_known_in_the_next(monkeypatch, pool):
+    monkeypatch.setattr(spreads, "_HELP_S", 0.0)
     crew, threads = Crew(pool), []
 
     def note(chunk: Chunk) -> Chunk:
