@@ -226,8 +226,14 @@ def _leaf_bytes(leaf: Any) -> int:
     return sys.getsizeof(leaf)
 
 
+class Numbers(list[Any]):
+    """A list that holds numbers alone, as whoever made it knows; so nobody has to look at each of them."""
+
+
 def nbytes_of(elements: Sequence[Any]) -> int:
     """The sum of :func:`nbytes` over many elements; counted column by column, some 50 ns a leaf."""
+    if type(elements) is Numbers:
+        return _NUMBER_BYTES * len(elements)
     kinds = set(map(type, elements))
     if kinds <= _NUMBERS:
         return _NUMBER_BYTES * len(elements)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.tree import Numbers
 from millrace.graph.nodes import Range
 from millrace.planning.tables import SplitTable, positions_table
 
@@ -31,8 +32,7 @@ class _Range:
             return [self._numbers[i] for i in positions] if positions.step < 0 else self._slice(positions)
         if not self._fits:  # Python's ints have no bound, numpy's do
             return [self._numbers[i] for i in positions.tolist()]
-        numbers: list[int] = (self._numbers.start + self._numbers.step * positions).tolist()
-        return numbers
+        return Numbers((self._numbers.start + self._numbers.step * positions).tolist())
 
     def _slice(self, positions: range) -> list[int]:
-        return list(self._numbers[positions.start : positions.stop : positions.step])
+        return Numbers(self._numbers[positions.start : positions.stop : positions.step])
