@@ -8,7 +8,7 @@ import pytest
 from millrace.graph.nodes import OP_NAMES
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "chaos").rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TEXTS = [
     path
@@ -21,6 +21,7 @@ TEXTS = [
         "docs/**/*.md",
         "src/**/*.py",
         "benchmarks/**/*.py",
+        "chaos/**/*.py",
         "tests/**/*.py",
     )
     for path in ROOT.glob(pattern)

@@ -1,0 +1,158 @@
+"""What is done to a service. Each function does it once, proves it, and says what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+
+from chaos.crew import GUARD_S, HEARTBEAT_S, Crew
+from millrace.clusters.processes import hang_up
+from millrace.testing import processes, proxy
+from millrace.testing.processes import NotFiredError
+
+_BULK_BYTES = 4096
+"""Least piece of a connection with a worker that is harmed: inside of a batch, which is larger."""
+_FILLER = "filler"
+
+Run = Callable[[Crew, random.Random], Awaitable[str]]
+
+
+async def kill_worker(crew: Crew, rng: random.Random) -> str:
+    """SIGKILL; another one is started."""
+    async with crew.a_worker(rng) as worker:
+        await processes.kill(worker.process)
+        await crew.remove(worker)
+        new = await crew.add_worker()
+    return f"{worker.name} was alive and is dead; {new.name} comes"
+
+
+async def stop_worker(crew: Crew, rng: random.Random) -> str:
+    """SIGSTOP for less than it takes to be given up."""
+    seconds = rng.uniform(0.2, 2.0) * HEARTBEAT_S
+    async with crew.a_worker(rng) as worker, processes.stopped(worker.process):
+        await asyncio.sleep(seconds)
+    return f"{worker.name} was in state T for {seconds:.2f} s"
+
+
+async def stop_worker_for_long(crew: Crew, rng: random.Random) -> str:
+    """SIGSTOP until the dispatcher has given it up, and it goes on."""
+    async with crew.a_worker(rng) as worker:
+        await crew.until(lambda status: worker.name in _workers(status))
+        async with processes.stopped(worker.process):
+            await crew.until(lambda status: worker.name not in _workers(status))
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+    return f"{worker.name} was in state T until it was given up"
+
+
+def _workers(status: dict[str, object]) -> set[str]:
+    found = status["workers"]
+    assert isinstance(found, list)
+    return {worker["id"] for worker in found}
+
+
+async def retire_worker(crew: Crew, rng: random.Random) -> str:
+    """SIGTERM: it leaves in good order, as another one comes."""
+    async with crew.a_worker(rng) as worker:
+        await crew.until(lambda status: worker.name in _workers(status))
+        worker.process.send_signal(signal.SIGTERM)
+        new = await crew.add_worker()
+        status = await asyncio.wait_for(processes.ended(worker.process), GUARD_S)
+        await crew.remove(worker)
+    if status != 0:
+        raise NotFiredError(f"{worker.name} ended with exit status {status}")
+    return f"{new.name} came, {worker.name} left with exit status 0"
+
+
+async def kill_dispatcher(crew: Crew, rng: random.Random) -> str:
+    """SIGKILL; it is started again on its folder."""
+    seconds = rng.uniform(0.0, 1.0)
+    async with crew.alone:
+        before = crew.dispatcher
+        await processes.kill(before)
+        hang_up(before)
+        await asyncio.sleep(seconds)
+        await crew.start_dispatcher()
+    return f"process {before.pid} was alive and is dead; {crew.dispatcher.pid} listens"
+
+
+async def stop_dispatcher(crew: Crew, rng: random.Random) -> str:
+    """SIGSTOP."""
+    seconds = rng.uniform(0.2, 4.0) * HEARTBEAT_S
+    async with crew.alone, processes.stopped(crew.dispatcher):
+        await asyncio.sleep(seconds)
+    return f"it was in state T for {seconds:.2f} s"
+
+
+async def stop_consumer(crew: Crew, rng: random.Random) -> str:
+    """SIGSTOP."""
+    seconds = rng.uniform(0.2, 4.0) * HEARTBEAT_S
+    async with crew.a_reader(rng) as reader:
+        assert reader.process is not None
+        async with processes.stopped(reader.process):
+            await asyncio.sleep(seconds)
+    return f"{reader.name} was in state T for {seconds:.2f} s"
+
+
+def harm(kind: proxy.Kind, *, bulk: bool, least_s: float = 0.0, most_s: float = 0.0) -> Run:
+    """What a proxy does to a connection with the dispatcher, or with a worker (``bulk``)."""
+
+    async def run(crew: Crew, rng: random.Random) -> str:
+        order = proxy.Harm(kind, rng.uniform(least_s, most_s), _BULK_BYTES if bulk else 2, spare=rng.randrange(8))
+        (crew.bulk if bulk else crew.control).append(order)
+        try:
+            size = await asyncio.wait_for(order.fired, GUARD_S)
+        except TimeoutError:
+            raise NotFiredError("no connection had bytes in flight") from None
+        return f"{size} bytes were in flight; {order.seconds:.2f} s"
+
+    return run
+
+
+async def fill_disk(crew: Crew, rng: random.Random) -> str:
+    """No room for the journal, until the dispatcher has said so."""
+    filler = os.path.join(crew.work_dir, _FILLER)
+    async with crew.alone:
+        try:
+            _fill(filler)
+            await crew.until(lambda status: "stands still" in str(status["journal"]))
+            await asyncio.sleep(rng.uniform(0.0, 2.0))
+        finally:
+            os.unlink(filler)
+        await crew.until(lambda status: "stands still" not in str(status["journal"]))
+    return "the disk gave ENOSPC, the dispatcher stood still and went on"
+
+
+def _fill(path: str) -> None:
+    with open(path, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+KINDS: dict[str, tuple[float, Run]] = {
+    "worker killed": (60, kill_worker),
+    "worker stopped": (25, stop_worker),
+    "worker stopped, given up": (15, stop_worker_for_long),
+    "worker retired": (20, retire_worker),
+    "dispatcher killed": (30, kill_dispatcher),
+    "dispatcher stopped": (15, stop_dispatcher),
+    "consumer stopped": (15, stop_consumer),
+    "control connection cut": (25, harm(proxy.Kind.CUT, bulk=False)),
+    "control connection delayed": (15, harm(proxy.Kind.DELAY, bulk=False, least_s=0.1, most_s=3.0)),
+    "control connection half-open": (5, harm(proxy.Kind.HALF_OPEN, bulk=False, least_s=0.5, most_s=6.0)),
+    "control connection silent": (5, harm(proxy.Kind.SILENCE, bulk=False, least_s=0.5, most_s=6.0)),
+    "bulk connection cut": (30, harm(proxy.Kind.CUT, bulk=True)),
+    "bulk connection delayed": (15, harm(proxy.Kind.DELAY, bulk=True, least_s=0.1, most_s=3.0)),
+    "bulk connection half-open": (5, harm(proxy.Kind.HALF_OPEN, bulk=True, least_s=0.5, most_s=6.0)),
+    "bulk connection silent": (5, harm(proxy.Kind.SILENCE, bulk=True, least_s=0.5, most_s=6.0)),
+    "disk full": (5, fill_disk),
+}
+"""By name: its weight in the budget, and what does it."""
+DISK = "disk full"

@@ -1,0 +1,104 @@
+"""The data, the pipeline over it, and what must come out: what plain code says of each element, and of its number."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import millrace as mr
+
+BATCH = 16
+CONTENT_BYTES = 4096
+_NOISE = 8
+_FILES = 8
+_KEPT = 5
+"""Of so many elements in a row one is filtered out."""
+_WINDOW = 500
+_SEED = 7
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def content_of(number: int) -> bytes:
+    """The bytes of element ``number``."""
+    return hashlib.shake_128(number.to_bytes(8, "little")).digest(CONTENT_BYTES)
+
+
+def is_kept(number: int) -> bool:
+    """Whether the pipeline's filter lets element ``number`` through."""
+    return number % _KEPT != 0
+
+
+def write_data(folder: str, rows: int) -> str:
+    """Parquet files with elements 0 to ``rows`` - 1; returns the pattern that names them."""
+    for file in range(_FILES):
+        numbers = list(range(file * rows // _FILES, (file + 1) * rows // _FILES))
+        table = pa.table({"number": numbers, "content": [content_of(number) for number in numbers]})
+        pq.write_table(table, os.path.join(folder, f"{file}.parquet"), row_group_size=64)
+    return os.path.join(folder, "*.parquet")
+
+
+def pipeline(pattern: str, pause_s: float) -> mr.Dataset:
+    """Shuffle, random map, filter, batches with a remainder; an element takes ``pause_s`` seconds, and no processor."""
+
+    def augment(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        if pause_s:
+            threading.Event().wait(pause_s)
+        return {
+            "number": row["number"],
+            "content": np.frombuffer(row["content"], np.uint8),
+            "noise": rng.integers(1 << 40, size=_NOISE),
+        }
+
+    return (
+        mr.Dataset.from_parquet(pattern)
+        .shuffle(_WINDOW, seed=_SEED)
+        .map(augment)
+        .filter(lambda element: is_kept(element["number"]))
+        .batch(BATCH)
+    )
+
+
+def prints(batch: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+    """Number and print (a hash of all that it holds) of each element of a batch."""
+    for number, content, noise in zip(batch["number"].tolist(), batch["content"], batch["noise"], strict=True):
+        yield number, print_of(content.tobytes(), noise.tobytes())
+
+
+def print_of(content: bytes, noise: bytes) -> bytes:
+    """The print of an element of these bytes and random values."""
+    return hashlib.blake2b(content + noise, digest_size=8).digest()
+
+
+Expected = list[tuple[list[int], list[bytes]]]
+"""Of each batch of an epoch, in plan order: numbers and prints of its elements."""
+
+
+def expect(pattern: str, rows: int, epochs: int) -> list[Expected]:
+    """What each epoch is: contents by plain code; order, batches and random values by a run in this process.
+
+    Raises:
+        RuntimeError: that run did not give the elements that plain code says.
+    """
+    found: list[Expected] = []
+    dataset = pipeline(pattern, 0.0)
+    for epoch in range(epochs):
+        expected: Expected = []
+        for batch in dataset.read_epoch(epoch):
+            numbers = batch["number"].tolist()
+            noises = [noise.tobytes() for noise in batch["noise"]]
+            expected.append(
+                (numbers, [print_of(content_of(n), noise) for n, noise in zip(numbers, noises, strict=True)])
+            )
+        if sorted(n for numbers, _ in expected for n in numbers) != [n for n in range(rows) if is_kept(n)]:
+            raise RuntimeError(f"epoch {epoch} in this process is not the data, without any fault")
+        found.append(expected)
+    return found

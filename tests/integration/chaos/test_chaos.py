@@ -1,0 +1,27 @@
+"""A small cut of a chaos run: some faults in real processes, and each element once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def chaos(*arguments):
+    command = [sys.executable, "-m", "chaos", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_each_element_once_whatever_dies():
+    done = chaos("--seed", "3", "--faults", "8", "--epochs", "2", "--rows", "1600")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is right" in done.stdout
+
+
+def test_a_consumer_that_forgets_what_it_has_is_found(tmp_path):
+    few = ("--faults", "1", "--only", "bulk connection cut", "--epochs", "1", "--consumers", "1", "--rows", "320")
+    done = chaos("--plant", "forgets", "--workers", "1", "--folder", str(tmp_path), *few)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "SOMETHING IS WRONG" in done.stdout
+    assert "did not fire" not in done.stdout
+    assert "failed" not in done.stdout
