@@ -52,7 +52,7 @@ def test_a_process_that_was_woken_was_not_stopped_all_the_time(process):
     async def stop() -> None:
         async with stopped(process):
             process.send_signal(signal.SIGCONT)
-            os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+            await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WCONTINUED)
 
     with pytest.raises(NotFiredError, match="was to stay stopped and is"):
         asyncio.run(stop())
