@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from millrace.client.feed import Feed
+from millrace.client.inbox import Outcome, Rerun
 from millrace.client.meter import Rates
+from millrace.client.purity import impurity
 from millrace.control.messages import (
     BeginEpoch,
     ConsumerReport,
@@ -40,10 +42,12 @@ from millrace.errors import (
     JobFailedError,
     MillraceError,
     MillraceWarning,
+    PipelineError,
     ServiceError,
     ServiceUnreachableError,
     VersionMismatchError,
 )
+from millrace.graph.serialize import unpack
 from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import put_blob
@@ -114,6 +118,8 @@ class Conversation:
         self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
         self._measure: Measure | None = None
         self._notices: set[str] = set()
+        self._reruns = self._differed = 0
+        self._impure = ""
         self._sending = threading.RLock()
         self._session: ClientSession | None = None
         self._threads: list[threading.Thread] = []
@@ -136,6 +142,7 @@ class Conversation:
             compression=compression,
             buffer_bytes=buffer_bytes,
             wake=self._wake,
+            compared=self._compared,
         )
         self._session = session
         _open.add(self)
@@ -339,11 +346,32 @@ class Conversation:
         if epoch < 0 and everything:
             epoch, tasks = self._left
         measure = self._measure
-        if epoch < 0 or measure is None:
-            self._send(ConsumerReport(max(self._wanted, 0)))
-            return
-        handed, rates = measure()
-        self._send(ConsumerReport(epoch, tasks, handed, rates.batch_time_s, rates.wait_s, rates.queue_elements))
+        report = ConsumerReport(max(self._wanted, 0), reruns=self._reruns, differed=self._differed, impure=self._impure)
+        if epoch >= 0 and measure is not None:
+            handed, rates = measure()
+            report = msgspec.structs.replace(
+                report,
+                epoch=epoch,
+                tasks=tasks,
+                batches=handed,
+                batch_time_s=rates.batch_time_s,
+                wait_s=rates.wait_s,
+                queue_elements=rates.queue_elements,
+            )
+        self._send(report)
+
+    def _compared(self, epoch: int, rerun: Rerun) -> None:
+        """A task that was run again was held against what had come of it before."""
+        self._reruns += 1
+        if rerun.outcome is not Outcome.SAME:
+            text = impurity(unpack(self._spec.structure), epoch, rerun)
+            self._differed += 1
+            self._impure = self._impure or text
+            if rerun.outcome is not Outcome.OTHER and self._spec.visitation == "exactly_once":
+                self._fail(PipelineError(text))  # the guarantee is broken, and known to be
+            elif self._differed == 1:
+                self._notice(text)
+        self._wake()
 
     def _wake(self) -> None:
         if self._words.empty():

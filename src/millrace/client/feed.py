@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millrace.client.credit import CreditPool
-from millrace.client.inbox import Arrival, EpochInbox
+from millrace.client.inbox import Arrival, EpochInbox, Rerun
 from millrace.control.messages import TaskProgress, TaskRead
 from millrace.errors import (
     AuthenticationError,
@@ -43,6 +43,7 @@ class Feed:
         compression: of what comes over the network.
         buffer_bytes: bound on what is held and granted.
         wake: called when a task has become complete.
+        compared: called with the epoch when a run of a task was compared with the one before it.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Feed:
         compression: Compression | None = None,
         buffer_bytes: int,
         wake: Callable[[], None],
+        compared: Callable[[int, Rerun], None] = lambda epoch, rerun: None,
     ) -> None:
         self._open = delivery.Open(job, consumer, client)
         self._token = token
         self._compression = compression
         self._wake = wake
+        self._compared = compared
         self._changed = threading.Condition()
         self._pool = CreditPool(buffer_bytes)
         self._memory = BufferPool(buffer_bytes // IDLE_PART)
@@ -257,6 +260,7 @@ class Feed:
             inbox = self._inbox
             current = inbox is not None and inbox.number == header.epoch
             fresh = False
+            reruns: list[Rerun] = []
             if inbox is not None and current:
                 fresh = inbox.accept(
                     header.task,
@@ -267,13 +271,17 @@ class Feed:
                     address,
                     last=header.last,
                     skipped=header.skipped,
+                    changed=header.changed,
                 )
+                reruns, inbox.reruns = inbox.reruns, []
                 upto, complete = inbox.holds(header.task)
                 # Said before the user can have it: what may be sent again to a successor was never written to here.
                 _send(connection, [delivery.Received(header.epoch, header.task, upto, complete)])
             orders = [] if fresh else self._route(self._pool.used(address, size))
             self._changed.notify_all()
         _send_all(orders)
+        for rerun in reruns:
+            self._compared(header.epoch, rerun)
         if complete:
             self._wake()
 

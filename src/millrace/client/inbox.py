@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import heapq
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +10,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.control.messages import TaskProgress
-from millrace.errors import ProtocolError
+from millrace.elements import codec
+from millrace.elements.imprint import imprint
+from millrace.errors import CodecError, ProtocolError
+
+
+class Outcome(enum.Enum):
+    """What a task gave that was run again after it had been received in part."""
+
+    SAME = "the same"
+    OTHER = "another element"
+    SHORTER = "fewer elements"
+    LONGER = "more elements"
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """A run held against the one before it: at output ``number`` of the task, the last that had been received.
+
+    ``changed``: a file of the source that was written since it was listed, says the worker; empty if it knows none.
+    """
+
+    task: int
+    number: int
+    outcome: Outcome
+    changed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +47,8 @@ class Arrival:
         skip: of which the first ``skip`` were held already, from another lease of the task.
         size: bytes of the payload.
         worker: address it came from, to which the credit goes back.
+        task: what it belongs to.
+        end: one past the number of its last element in the task.
     """
 
     payload: Any
@@ -29,6 +56,19 @@ class Arrival:
     skip: int
     size: int
     worker: str
+    task: TaskInbox
+    end: int
+
+    def decoded(self) -> list[Any]:
+        """The elements that were not held already, for the user, who may change them: what they were is noted.
+
+        Raises:
+            CodecError: if the payload is no message of elements.
+        """
+        elements = codec.decode(self.payload)
+        if not self.task.complete:  # else it is not run again, or only as the dispatcher does not know yet
+            self.task.noted = self.end - 1, imprint(elements[-1])
+        return elements[self.skip :] if self.skip else elements
 
 
 @dataclass(slots=True)
@@ -36,6 +76,8 @@ class TaskInbox:
     """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``.
 
     ``again``: it is complete, and runs once more at a worker that is still to be told so, or would keep its outputs.
+    ``noted``: (number, imprint) of an output that went to the user; of the last one of each message.
+    ``rerun``: it runs once more, and the last output held is still to be compared with what that run gives.
     """
 
     lease: int
@@ -45,6 +87,13 @@ class TaskInbox:
     again: bool = False
     skipped: int = 0
     messages: deque[Arrival] = field(default_factory=deque)
+    noted: tuple[int, int] = (-1, 0)
+    rerun: bool = False
+
+    @property
+    def start(self) -> int:
+        """Number of the first output to ask for: what is not held, and if it is to be compared the last that is."""
+        return self.held - 1 if self.rerun else self.held
 
 
 class EpochInbox:
@@ -62,6 +111,8 @@ class EpochInbox:
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
         self.in_order = in_order
+        self.reruns: list[Rerun] = []
+        """Runs that were compared with the one before."""
         self._tasks: dict[int, TaskInbox] = {}
         self._arrived: deque[TaskInbox] = deque()  # one entry for each message; unused if in_order
         self._share: set[int] | None = None
@@ -70,21 +121,34 @@ class EpochInbox:
         self._reading: TaskInbox | None = None
 
     def assign(self, task: int, lease: int, address: str) -> int:
-        """The task is (now) read from there; returns the number of the first output that is not held yet."""
+        """The task is (now) read from there; returns the number of the first output to ask for."""
         inbox = self._tasks.get(task)
         if inbox is None:
             inbox = self._tasks[task] = TaskInbox(lease, address)
             if self.in_order:
                 heapq.heappush(self._unread, task)
         inbox.again |= inbox.complete and lease != inbox.lease
+        inbox.rerun |= inbox.held > 0 and lease != inbox.lease
         inbox.lease = lease
         inbox.address = address
-        return inbox.held
+        return inbox.start
 
     def accept(
-        self, task: int, index: int, count: int, payload: Any, size: int, worker: str, *, last: bool, skipped: int = 0
+        self,
+        task: int,
+        index: int,
+        count: int,
+        payload: Any,
+        size: int,
+        worker: str,
+        *,
+        last: bool,
+        skipped: int = 0,
+        changed: str = "",
     ) -> bool:
         """Takes in a delivery; False if nothing in it was new.
+
+        What a run gives beyond the end that the task had in an earlier run is left out.
 
         Raises:
             ProtocolError: if outputs are missing between what is held and what came.
@@ -92,14 +156,16 @@ class EpochInbox:
         inbox = self._tasks.get(task)
         if inbox is None:
             return False
-        if index > inbox.held:
+        if index > inbox.held and not inbox.complete:
             raise ProtocolError(
                 f"task {task} of epoch {self.number}: output {inbox.held} is missing, {worker} went on with {index}"
             )
-        fresh = index + count - inbox.held
+        if inbox.rerun and (last or index + count >= inbox.held):
+            self._compare(task, inbox, index, count, payload, changed, last=last)
+        fresh = 0 if inbox.complete else index + count - inbox.held
         if fresh > 0:
-            inbox.messages.append(Arrival(payload, count, count - fresh, size, worker))
             inbox.held += fresh
+            inbox.messages.append(Arrival(payload, count, count - fresh, size, worker, inbox, inbox.held))
             self.ready += fresh
             if not self.in_order:
                 self._arrived.append(inbox)
@@ -112,6 +178,22 @@ class EpochInbox:
         if fresh > 0 or ended:
             self._moved.add(task)
         return fresh > 0
+
+    def _compare(
+        self, task: int, inbox: TaskInbox, index: int, count: int, payload: Any, changed: str, *, last: bool
+    ) -> None:
+        """Hold what another run gives against the last output that is held."""
+        inbox.rerun = False
+        number, end = inbox.held - 1, index + count
+        if end <= number or (inbox.complete and end > inbox.held):
+            self.reruns.append(Rerun(task, number, Outcome.LONGER if end > number else Outcome.SHORTER, changed))
+            return
+        before = inbox.noted[1] if inbox.noted[0] == number else None
+        if inbox.messages:
+            before = _imprint_of(inbox.messages[-1].payload, -1)
+        now = _imprint_of(payload, number - index) if index <= number else None
+        if before is not None and now is not None:  # else it is in the user's hands this very moment
+            self.reruns.append(Rerun(task, number, Outcome.SAME if before == now else Outcome.OTHER, changed))
 
     def take(self) -> Arrival | None:
         """The next message to read, None if it has not arrived."""
@@ -139,9 +221,9 @@ class EpochInbox:
         return all((inbox := self._tasks.get(task)) is not None and inbox.complete for task in self._share)
 
     def unfinished(self, address: str) -> list[tuple[int, int, int]]:
-        """(task, lease, first output not held) of what is still to come from the worker at ``address``."""
+        """(task, lease, first output to ask for) of what is still to come from the worker at ``address``."""
         return [
-            (number, inbox.lease, inbox.held)
+            (number, inbox.lease, inbox.start)
             for number, inbox in self._tasks.items()
             if inbox.address == address and self.wanted(number)
         ]
@@ -158,9 +240,9 @@ class EpochInbox:
         return task in self._tasks and (self._tasks[task].again or not self._tasks[task].complete)
 
     def holds(self, task: int) -> tuple[int, bool]:
-        """(outputs held, whether that is all) of a task."""
+        """(outputs that need not come any more, whether the task is complete)."""
         inbox = self._tasks.get(task)
-        return (0, False) if inbox is None else (inbox.held, inbox.complete)
+        return (0, False) if inbox is None else (inbox.start, inbox.complete)
 
     def _current(self) -> TaskInbox | None:
         """If in_order: the task being read."""
@@ -169,3 +251,11 @@ class EpochInbox:
                 return None
             self._reading = self._tasks[heapq.heappop(self._unread)]
         return self._reading
+
+
+def _imprint_of(payload: Any, place: int) -> int | None:
+    """Imprint of one element of a message; None if it cannot be read, which whoever reads it all is told."""
+    try:
+        return imprint(codec.decode(payload)[place])
+    except (CodecError, IndexError):
+        return None

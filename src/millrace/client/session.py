@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Self
 from millrace.client.conversation import CLOSE, Conversation
 from millrace.client.meter import Meter, Rates
 from millrace.control.messages import JobSpec
-from millrace.elements import codec
 from millrace.errors import ServiceError, ShippingError
 from millrace.wire.compression import Compression
 
@@ -183,9 +182,7 @@ class EpochReader(Iterator[Any]):
             tally.meter.ended(asked)
             self.close()
             raise StopIteration
-        elements = codec.decode(arrival.payload)
-        if arrival.skip:
-            del elements[: arrival.skip]
+        elements = arrival.decoded()
         tally.meter.took(len(elements), asked, got, queued)
         tally.current = iter(elements)
 

@@ -57,6 +57,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             holders=_holders(turn.state, epoch, planned.inputs),
             run=found.run,
             flush=job.spec.sharding == "off" and planned.parent >= 0,
+            again=not found.fresh,
         ),
     )
     place = job.consumers.get(consumer)

@@ -249,6 +249,8 @@ class LeaseTask(Message, frozen=True):
     any number of times, each time under a number of its own."""
     flush: bool = False
     """Flush what is left at the end although the task has a parent: no tail will run (OFF)."""
+    again: bool = False
+    """It was leased before. Of what the consumer has, the last output is kept all the same, to be compared."""
 
 
 class RevokeTask(Message, frozen=True):
@@ -323,6 +325,12 @@ class ConsumerReport(Message, frozen=True):
     """Of which waiting for this service."""
     queue_elements: float = 0.0
     """Mean number of elements lying ready over the last 100 elements."""
+    reruns: int = 0
+    """Tasks, over all epochs, that were run again after a part was here, and compared with that part."""
+    differed: int = 0
+    """Of which gave something else."""
+    impure: str = ""
+    """What is to be said about the first of these."""
 
 
 class LeaveJob(Message, frozen=True):

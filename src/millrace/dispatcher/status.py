@@ -89,8 +89,13 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "operators": _operators(observed, job.name),
         "tasks": {"total": job.length, "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
         "skipped": job.skipped,
+        "reruns": {
+            "compared": sum(report.reruns for report in reports),
+            "differed": sum(report.differed for report in reports),
+        },
         "failure": job.failure.message if job.failure is not None else None,
         "why": _why_job(state, job, serving),
+        "notes": list(dict.fromkeys(report.impure for report in reports if report.impure)),
     }
 
 

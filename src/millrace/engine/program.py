@@ -24,6 +24,7 @@ from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.sources import list_source, open_source
 from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.sources.listing import changed_file
 from millrace.sources.storage import is_remote
 
 
@@ -122,6 +123,10 @@ class Program:
             for number, (node, crew) in enumerate(zip(self.graph.nodes, self._crews, strict=True))
             if crew.tuning.reason
         ]
+
+    def changed(self) -> str:
+        """A local file of the sources that was written since it was listed; empty if none is, or nobody can tell."""
+        return next(filter(None, map(changed_file, self._units.tables.values())), "")
 
     def close(self) -> None:
         """Ends the threads. Runs must have been closed before."""

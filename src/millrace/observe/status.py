@@ -77,6 +77,9 @@ def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
             print(f"{title}:{'' if rows else ' none'}", file=out)
             for line in columns([header, *rows]) if rows else ():
                 print(f"  {line}", file=out)
+    for job in status["jobs"]:
+        for note in job["notes"]:
+            print(f"job {job['name']}: {note}", file=out)
     for part in ("fleet", "journal"):
         if status[part]["why"]:
             print(status[part]["why"], file=out)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
+from millrace.planning.tables import SplitTable
 from millrace.sources import patterns as language
 from millrace.sources import storage
 from millrace.sources.storage import Found
+
+_LOOKED_AT = 1000
 
 
 def expand(patterns: Sequence[str]) -> list[Found]:
@@ -31,6 +35,25 @@ def expand(patterns: Sequence[str]) -> list[Found]:
     else:
         found = [_resolve(name) for name in names]
     return [file for files in found for file in files]
+
+
+def changed_file(table: SplitTable) -> str:
+    """A local file that is no longer what it was when ``table`` was made; empty if there is none, or nobody can tell.
+
+    It is told by time and size, of files as elements by the size. Of large tables only the first files are looked at.
+    """
+    known = {split.location: (split.version, -1) for split in table.splits}
+    known.update((location, ("", size)) for location, size in zip(table.locations, table.sizes, strict=False))
+    for location, (version, size) in islice(known.items(), _LOOKED_AT):
+        if storage.is_remote(location):
+            continue
+        try:
+            found = storage.stat(location)
+        except SourceError:
+            return location
+        if (version and found.version != version) or (size >= 0 and found.size != size):
+            return location
+    return ""
 
 
 def _names(pattern: str) -> Iterator[str]:

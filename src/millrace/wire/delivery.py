@@ -81,6 +81,8 @@ class Delivery(BulkMessage, frozen=True):
     """Nothing follows: ``index + count`` is the number of the task's outputs."""
     skipped: int = 0
     """With ``last``: elements of the task that ``on_error`` left out."""
+    changed: str = ""
+    """Of a task that was run before: a file of its source that was written since it was listed, if any is known."""
 
 
 class Short(BulkMessage, frozen=True):

@@ -35,6 +35,7 @@ class TaskBuffer:
     Attributes:
         end: one past the number of the last output put in.
         finished: the task ran to its end; then ``end`` is the number of its outputs.
+        changed: for a task that was run before, a file of its source that was written since it was listed.
         wanted: the consumer asked for it on the connection it has now.
         sent: messages (from the left) already sent on that connection.
         end_sent: the mark of the end was sent on that connection.
@@ -45,6 +46,7 @@ class TaskBuffer:
     messages: deque[Message] = field(default_factory=deque)
     finished: bool = False
     skipped: int = 0
+    changed: str = ""
     wanted: bool = False
     sent: int = 0
     end_sent: bool = False
@@ -60,6 +62,7 @@ class Parcel:
     index: int
     last: bool
     skipped: int
+    changed: str = ""
 
 
 class LaneBuffer:
@@ -87,11 +90,11 @@ class LaneBuffer:
         task = self._tasks.get(key)
         return task is not None and task.lease == lease
 
-    def begin(self, key: TaskKey, lease: int, received: int) -> None:
-        """A run of the task starts; the first ``received`` outputs will not be put in."""
+    def begin(self, key: TaskKey, lease: int, first: int, changed: str = "") -> None:
+        """A run of the task starts; its outputs from number ``first`` on will be put in."""
         self.forget(key)
         asked = self._asked.get(key, -1)
-        self._tasks[key] = TaskBuffer(lease, max(received, 0), wanted=asked == lease)
+        self._tasks[key] = TaskBuffer(lease, first, changed=changed, wanted=asked == lease)
         if asked <= lease:  # a later lease of the task may be on its way
             self._asked.pop(key, None)
 
@@ -115,14 +118,15 @@ class LaneBuffer:
         self._count(key[0], message.size)
         return True
 
-    def finish(self, key: TaskKey, lease: int, skipped: int) -> int | None:
-        """The run has ended; returns the number of the task's outputs, None if the lease was forgotten meanwhile."""
+    def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int) -> bool:
+        """The run has ended with so many outputs; False if the lease was forgotten meanwhile."""
         if not self.has(key, lease):
-            return None
+            return False
         task = self._tasks[key]
         task.finished = True
+        task.end = outputs
         task.skipped = skipped
-        return task.end
+        return True
 
     def read(self, key: TaskKey, lease: int, start: int) -> None:
         """The consumer wants the outputs of this lease from ``start`` on; it has those before."""
@@ -147,9 +151,9 @@ class LaneBuffer:
             if task.sent < len(task.messages):
                 message = task.messages[task.sent]
                 last = task.finished and task.sent == len(task.messages) - 1
-                return Parcel(key, task.lease, message, message.index, last, task.skipped if last else 0)
+                return Parcel(key, task.lease, message, message.index, last, task.skipped if last else 0, task.changed)
             if task.finished and not task.end_sent:
-                return Parcel(key, task.lease, None, task.end, last=True, skipped=task.skipped)
+                return Parcel(key, task.lease, None, task.end, last=True, skipped=task.skipped, changed=task.changed)
         return None
 
     def sent(self, parcel: Parcel) -> None:

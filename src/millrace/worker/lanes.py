@@ -157,11 +157,11 @@ class Lane:
 
     # -- the run, in the lane's thread ---------------------------------------------------------------------------------
 
-    def begin(self, lease: LeaseTask) -> None:
-        """A run starts to put out."""
+    def begin(self, lease: LeaseTask, first: int, changed: str) -> None:
+        """A run starts to put out, from output ``first`` on; ``changed``: see :class:`TaskBuffer`."""
         with self._changed:
             self._check()
-            self._buffer.begin((lease.ref.epoch, lease.ref.task), lease.lease, lease.received)
+            self._buffer.begin((lease.ref.epoch, lease.ref.task), lease.lease, first, changed)
 
     def check(self) -> None:
         """To be called now and then by a run.
@@ -213,15 +213,14 @@ class Lane:
             self._sendable.notify()
         return time.monotonic() - started
 
-    def finish(self, lease: LeaseTask, skipped: int) -> int:
-        """The run ended; returns the number of the task's outputs."""
+    def finish(self, lease: LeaseTask, outputs: int, skipped: int) -> None:
+        """The run ended with so many outputs."""
         with self._changed:
             self._check()
-            outputs = self._buffer.finish((lease.ref.epoch, lease.ref.task), lease.lease, skipped)
-            assert outputs is not None, "whoever forgets a running task revokes it"
+            kept = self._buffer.finish((lease.ref.epoch, lease.ref.task), lease.lease, outputs, skipped)
+            assert kept, "whoever forgets a running task revokes it"
             self._running = None
             self._wake_all()
-            return outputs
 
     def abandon(self, lease: LeaseTask) -> None:
         """The run failed or was stopped: drops what it put out."""

@@ -140,32 +140,34 @@ class Runner:
         started = time.monotonic()
         waited = 0.0
         ref = lease.ref
-        lane.begin(lease)
         program = self._job.program()
+        # What the consumer has is computed again, but neither encoded nor kept, up to the last of it, which is compared
+        # with what it was; -1: it has all of it.
+        keep = lease.received >= 0
+        first = max(lease.received - 1, 0)
+        lane.begin(lease, first, program.changed() if keep and lease.again else "")
         task = program.plan.task(ref.task if lease.run < 0 else lease.run)
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
-        # What the consumer has is computed again, but neither encoded nor kept; -1: it has all of it.
-        keep = lease.received >= 0
         outputs = 0
-        packer = Packer(codec.encode, max(lease.received, 0), lane.message_bytes)
+        packer = Packer(codec.encode, first, lane.message_bytes)
         with program.run(task, ref.epoch, leftovers) as run:
             for chunk in run:
                 lane.check()
                 before, outputs = outputs, outputs + len(chunk)
-                if not keep or outputs <= lease.received:
+                if not keep or outputs <= first:
                     continue
-                packer.add(chunk.elements[max(lease.received - before, 0) :])
+                packer.add(chunk.elements[max(first - before, 0) :])
                 waited += self._put(lane, lease, packer, flush=lane.hungry)
             waited += self._put(lane, lease, packer, flush=True)
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
-            lane.finish(lease, run.skipped)
+            lane.finish(lease, outputs, run.skipped)
         else:
             lane.abandon(lease)
         self._pace.took(time.monotonic() - started - waited)
-        return TaskFinished(ref, lease.lease, max(outputs, lease.received), run.skipped, left)
+        return TaskFinished(ref, lease.lease, outputs, run.skipped, left)
 
     def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, *, flush: bool) -> float:
         waited = 0.0

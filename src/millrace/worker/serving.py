@@ -67,6 +67,7 @@ def _send_all(lane: Lane, connection: BulkConnection) -> None:
                 0 if message is None else message.count,
                 parcel.last,
                 parcel.skipped,
+                parcel.changed,
             )
             connection.send(header, () if message is None else message.buffers)
     except MillraceError:

@@ -1,10 +1,12 @@
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.client.inbox import EpochInbox
+from millrace.client.inbox import EpochInbox, Outcome
+from millrace.elements import codec
 from millrace.errors import ProtocolError
 
 
@@ -32,7 +34,7 @@ def test_a_message_that_overlaps_gives_only_what_is_new():
     inbox = EpochInbox(0, in_order=False)
     inbox.assign(3, 1, "a:1")
     deliver(inbox, 3, 0, 4)
-    assert inbox.assign(3, 2, "b:1") == 4
+    assert inbox.assign(3, 2, "b:1") == 3  # the last that is held, to be compared
     assert deliver(inbox, 3, 2, 5, worker="b:1")
     assert inbox.ready == 7
     assert taken(inbox) == [0, 1, 2, 3, 4, 5, 6]
@@ -163,9 +165,81 @@ def test_a_task_that_runs_again_although_it_was_read_is_asked_for_until_its_work
     assert not inbox.wanted(3)
     assert inbox.assign(3, 1, "one:1") == 2
     assert not inbox.wanted(3)  # said again by a dispatcher that was restarted
-    assert inbox.assign(3, 2, "two:1") == 2
+    assert inbox.assign(3, 2, "two:1") == 1
     assert inbox.wanted(3)
-    assert inbox.unfinished("two:1") == [(3, 2, 2)]
+    assert inbox.unfinished("two:1") == [(3, 2, 1)]
     assert not inbox.accept(3, 2, 0, None, 0, "two:1", last=True)
     assert not inbox.wanted(3)
     assert inbox.holds(3) == (2, True)
+
+
+def encoded(inbox, task, index, values, *, last=False, worker="a:1", changed=""):
+    payload = b"".join(codec.encode(values)) if values else b""
+    count = len(values)
+    return inbox.accept(task, index, count, payload, len(payload), worker, last=last, changed=changed)
+
+
+def read_all(inbox):
+    out = []
+    while (arrival := inbox.take()) is not None:
+        out += arrival.decoded()
+    return out
+
+
+def outcomes(inbox):
+    return [(rerun.number, rerun.outcome) for rerun in inbox.reruns]
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["given away", "waiting"])
+@pytest.mark.parametrize(("again", "outcome"), [(20, Outcome.SAME), (21, Outcome.OTHER)])
+def test_a_run_after_another_is_compared_at_the_last_output_held(read, again, outcome):
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    encoded(inbox, 3, 0, [0, 10, 20])
+    got = read_all(inbox) if read else []
+    assert inbox.assign(3, 2, "b:1") == 2
+    encoded(inbox, 3, 0, [0, 7], worker="b:1")  # what is before was not kept
+    assert outcomes(inbox) == []
+    assert inbox.holds(3) == (2, False)  # the worker is not to drop what is to be compared
+    encoded(inbox, 3, 2, [again, 30], last=True, worker="b:1")
+    assert outcomes(inbox) == [(2, outcome)]
+    assert got + read_all(inbox) == [0, 10, 20, 30]
+
+
+def test_what_the_user_did_to_an_element_does_not_count():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    array = np.arange(4)
+    inbox.accept(3, 0, 1, bytearray(b"".join(codec.encode([array]))), 1, "a:1", last=False)
+    [mine] = read_all(inbox)
+    mine[:] = 0
+    inbox.assign(3, 2, "b:1")
+    encoded(inbox, 3, 0, [array], worker="b:1")
+    assert outcomes(inbox) == [(0, Outcome.SAME)]
+
+
+def test_a_run_that_ends_too_early_and_one_that_does_not_end():
+    inbox = EpochInbox(0, in_order=False)
+    for task, last in ((3, False), (4, True)):
+        inbox.assign(task, 1, "a:1")
+        encoded(inbox, task, 0, [0, 1], last=last)
+        inbox.assign(task, 2, "b:1")
+    encoded(inbox, 3, 1, [], last=True, worker="b:1", changed="a.tar")
+    encoded(inbox, 4, 1, [1, 2, 3], worker="b:1")
+    encoded(inbox, 4, 4, [4], last=True, worker="b:1")
+    assert outcomes(inbox) == [(1, Outcome.SHORTER), (1, Outcome.LONGER)]
+    assert inbox.reruns[0].changed == "a.tar"
+    assert read_all(inbox) == [0, 1, 0, 1]
+
+
+def test_what_is_being_decoded_at_this_moment_is_not_compared():
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    encoded(inbox, 3, 0, [0])
+    encoded(inbox, 3, 1, [1])
+    read = [inbox.take(), inbox.take()]
+    assert read[0] is not None
+    read[0].decoded()
+    inbox.assign(3, 2, "b:1")
+    encoded(inbox, 3, 1, [2], worker="b:1")
+    assert outcomes(inbox) == []

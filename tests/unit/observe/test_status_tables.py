@@ -32,6 +32,7 @@ BUSY = {
             "skipped": 4,
             "failure": None,
             "why": "job resnet50 runs on 3 workers",
+            "notes": ["task 7 gave another element"],
         }
     ],
     "workers": [
@@ -81,6 +82,7 @@ def test_plain_output_without_a_terminal():
     show(BUSY, out)
     assert "resnet50" in out.getvalue()
     assert "waits for a job" in out.getvalue()
+    assert "job resnet50: task 7 gave another element\n" in out.getvalue()
 
 
 def test_what_a_dispatcher_says_can_be_shown_from_its_first_moment():

@@ -64,13 +64,13 @@ def test_the_end_travels_with_the_last_message_or_alone():
     buffer.read(KEY, 1, 0)
     buffer.put(KEY, 1, message(0, 2))
     assert drain(buffer) == [(KEY, 0, 2, False)]
-    assert buffer.finish(KEY, 1, 0) == 2
+    assert buffer.finish(KEY, 1, 2, 0)
     assert drain(buffer) == [(KEY, 2, 0, True)]
     assert drain(buffer) == []
 
     buffer.begin((0, 4), 2, 0)
     buffer.put((0, 4), 2, message(0, 2))
-    buffer.finish((0, 4), 2, 0)
+    buffer.finish((0, 4), 2, 2, 0)
     buffer.read((0, 4), 2, 0)
     assert drain(buffer) == [((0, 4), 0, 2, True)]
 
@@ -81,7 +81,7 @@ def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection():
     buffer.read(KEY, 1, 0)
     for index in range(4):
         buffer.put(KEY, 1, message(index))
-    buffer.finish(KEY, 1, 0)
+    buffer.finish(KEY, 1, 4, 0)
     assert len(drain(buffer)) == 4
     buffer.received(KEY, 2, complete=False)
     buffer.detach()
@@ -94,8 +94,18 @@ def test_a_run_that_is_repeated_starts_after_what_was_received():
     buffer = LaneBuffer(1000)
     buffer.begin(KEY, 2, 5)
     buffer.read(KEY, 2, 5)
-    assert buffer.finish(KEY, 2, 0) == 5
+    assert buffer.finish(KEY, 2, 5, 0)
     assert drain(buffer) == [(KEY, 5, 0, True)]
+
+
+def test_a_run_that_is_repeated_and_ends_before_what_was_received_says_so():
+    buffer = LaneBuffer(1000)
+    buffer.begin(KEY, 2, 5, changed="a.tar")
+    buffer.read(KEY, 2, 5)
+    buffer.finish(KEY, 2, 3, 0)
+    end = buffer.next()
+    assert end is not None
+    assert (end.index, end.last, end.changed) == (3, True, "a.tar")
 
 
 def test_all_of_a_task_received_frees_it():
@@ -105,7 +115,7 @@ def test_all_of_a_task_received_frees_it():
     buffer.put(KEY, 1, message(0))
     assert not buffer.received(KEY, 1, complete=False)
     assert buffer.bytes == 0
-    buffer.finish(KEY, 1, 0)
+    buffer.finish(KEY, 1, 1, 0)
     drain(buffer)
     assert buffer.received(KEY, 1, complete=True)
     assert list(buffer) == []
@@ -152,7 +162,7 @@ def test_a_message_of_a_forgotten_lease_is_dropped():
     buffer.begin(KEY, 1, 0)
     buffer.forget(KEY)
     assert not buffer.put(KEY, 1, message(0))
-    assert buffer.finish(KEY, 1, 0) is None
+    assert not buffer.finish(KEY, 1, 1, 0)
     assert buffer.bytes == 0
 
 
@@ -199,7 +209,7 @@ def test_every_output_arrives_once_in_order_however_often_the_connection_breaks(
             buffer.put(KEY, 1, message(put, count))
             put += count
             if not pending:
-                assert buffer.finish(KEY, 1, 0) == total
+                assert buffer.finish(KEY, 1, total, 0)
         elif action == "send" and (parcel := buffer.next()) is not None:
             buffer.sent(parcel)
             count = 0 if parcel.message is None else parcel.message.count

@@ -1,0 +1,42 @@
+"""What to tell a user whose task gave something else when it was run again. Pure."""
+
+from __future__ import annotations
+
+from millrace.client.inbox import Outcome, Rerun
+from millrace.graph.nodes import FromList, Graph, Node, WithOptions
+
+_REMEDY = (
+    "What is random must come from a parameter called rng, and nothing from clocks, counters or what other elements "
+    "left behind; or say visitation=Visitation.AT_MOST_ONCE, and nothing is run again"
+)
+
+
+def impurity(graph: Graph, epoch: int, rerun: Rerun) -> str:
+    """The sentences about a run that differs from the one before it: what it means, whose fault it is, what to do."""
+    what = f"output {rerun.number}" if rerun.outcome is Outcome.OTHER else f"{rerun.number + 1} outputs before"
+    gave = (
+        f"task {rerun.task} of epoch {epoch} was run again after its worker was lost, and gave {rerun.outcome.value} "
+        f"({what})"
+    )
+    if rerun.outcome is not Outcome.OTHER:
+        gave += ", so that elements are missing or came twice"
+    if rerun.changed:
+        return f"{gave}: {rerun.changed} was changed since the epoch's data were listed; leave data alone that is read"
+    return f"{gave}: {_culprit(graph)}. {_REMEDY}"
+
+
+def _culprit(graph: Graph) -> str:
+    """Which function is not pure, as well as can be known: those that take rng have what they need to be."""
+    nodes = [node for node in graph.nodes if not isinstance(node, (FromList, WithOptions))]
+    functions = [(node, opaque) for node in nodes for _, opaque in node.opaques() if opaque.name]
+    suspects = [node for node, opaque in functions if not opaque.takes_rng] or [node for node, _ in functions]
+    if not suspects:
+        return "its data are not the same at each reading"
+    if len(suspects) == 1:
+        return f"{_named(suspects[0])} is not pure"
+    return f"one of {', '.join(map(_named, suspects[:-1]))} and {_named(suspects[-1])} is not pure"
+
+
+def _named(node: Node) -> str:
+    where = next((opaque.where for _, opaque in node.opaques() if opaque.where), "")
+    return f"{node} ({where})" if where else str(node)
