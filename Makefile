@@ -10,8 +10,15 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
+# So many tests run at a time. Those marked `alone`, which look at the whole machine, come after them, one by one.
+JOBS ?= 2
+TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'not alone'
+ALONE := $(BIN)/pytest --quiet -m alone
+
 test: lint ## all checks and all tests
-	@$(BIN)/pytest
+	@$(TOGETHER)
+	@$(ALONE)
+	@echo "all checks and all tests passed"
 
 lint: .venv/dev.stamp ## style, types and layering
 	@$(BIN)/ruff check
@@ -20,10 +27,11 @@ lint: .venv/dev.stamp ## style, types and layering
 	@$(BIN)/lint-imports
 
 unit: .venv/dev.stamp ## tests that neither sleep nor open sockets nor start processes
-	@$(BIN)/pytest tests/unit
+	@$(TOGETHER) tests/unit
 
 integration: .venv/dev.stamp ## tests with real processes, sockets and servers
-	@$(BIN)/pytest tests/integration
+	@$(TOGETHER) tests/integration
+	@$(ALONE) tests/integration
 
 demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns
 	@$(BIN)/millrace demo

@@ -4,6 +4,7 @@ Each script runs in a process of its own, in a session and with a temporary dire
 the middle of an epoch; its descendants are then looked up in the process table, and waited for once it has ended.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -73,7 +74,6 @@ class Script:
         path.write_text(text)
         self.folder = tmp_path / "temporary"
         self.folder.mkdir()
-        self.shared = shared_memory()
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", path],
             stdin=subprocess.PIPE,
@@ -87,6 +87,8 @@ class Script:
         self.addresses = json.loads(self.process.stdout.readline() or "[]")
         assert self.addresses, self.process.communicate()[1]
         self.descendants = descendants(self.process.pid)
+        for pid in (self.process.pid, *self.descendants):
+            assert named_memory(pid) == set(), "what has a name can be left behind"
 
     def go_on(self):
         assert self.process.stdin is not None
@@ -99,7 +101,6 @@ class Script:
         wait_gone(self.descendants)
         assert [address for address in self.addresses if listens(address)] == []
         assert list(self.folder.iterdir()) == []
-        assert shared_memory() - self.shared == set()
         return said
 
 
@@ -134,8 +135,13 @@ def listens(address):
         return probe.connect_ex((host, int(port))) != errno.ECONNREFUSED
 
 
-def shared_memory():
-    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_uid == os.getuid()}
+def named_memory(pid):
+    """Files of ``/dev/shm`` that a process has open or mapped, also those that it has removed."""
+    paths = [path for line in Path(f"/proc/{pid}/maps").read_text().splitlines() for path in line.split(maxsplit=5)[5:]]
+    for opened in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            paths.append(os.readlink(opened))
+    return {path for path in paths if path.startswith("/dev/shm/")}
 
 
 def script(tmp_path, service, loop, count=10**6):

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from tests.integration.own_host import OWN_HOST
+
 from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.elements import codec
@@ -37,7 +39,7 @@ class Service:
         self.add(workers)
 
     def _start(self, port: str) -> subprocess.Popen[bytes]:
-        arguments = ["dispatcher", "--port", port, "--heartbeat", str(self._heartbeat_s)]
+        arguments = ["dispatcher", "--host", OWN_HOST, "--port", port, "--heartbeat", str(self._heartbeat_s)]
         if self._work_dir is not None:
             arguments += ["--work-dir", str(self._work_dir)]
         process = spawn(arguments, worker=False, stdout=subprocess.PIPE)

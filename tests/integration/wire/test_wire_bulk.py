@@ -269,10 +269,8 @@ def test_addresses(bulk_server):
         BulkServer("192.0.2.1", print, token="secret")
     with pytest.raises(ServiceError, match="'nowhere' is not an address: the port is missing"):
         bulk_connect("nowhere")
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    with pytest.raises(ServiceUnreachableError, match=rf"nobody answered at 127\.0\.0\.1:{port} within 10 s: Conn"):
-        bulk_connect(f"127.0.0.1:{port}")
+    with pytest.raises(ServiceUnreachableError, match=r"nobody answered at 127\.0\.0\.1:1 within 10 s: Conn"):
+        bulk_connect("127.0.0.1:1")
 
 
 def test_ipv6():

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from tests.integration.own_host import OWN_HOST
 from tests.integration.wire.wire_messages import PROMPTLY_S, Ping, works
 
 from millrace.errors import (
@@ -87,17 +88,15 @@ def test_garbage_does_not_hurt_the_dispatcher(dispatcher):
 
 
 def test_nobody_answers():
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
     started = time.monotonic()
     with (
-        ControlChannel(f"grpc://127.0.0.1:{port}", timeout=0.5) as channel,
+        ControlChannel("grpc://127.0.0.1:1", timeout=0.5) as channel,
         pytest.raises(ServiceUnreachableError) as caught,
     ):
         channel.connect()
     assert 0.5 <= time.monotonic() - started < PROMPTLY_S
     assert str(caught.value) == (
-        f"no dispatcher answered at 127.0.0.1:{port} within 0.5 s (connection refused): is `millrace dispatcher`"
+        "no dispatcher answered at 127.0.0.1:1 within 0.5 s (connection refused): is `millrace dispatcher`"
         " running there? Check the address, and that no firewall is between"
     )
 
@@ -124,8 +123,8 @@ def test_something_else_answers():
 
 
 def test_a_dispatcher_that_starts_late_is_waited_for(serving):
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    with socket.create_server((OWN_HOST, 0)) as reserved:
+        address = f"{OWN_HOST}:{reserved.getsockname()[1]}"
     with ControlChannel(address) as channel, ThreadPoolExecutor() as pool:
         connected = pool.submit(channel.connect)
         with serving(address):
@@ -154,7 +153,11 @@ def test_ipv6(serving):
 
 
 def test_a_killed_dispatcher_is_noticed(peer):
-    with peer("dispatcher") as (process, address), ControlChannel(address) as channel, ThreadPoolExecutor() as pool:
+    with (
+        peer("dispatcher", f"{OWN_HOST}:0") as (process, address),
+        ControlChannel(address) as channel,
+        ThreadPoolExecutor() as pool,
+    ):
         session = channel.open_session(Ping)
         session.send(Ping(1))
         assert next(session) == Ping(1)
