@@ -111,7 +111,9 @@ class Conversation:
         self._over = threading.Event()
         self._closing = threading.Lock()
         self._words: queue.SimpleQueue[str | int] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        # Entered by the lock itself: Ctrl-C within Condition.__enter__, which is Python, would leave it held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._begun = -1  # the epoch that the dispatcher said has begun
         self._wanted = -1  # the epoch that it was asked to begin
         self._failure: MillraceError | None = None
@@ -226,13 +228,13 @@ class Conversation:
         Raises:
             MillraceError: why the job cannot go on.
         """
-        with self._changed:
+        with self._lock:
             wanted = self.next_epoch if number is None else number
             self.next_epoch = wanted + 1
             self._wanted = wanted
             self._measure = measure
         self._send(BeginEpoch(wanted))
-        with self._changed:
+        with self._lock:
             while self._begun != wanted:
                 if self._failure is not None:
                     raise self._failure
@@ -301,7 +303,7 @@ class Conversation:
             case EpochEnds(epoch=epoch, tasks=tasks):
                 self.feed.ends(epoch, tasks)
             case EpochBegun(epoch=epoch):
-                with self._changed:
+                with self._lock:
                     if epoch == self._wanted:
                         self.feed.begin(epoch, in_order=self._spec.deterministic)
                         self._begun = epoch
@@ -323,7 +325,7 @@ class Conversation:
             self._fail(JobFailedError(str(warning)))
 
     def _fail(self, error: MillraceError) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or error
             self._changed.notify_all()
         self.feed.fail(error)
@@ -390,6 +392,7 @@ class Conversation:
                 word = self._words.get(timeout=self._heartbeat_s)
             except queue.Empty:
                 word = REPORT
+                self._look_up()
             if word == CLOSE:
                 self.close()
                 return
@@ -398,6 +401,12 @@ class Conversation:
             else:
                 self.report()
                 self._over.wait(SOON_S)
+
+    def _look_up(self) -> None:
+        """Wakes whoever waits: Ctrl-C that came just before they began to is noticed only when they go on."""
+        with self._lock:
+            self._changed.notify_all()
+        self.feed.look_up()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -415,7 +424,7 @@ class Conversation:
             self._send(LeaveJob())
         self._over.set()
         self._words.put(REPORT)
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
         self.feed.close()
         self._channel.close()

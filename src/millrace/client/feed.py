@@ -63,7 +63,9 @@ class Feed:
         self._compression = compression
         self._wake = wake
         self._compared = compared
-        self._changed = threading.Condition()
+        # Entered by the lock itself: Ctrl-C within Condition.__enter__, which is Python, would leave it held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pool = CreditPool(buffer_bytes)
         self._memory = BufferPool(buffer_bytes // IDLE_PART)
         self._inbox: EpochInbox | None = None
@@ -77,7 +79,7 @@ class Feed:
 
     def begin(self, epoch: int, *, in_order: bool) -> None:
         """The epoch to read from now on; what was held of another is dropped."""
-        with self._changed:
+        with self._lock:
             if self._inbox is not None and self._inbox.number == epoch:
                 return  # said again after the dispatcher was lost
             self._inbox = EpochInbox(epoch, in_order=in_order)
@@ -87,7 +89,7 @@ class Feed:
 
     def stop(self, epoch: int) -> None:
         """Nobody reads this epoch any more. What workers hold of it stays there until the dispatcher says otherwise."""
-        with self._changed:
+        with self._lock:
             if self._inbox is None or self._inbox.number != epoch or self._inbox.finished:
                 return
             # What is still to come would have to be received to be dropped.
@@ -102,7 +104,7 @@ class Feed:
     def assign(self, epoch: int, reads: Sequence[TaskRead]) -> None:
         """Tasks are (now) to be read from these workers."""
         orders: dict[str, list[delivery.Read]] = {}
-        with self._changed:
+        with self._lock:
             if self._closed or self._inbox is None or self._inbox.number != epoch:
                 return
             for read in reads:
@@ -122,15 +124,20 @@ class Feed:
 
     def ends(self, epoch: int, tasks: Sequence[int]) -> None:
         """These are all tasks of the consumer's share of the epoch."""
-        with self._changed:
+        with self._lock:
             if self._inbox is not None and self._inbox.number == epoch:
                 self._inbox.ends(tasks)
                 self._changed.notify_all()
 
     def fail(self, error: MillraceError) -> None:
         """From now on reading raises ``error``; the first one counts."""
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def look_up(self) -> None:
+        """Has a thread that waits look whether there is anything else to do, e.g. a signal to handle."""
+        with self._lock:
             self._changed.notify_all()
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -143,7 +150,7 @@ class Feed:
             ServiceError: if the feed was closed.
         """
         while True:
-            with self._changed:
+            with self._lock:
                 if self._failure is not None:
                     raise self._failure
                 if self._closed:
@@ -175,12 +182,12 @@ class Feed:
     @property
     def ready(self) -> int:
         """Elements that have arrived and were not taken."""
-        with self._changed:
+        with self._lock:
             return 0 if self._inbox is None else self._inbox.ready
 
     def progress(self, *, everything: bool = False) -> tuple[int, list[TaskProgress]]:
         """(epoch, tasks that moved since the last call; with ``everything``, all); epoch -1 between epochs."""
-        with self._changed:
+        with self._lock:
             if self._inbox is None:
                 return -1, []
             return self._inbox.number, self._inbox.progress(everything=everything)
@@ -188,7 +195,7 @@ class Feed:
     @property
     def skipped(self) -> int:
         """Elements of this epoch that ``on_error`` left out."""
-        with self._changed:
+        with self._lock:
             return 0 if self._inbox is None else self._inbox.skipped
 
     # -- workers -------------------------------------------------------------------------------------------------------
@@ -213,7 +220,7 @@ class Feed:
                 _logger.debug("worker %s: %s", address, error)
             if time.monotonic() - began > CONNECT_TIMEOUT_S:
                 pauses = delays()  # it went well for a while
-            with self._changed:
+            with self._lock:
                 wanted = self._inbox is not None and self._inbox.unfinished(address) and self._failure is None
                 if self._closed or not wanted:
                     del self._threads[address]
@@ -224,7 +231,7 @@ class Feed:
     def _receive(self, address: str, connection: BulkConnection) -> None:
         """Reads until the connection ends, which raises."""
         connection.send(self._open)
-        with self._changed:
+        with self._lock:
             if self._closed or self._inbox is None:
                 return
             self._connections[address] = connection
@@ -243,7 +250,7 @@ class Feed:
                 else:
                     raise ProtocolError(f"{address} sent {type(header).__name__}, which nobody asked for")
         finally:
-            with self._changed:
+            with self._lock:
                 if self._connections.get(address) is connection:
                     del self._connections[address]
                     routed = self._route(self._pool.leave(address))
@@ -255,7 +262,7 @@ class Feed:
     def _arrived(self, address: str, connection: BulkConnection, header: delivery.Delivery, payload: Any) -> None:
         size = payload.nbytes if header.count else 0
         complete = False
-        with self._changed:
+        with self._lock:
             self._pool.arrived(address, size)
             inbox = self._inbox
             current = inbox is not None and inbox.number == header.epoch
@@ -286,7 +293,7 @@ class Feed:
             self._wake()
 
     def _short(self, address: str, header: delivery.Short) -> None:
-        with self._changed:
+        with self._lock:
             if header.size > self._pool.total and header.count == 1:
                 self._failure = self._failure or ElementTooLargeError(
                     f"an element of {header.size:,} bytes is more than this process's buffer of "
@@ -305,7 +312,7 @@ class Feed:
 
     def close(self) -> None:
         """Closes all connections and waits for their threads. May be called any number of times."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._inbox = None
             connections = list(self._connections.values())

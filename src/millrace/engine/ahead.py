@@ -20,7 +20,9 @@ class Ahead:
     def __init__(self, chunks: Iterator[Chunk], elements: int, budget: Callable[[], int]) -> None:
         self._chunks = chunks
         self._most_elements, self._most_bytes = elements, budget
-        self._changed = threading.Condition()
+        # Entered by the lock itself: Ctrl-C within Condition.__enter__, which is Python, would leave it held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._ready: deque[tuple[Chunk, int]] = deque()
         self._elements = self._bytes = 0
         self._stopped = self._ended = False
@@ -42,7 +44,7 @@ class Ahead:
 
     def stop(self) -> None:
         """Ends the thread and closes the chunks it pulls. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify_all()
         thread = self._thread
@@ -52,7 +54,7 @@ class Ahead:
 
     def _next(self, measure: Measure) -> Chunk | None:
         began = clock()
-        with self._changed:
+        with self._lock:
             while not self._ready and not self._ended:
                 self._changed.wait()
             measure.idle_s += clock() - began
@@ -68,7 +70,7 @@ class Ahead:
         try:
             for chunk in self._chunks:
                 size = chunk.nbytes
-                with self._changed:
+                with self._lock:
                     while not self._stopped and self._ready and self._full(len(chunk), size):
                         self._changed.wait()
                     if self._stopped:
@@ -80,7 +82,7 @@ class Ahead:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that pulls
             self._error = error
         finally:
-            with self._changed:
+            with self._lock:
                 self._ended = True
                 self._changed.notify_all()
 

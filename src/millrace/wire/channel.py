@@ -374,14 +374,16 @@ class _Outbox:
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
         self._started = False
-        self._changed = threading.Condition()
+        # Entered by the lock itself: Ctrl-C within Condition.__enter__, which is Python, would leave it held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[bytes] = deque()
         self._waiting = 0
         self._ended = False
 
     def put(self, encoded: bytes) -> int | None:
         """Appends. Returns the bytes that wait, None if the outbox has ended."""
-        with self._changed:
+        with self._lock:
             if self._ended:
                 return None
             self._queue.append(encoded)
@@ -391,7 +393,7 @@ class _Outbox:
 
     def end(self) -> None:
         """Nothing more will be put; what is there is still read."""
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.notify()
 
@@ -402,7 +404,7 @@ class _Outbox:
         if not self._started:
             self._started = True
             self._on_start()
-        with self._changed:
+        with self._lock:
             while not self._queue:
                 if self._ended:
                     raise StopIteration
