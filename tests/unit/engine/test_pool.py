@@ -119,14 +119,14 @@ def test_an_interrupt_while_helping_ends_it_at_once(pool):
     assert calls == 1
 
 
-def test_cheap_functions_stay_on_this_thread():
-    made = Pool(2)
+def test_cheap_functions_stay_on_this_thread(monkeypatch, pool):
+    monkeypatch.setattr(pools, "_WORTH_A_THREAD_S", 1e9)  # however long this one waits for a core
     threads = set()
 
     def note(number: int) -> None:
         threads.add(threading.current_thread())
 
-    list(spread(note, list(range(1000)), made, size=100))
+    list(spread(note, list(range(1000)), pool, size=100))
     assert threads == {threading.current_thread()}
     assert not millrace_threads()
 
