@@ -10,10 +10,11 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-# So many tests run at a time. Those marked `alone`, which look at the whole machine, come after them, one by one.
+# So many tests run at a time. Those marked `alone`, which look at the whole machine, come after them, one by one: from
+# the files that hold some, as collecting all others would take longer than running these.
 JOBS ?= 2
 TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'not alone'
-ALONE := $(BIN)/pytest --quiet -m alone
+ALONE := $(BIN)/pytest --quiet -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: lint ## all checks and all tests
 	@$(TOGETHER)
@@ -31,7 +32,7 @@ unit: .venv/dev.stamp ## tests that neither sleep nor open sockets nor start pro
 
 integration: .venv/dev.stamp ## tests with real processes, sockets and servers
 	@$(TOGETHER) tests/integration
-	@$(ALONE) tests/integration
+	@$(ALONE)
 
 demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns
 	@$(BIN)/millrace demo

@@ -234,7 +234,9 @@ def test_truncated_after_listing(tmp_path, make_tar, read_all):
         read_all(node, table)
 
 
-@pytest.mark.parametrize("data", [b"garbage " * 200, b"\x00" * 100 + b"\xff" * 1000, gzip.compress(b"x" * 10000, mtime=0)])
+@pytest.mark.parametrize(
+    "data", [b"garbage " * 200, b"\x00" * 100 + b"\xff" * 1000, gzip.compress(b"x" * 10000, mtime=0)]
+)
 def test_garbage(tmp_path, bucket, data, read_all):
     data = data.ljust(600, b"z")
     (tmp_path / "a.tar").write_bytes(data)
