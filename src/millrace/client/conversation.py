@@ -183,7 +183,7 @@ class Conversation:
             MillraceError: it does not let this process in.
         """
         for pause in pauses:
-            if lost is not None:
+            if lost is not None and not self._over.is_set():  # else it was this end that closed the channel
                 _logger.warning("%s; waiting for it to come back", lost)
             if self._over.wait(pause):
                 return None
