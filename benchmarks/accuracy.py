@@ -56,24 +56,29 @@ _SEEDING = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """One way to read the data: its name, what ``distribute`` is told, and whether workers are killed."""
+    """One way to read the data.
+
+    Attributes:
+        name: in tables.
+        options: of ``distribute``.
+        kills: workers are killed meanwhile.
+        draws: each element is drawn from all of them.
+    """
 
     name: str
-    note: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     kills: bool = False
     draws: bool = False
 
 
 GUARANTEES = (
-    Guarantee("exactly once", "workers killed", kills=True),
-    Guarantee("at most once", "workers killed", {"visitation": mr.Visitation.AT_MOST_ONCE}, kills=True),
+    Guarantee("exactly once", kills=True),
+    Guarantee("at most once", {"visitation": mr.Visitation.AT_MOST_ONCE}, kills=True),
     Guarantee(
         "zero, once or more",
-        "`ShardingPolicy.OFF`",
         {"sharding": mr.ShardingPolicy.OFF, "visitation": mr.Visitation.ZERO_ONCE_OR_MORE},
     ),
-    Guarantee("with replacement", "each element drawn from all of them", draws=True),
+    Guarantee("with replacement", draws=True),
 )
 
 
@@ -331,14 +336,14 @@ def identical(lesson: Lesson, seed: int) -> dict[str, Any]:
     """Trains with one seed undisturbed and with workers killed, and says whether that made a difference."""
     with mr.LocalService(max_workers=WORKERS, threads=1) as service:
         calm, disturbed = (
-            lesson.train(seed, Guarantee("exactly once", "", {"deterministic": True}, kills=kills), service)
+            lesson.train(seed, Guarantee("exactly once", {"deterministic": True}, kills=kills), service)
             for kills in (False, True)
         )
     differs = difference(calm, disturbed)
     if not disturbed.kills:
         differs = differs or "no worker was killed, so nothing is shown"
     print(
-        f"{len(calm.losses)} steps, {disturbed.kills} workers killed, {disturbed.at_work} of them at work: "
+        f"{len(calm.losses)} steps, workers killed: {disturbed.kills} ({disturbed.at_work} at work): "
         f"{differs or 'the same losses and weights, bit for bit'}",
         flush=True,
     )
@@ -367,8 +372,8 @@ def compare(lesson: Lesson, together: int, report: Callable[[list[dict[str, Any]
             report(rows)
             print(
                 f"seed {found['seed']}, {found['guarantee']}: {found['accuracy']:.2f} %, {found['elements']} elements "
-                f"read, {found['lost']} lost, {found['repeated']} repeated, {found['steps']} steps, {found['kills']} "
-                f"workers killed, {found['at_work']} of them at work, {found['seconds']:.0f} s",
+                f"read, {found['lost']} lost, {found['repeated']} repeated, {found['steps']} steps, workers "
+                f"killed: {found['kills']} ({found['at_work']} at work), {found['seconds']:.0f} s",
                 flush=True,
             )
 

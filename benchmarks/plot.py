@@ -1,10 +1,10 @@
-"""Makes the tables and plots of docs/performance.md from what the benchmarks wrote with ``--json``.
+"""Makes the tables and plots of docs/performance.md, and the table of docs/guarantees.md, from what ``--json`` wrote.
 
     python -m benchmarks.plot [RESULT.json ...]
 
 without arguments from all of benchmarks/results. Between ``<!-- NAME -->`` and ``<!-- end NAME -->`` the page has the
 table of benchmark NAME, and its plots are docs/performance/NAME-FIGURE.svg; between ``<!-- targets -->`` and its end
-it has what was aimed at. No figure on that page is typed by hand.
+it has what was aimed at. No figure on that page is typed by hand, nor in the table of the other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = os.path.join(_ROOT, "docs", "performance.md")
+GUARANTEES = os.path.join(_ROOT, "docs", "guarantees.md")
 PLOTS = os.path.join(_ROOT, "docs", "performance")
 RESULTS = os.path.join(_ROOT, "benchmarks", "results")
 
@@ -99,37 +100,43 @@ TARGETS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Brings page and plots up to date; returns the exit status."""
+    """Brings pages and plots up to date; returns the exit status."""
     reports = {}
     for path in arguments or sorted(glob.glob(os.path.join(RESULTS, "*.json"))):
         with open(path) as file:
             report = json.load(file)
         reports[report["benchmark"]] = report
     os.makedirs(PLOTS, exist_ok=True)
-    with open(PAGE) as file:
-        page = file.read()
+    texts = {}
     for name, report in reports.items():
         if name == "memory":
-            page = _replaced(page, name, memory_table(report))
-            continue
-        plots = [_plot(name, figure, report) for figure in report["figures"]]
-        page = _replaced(page, name, f"{table(report)}\n\n" + "\n".join(plot for plot in plots if plot))
-    page = _replaced(page, "targets", targets_table(reports))
-    with open(PAGE, "w") as file:
-        file.write(page)
+            texts[name] = memory_table(report)
+        elif name == "accuracy":
+            _rewrite(GUARANTEES, {name: accuracy_table(report)})
+        else:
+            plots = [_plot(name, figure, report) for figure in report["figures"]]
+            texts[name] = f"{table(report)}\n\n" + "\n".join(plot for plot in plots if plot)
+    texts["targets"] = targets_table(reports)
+    _rewrite(PAGE, texts)
     return 0
 
 
-def _replaced(page: str, name: str, text: str) -> str:
-    """The page with ``text`` between the marks of ``name``.
+def _rewrite(path: str, texts: Mapping[str, str]) -> None:
+    """Puts each text between the marks of its name.
 
     Raises:
-        SystemExit: it has no such marks.
+        SystemExit: the page has no such marks.
     """
-    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-    if not marks.search(page):
-        sys.exit(f"{PAGE} has no place for {name}: add <!-- {name} --> and <!-- end {name} -->")
-    return marks.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page)
+    with open(path) as file:
+        parts = re.split(r"(?m)^(<!-- .* -->\n)", file.read())
+    for name, text in texts.items():
+        try:
+            first, last = parts.index(f"<!-- {name} -->\n"), parts.index(f"<!-- end {name} -->\n")
+        except ValueError:
+            sys.exit(f"{path} has no place for {name}: add <!-- {name} --> and <!-- end {name} -->")
+        parts[first + 1 : last] = [f"\n{text}\n\n"]
+    with open(path, "w") as file:
+        file.write("".join(parts))
 
 
 def targets_table(reports: Mapping[str, Report]) -> str:
@@ -171,6 +178,36 @@ def memory_table(report: Report) -> str:
         rows.append((row["case"], row["role"], *figures, "" if row["kept"] else "**over**"))
     how = f"`{report['command']}`: MiB; each consumer stood still for {report['seconds']:g} s. {_machine(report)}."
     return f"{_table(rows)}\n\n{how}"
+
+
+def accuracy_table(report: Report) -> str:
+    """What was learnt under each guarantee, and whether killing workers changed a deterministic training."""
+    head = ("", "test accuracy, %", "against the first", "p", "elements", "lost", "repeated", "steps", "workers killed")
+    rows = [head]
+    for name, result in report["results"].items():
+        mean, reach = result["accuracy"]
+        gap, gap_reach = result["against"]
+        first = len(rows) == 1
+        counts = (f"{result[count]:,.0f}" for count in ("elements", "lost", "repeated", "steps"))
+        rows.append(
+            (
+                name,
+                f"{mean:.1f} ± {reach:.1f}",
+                "" if first else f"{gap:+.1f} ± {gap_reach:.1f}",
+                "" if first else f"{result['chance']:.2g}",
+                *counts,
+                f"{result['kills']:.1f}",
+            )
+        )
+    found, size = report["identical"], report["size"]
+    same = found["difference"] or "the loss of every step and the final weights are the same, bit for bit"
+    return (
+        f"{_table(rows)}\n\n`{report['command']}`: {size['seeds']} seeds, {size['epochs']} epochs of "
+        f"{report['elements']:,} images; ± is the 95 % confidence interval (Student's t), differences are paired by "
+        f"seed, counts are means of a training. {_machine(report)}.\n\nThe same command trained twice with one seed "
+        f"and `deterministic=True`, undisturbed and with {found['kills']} workers killed in {found['seconds']:.0f} s "
+        f"({found['at_work']} of them at work): of {found['steps']} steps, {same}."
+    )
 
 
 def _cells(result: Mapping[str, float] | None, digits: int) -> tuple[str, str]:

@@ -5,11 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import accuracy
 from benchmarks.harness import FailedError, sample
+
+from millrace import LocalService
 
 ROOT = Path(__file__).parents[2]
 SERVED = "millrace, embedded, 2 workers"
@@ -66,6 +70,41 @@ def test_dispatcher(tmp_path: Path):
     result = found["results"]["tasks of no time"]
     assert result["tasks"]["median"] > 0
     assert result["messages"]["median"] > result["tasks"]["median"]  # told, and answered
+
+
+@pytest.fixture
+def torch_settings() -> Iterator[None]:
+    """What the benchmark sets for its whole process is as it was."""
+    torch = pytest.importorskip("torch")
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.mark.usefixtures("torch_settings")
+def test_accuracy_of_a_training_whose_workers_are_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    path = tmp_path / "figures.json"
+    assert accuracy.main(["--quick", "--identical", "--json", str(path)]) == 0
+    out, err = capfd.readouterr()
+    assert "bit for bit" in out
+    found = json.loads(path.read_text())["identical"]
+    assert (found["steps"], found["kills"], found["difference"]) == (16, 1, "")
+    assert err.count("was killed by SIGKILL") == found["kills"]  # the service has noticed, too
+
+
+@pytest.mark.usefixtures("torch_settings")
+def test_accuracy_counts_what_each_guarantee_gives(tmp_path: Path):
+    accuracy.make_pictures(str(tmp_path))
+    lesson = accuracy.Lesson(str(tmp_path), accuracy.QUICK)
+    with LocalService(max_workers=2, threads=1) as service:
+        found = {each.name: lesson.train(0, each, service) for each in accuracy.GUARANTEES}
+    exactly, most, off, drawn = found.values()
+    assert (exactly.elements, exactly.lost, exactly.repeated, exactly.kills) == (512, 0, 0, 1)
+    assert (most.elements + most.lost, most.repeated, most.kills) == (512, 0, 1)
+    assert off.elements + off.lost - off.repeated == 512
+    assert (drawn.elements, drawn.lost) == (512, drawn.repeated)
+    assert 128 < drawn.lost < 256  # of 512 / e on average
 
 
 BROKEN = """
