@@ -17,7 +17,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated
+from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerLost
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump
 from millrace.control.state import Planner, Settings, State
@@ -201,6 +201,7 @@ class Dispatcher:
                     except MillraceError:
                         _logger.exception("could not do %r", type(action).__name__)
                 self._hold(group)
+                _log_losses(group)
 
     async def _store(self, action: act.StoreBlob) -> None:
         self._blobs.hold(action.job, action.digest)
@@ -355,6 +356,12 @@ class Dispatcher:
             requested=self._fleet.requested,
             why=self._fleet.why,
         )
+
+
+def _log_losses(events: list[AnyEvent]) -> None:
+    for event in events:
+        if isinstance(event, WorkerLost):
+            _logger.info("worker %s %s: what it had goes to others", event.worker, event.reason)
 
 
 def _runs(pid: int) -> bool:
