@@ -32,6 +32,8 @@ from millrace.testing.processes import NotFiredError
 
 STALL_S = 2 * GUARD_S
 """Nobody has read anything for so long: it hangs."""
+AT_ONCE = 8
+"""Faults that are under way, at most."""
 _DISK = "32m"
 _THREADS = 32
 _WIDTH = 120
@@ -170,10 +172,14 @@ class Run:
     async def _strike(self) -> None:
         """Begins each fault when it is time, and waits for all."""
         elements = sum(map(is_kept, range(self._options.rows))) * self.epochs * sum(map(len, self._phases))
+        room = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for fault in self.schedule:
                 await self._crew.reaches(fault.at * elements)
-                group.create_task(self._fault(fault))
+                self._crew.behind = room.locked()
+                await room.acquire()
+                self._crew.behind = False
+                group.create_task(self._fault(fault)).add_done_callback(lambda _: room.release())
 
     async def _fault(self, fault: Fault) -> None:
         _, run = KINDS[fault.kind]

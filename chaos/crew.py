@@ -29,6 +29,10 @@ HEARTBEAT_S = 1.0
 GUARD_S = 90.0
 """Whatever is waited for takes seconds; what takes this long has failed."""
 _ASK_S = 0.1
+_SLOW_S = 1.0
+"""For a batch. Not longer than that: some faults need something that flows."""
+_PIPE_BYTES = 4096
+"""What a consumer can say before anybody listens: a few batches."""
 _LENDING = 4
 """One worker in so many lends memory to the consumers, and no proxy sees what it sends."""
 
@@ -69,6 +73,7 @@ class Crew:
     Attributes:
         control, bulk: harms that wait for connections to the dispatcher, and from consumers to workers.
         alone: held by who does something to the dispatcher.
+        behind: consumers are to be slow, as faults are not done as fast as they read.
         read: elements that count as read now, over all consumers.
         heard: elements that consumers have said ever to have read.
     """
@@ -77,6 +82,7 @@ class Crew:
         self.control: Orders = collections.deque()
         self.bulk: Orders = collections.deque()
         self.alone = asyncio.Lock()
+        self.behind = False
         self.workers: list[Worker] = []
         self.readers: list[Reader] = []
         self.read = self.heard = 0
@@ -264,6 +270,7 @@ class Crew:
             [sys.executable, "-m", "chaos.reader", msgspec.json.encode(reader.options).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pipesize=_PIPE_BYTES,
             stderr=self._log(reader.name),
             start_new_session=True,
         )
@@ -274,6 +281,8 @@ class Crew:
                 reader.read.append(word)
                 self.read += len(word.numbers)
                 self.heard += len(word.numbers)
+                if self.behind:
+                    await asyncio.sleep(_SLOW_S)
             case Finished():
                 reader.finished.set()
         await self._notify()
