@@ -63,6 +63,7 @@ class Target:
 
 
 _IN_PROCESS, _EMBEDDED = "millrace, in process", "millrace, embedded, 2 workers"
+_JOURNAL, _RESTART = "service with a journal", "recovery of 200 jobs"
 _SAME_HOST, _TCP = "millrace, same host, 1 worker", "millrace, TCP, 1 worker"
 _SAME_DECODER = ("torch DataLoader, 2 workers", "Grain, threads", "Grain, 2 processes", "Ray Data", "SPDL, threads")
 TARGETS = (
@@ -96,6 +97,11 @@ TARGETS = (
     Target("from one epoch to the next, ms", "startup", "few", _EMBEDDED, most=20.0),
     Target("a dispatcher with 1,000 workers and 200 jobs, % of a core", "dispatcher", "cpu", "heartbeats", most=30.0),
     Target("the same, p99 of its answers, ms", "dispatcher", "p99", "heartbeats", most=50.0),
+    Target("a service with a journal, of one in memory", "journal", "work", _JOURNAL, "service in memory", least=0.98),
+    Target("events made durable a second", "journal", "events", "events of 200 peers", least=5000.0),
+    Target("a dispatcher with 200 jobs and 1 M tasks is back, s", "journal", "recovery", _RESTART, most=3.0),
+    Target("from a worker's death to the next batch, s", "recovery", "total", "killed, on another host", most=4.0),
+    Target("the same where nothing says that it is dead, s", "recovery", "total", "silent", most=4.0),
 )
 
 

@@ -180,3 +180,10 @@ def test_a_contestant_ends_with_the_benchmark(fifo: Path):
 def test_startup(tmp_path: Path):
     found = report(tmp_path, "startup", "--only", SERVED)
     assert set(found["results"][SERVED]) == {"import", "first", "few", "many", "shutdown"}
+
+
+def test_recovery(tmp_path: Path):
+    found = report(tmp_path, "recovery", "--only", "killed, on another host")
+    parts = {name: figure["median"] for name, figure in found["results"]["killed, on another host"].items()}
+    assert parts.pop("total") == pytest.approx(sum(parts.values()))
+    assert sorted(parts) == ["detection", "lease", "replay"]
