@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.wire.delivery import Short
+
 TaskKey = tuple[int, int]
 """(epoch, task)."""
 
@@ -206,3 +208,40 @@ class LaneBuffer:
             self._epoch_bytes[epoch] = held
         else:
             self._epoch_bytes.pop(epoch, None)
+
+
+class Allowance:
+    """How many bytes a consumer lets a lane send on its connection.
+
+    If the next message is larger than what is left, that is said once, and what is left is given back with it: from
+    then on the consumer owes what the message needs, which may come in pieces.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._said = 0
+
+    def grant(self, count: int) -> None:
+        """So many bytes more."""
+        self.left += max(count, 0)
+
+    def void(self) -> None:
+        """The connection is another one."""
+        self.left = self._said = 0
+
+    def next(self, buffer: LaneBuffer) -> Parcel | Short | None:
+        """What to send now, taken off; None if there is nothing, or it is not allowed yet."""
+        parcel = buffer.next()
+        if parcel is None:
+            return None
+        size = 0 if parcel.message is None else parcel.message.size
+        if parcel.message is not None and size > self.left:
+            if size == self._said:
+                return None
+            returned, self.left, self._said = self.left, 0, size
+            return Short(size, parcel.message.count, returned)
+        buffer.sent(parcel)
+        if size:
+            self.left -= size
+            self._said = 0
+        return parcel

@@ -14,7 +14,7 @@ from typing import Protocol
 from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskRef
 from millrace.errors import ElementTooLargeError
 from millrace.wire import delivery
-from millrace.worker.buffers import LaneBuffer, Message, Parcel, TaskKey
+from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel, TaskKey
 from millrace.worker.packing import TARGET
 
 
@@ -73,8 +73,7 @@ class Lane:
         self._stop: Stop | None = None
         self._closed = False
         self._outlet: Outlet | None = None
-        self._credit = 0
-        self._short = False
+        self._allowance = Allowance()
         self._blocked_since = 0.0
         self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{consumer}", daemon=True)
         self._thread.start()
@@ -181,7 +180,7 @@ class Lane:
     def hungry(self) -> bool:
         """Whether the consumer would take a message at once, however small."""
         with self._changed:
-            return self._credit > 0 and self._buffer.waiting
+            return self._allowance.left > 0 and self._buffer.waiting
 
     def put(self, lease: LeaseTask, message: Message) -> float:
         """Puts a message into the buffer as soon as there is room; returns the seconds waited.
@@ -257,8 +256,7 @@ class Lane:
         """A new connection of the consumer; an older one is closed."""
         with self._changed:
             older, self._outlet = self._outlet, outlet
-            self._credit = 0
-            self._short = False
+            self._allowance.void()
             self._buffer.detach()
             self._wake_all()
         if older is not None:
@@ -269,7 +267,7 @@ class Lane:
         with self._changed:
             if self._outlet is outlet:
                 self._outlet = None
-                self._credit = 0
+                self._allowance.void()
                 self._buffer.detach()
             self._wake_all()
 
@@ -280,8 +278,7 @@ class Lane:
                 return
             match message:
                 case delivery.Credit(bytes=count):
-                    self._credit += max(count, 0)
-                    self._short = False
+                    self._allowance.grant(count)
                     self._sendable.notify()
                 case delivery.Read(epoch=epoch, task=task, lease=lease, start=start):
                     self._buffer.read((epoch, task), lease, start)
@@ -296,15 +293,9 @@ class Lane:
         """Waits for something to send on ``outlet``; None once it is no longer the consumer's connection."""
         with self._changed:
             while self._outlet is outlet and not self._closed:
-                parcel = self._buffer.next()
-                if parcel is not None and (parcel.message is None or parcel.message.size <= self._credit):
-                    self._buffer.sent(parcel)
-                    if parcel.message is not None:
-                        self._credit -= parcel.message.size
-                    return parcel
-                if parcel is not None and parcel.message is not None and not self._short:
-                    returned, self._credit, self._short = self._credit, 0, True
-                    return delivery.Short(parcel.message.size, parcel.message.count, returned)
+                found = self._allowance.next(self._buffer)
+                if found is not None:
+                    return found
                 self._sendable.wait()
             return None
 

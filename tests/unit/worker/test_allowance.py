@@ -1,0 +1,96 @@
+import random
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.client.credit import CreditPool
+from millrace.wire.delivery import Short
+from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel
+
+KEY = (0, 0)
+
+
+def filled(sizes):
+    buffer = LaneBuffer(10**9)
+    buffer.begin(KEY, 1, 0)
+    buffer.read(KEY, 1, 0)
+    for index, size in enumerate(sizes):
+        buffer.put(KEY, 1, Message(index, 1, [], size))
+    return buffer
+
+
+def test_what_is_short_is_said_once_and_may_come_in_pieces():
+    allowance, buffer = Allowance(), filled([10, 10])
+    allowance.grant(4)
+    assert allowance.next(buffer) == Short(10, 1, 4)
+    for _ in range(2):
+        allowance.grant(3)
+        assert allowance.next(buffer) is None
+    allowance.grant(4)
+    assert isinstance(allowance.next(buffer), Parcel)
+    assert allowance.left == 0
+    assert allowance.next(buffer) == Short(10, 1, 0)
+
+
+def test_it_is_said_again_of_another_message():
+    allowance, buffer = Allowance(), filled([10])
+    assert allowance.next(buffer) == Short(10, 1, 0)
+    allowance.grant(6)
+    buffer.forget(KEY)
+    buffer.begin(KEY, 2, 0)
+    buffer.read(KEY, 2, 0)
+    buffer.put(KEY, 2, Message(0, 1, [], 7))
+    assert allowance.next(buffer) == Short(7, 1, 6)
+
+
+def test_a_bare_end_needs_no_allowance():
+    allowance, buffer = Allowance(), filled([])
+    buffer.finish(KEY, 1, 0)
+    assert isinstance(allowance.next(buffer), Parcel)
+
+
+@given(st.integers(0, 2**32), st.integers(4, 100))
+def test_with_the_consumers_pool_everything_gets_through_whatever_is_under_way(seed, total):
+    rng = random.Random(seed)
+    pool = CreditPool(total)
+    names = ["a", "b"]
+    sizes = {name: [rng.randint(1, 2 * total) for _ in range(rng.randint(0, 8))] for name in names}
+    buffers = {name: filled(sizes[name]) for name in names}
+    allowances = {name: Allowance() for name in names}
+    there: dict[str, deque] = {name: deque() for name in names}
+    back: dict[str, deque] = {name: deque() for name in names}
+    held: deque = deque()
+
+    def grant(grants):
+        for name, amount in grants.items():
+            if amount:
+                there[name].append(amount)
+
+    for name in names:
+        grant(pool.join(name))
+    came = dict.fromkeys(names, 0)
+    for _ in range(5000):
+        if all(came[name] == len(sizes[name]) for name in names):
+            return
+        name = rng.choice(names)
+        step = rng.randrange(4)
+        if step == 0 and there[name]:
+            allowances[name].grant(there[name].popleft())
+        elif step == 1:
+            found = allowances[name].next(buffers[name])
+            if found is not None:
+                back[name].append(found)
+        elif step == 2 and back[name]:
+            found = back[name].popleft()
+            if isinstance(found, Short):
+                grant(pool.short(name, found.size, found.returned))
+            else:
+                came[name] += 1
+                pool.arrived(name, found.message.size)
+                held.append((name, found.message.size))
+        elif held:
+            grant(pool.used(*held.popleft()))
+        else:
+            grant(pool.force(None))
+    raise AssertionError(f"{came} of {sizes} came")
