@@ -9,6 +9,7 @@ import os
 import platform
 import secrets
 import sys
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,7 @@ from millrace.control.snapshot import dump
 from millrace.control.state import Planner, Settings, State
 from millrace.control.turn import Turn, merged
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
+from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.fleet import Fleet
 from millrace.dispatcher.journal import Journal, MemoryJournal, UnwritableError
@@ -93,7 +95,7 @@ class Dispatcher:
         self._recover = recover
         self._journal: Journal = MemoryJournal()
         self._unwritable = ""
-        self._clock_at_start = 0.0
+        self._clock = Clock(time.monotonic)
         self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
         self._ready = asyncio.Event()
@@ -142,14 +144,10 @@ class Dispatcher:
     def _restore(self, path: str) -> None:
         self._work_dir = WorkDir(path)
         self._journal, self._state, at = restore(self._work_dir, self._fresh_state, recover=self._recover)
-        self._clock_at_start = at - asyncio.get_running_loop().time()
+        self._clock = Clock(time.monotonic, at)
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
         jobs = self._state.jobs.values()
         self._blobs.adopt((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
-
-    def _now(self) -> float:
-        """The dispatcher's clock, in seconds: goes on after a restart where the journal ends."""
-        return self._clock_at_start + asyncio.get_running_loop().time()
 
     async def stop(self, grace: float = 1.0) -> None:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
@@ -168,7 +166,7 @@ class Dispatcher:
 
     def _feed(self, item: inp.Input, blame: Session | None = None) -> None:
         """Decide at once; what follows waits for the journal, in order."""
-        turn = Turn(self._state, self._observed, self._now())
+        turn = Turn(self._state, self._observed, self._clock.now())
         try:
             react(turn, item)
         except Exception as error:
@@ -193,7 +191,7 @@ class Dispatcher:
                     if isinstance(action, act.StoreBlob):  # no event may name a blob that could be lost
                         await self._store(action)
             if events:
-                await self._persist(functools.partial(self._journal.append, events, self._now(), snapshot))
+                await self._persist(functools.partial(self._journal.append, events, self._clock.now(), snapshot))
             for group, actions in decided:
                 for action in actions:
                     try:
@@ -349,7 +347,7 @@ class Dispatcher:
         return status(
             self._state,
             self._observed,
-            self._now(),
+            self._clock.now(),
             work_dir=self._work_dir.path if self._work_dir is not None else None,
             unwritable=self._unwritable,
             plan=self._fleet.plan,
