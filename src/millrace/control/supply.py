@@ -117,8 +117,8 @@ def some_pending(state: State, job: Job, consumer: int) -> bool:
         job.name,
         ("pending", consumer),
         lambda: any(
-            (off or _ready(epoch, task, state.plan(job).task(task).inputs)) and wanted(state, job, epoch, task)
-            for epoch in job.epochs.values()
+            (off or _ready(job, number, task, state.plan(job).task(task).inputs)) and wanted(state, job, epoch, task)
+            for number, epoch in job.epochs.items()
             for task in epoch.pending.get(consumer, ())
         ),
     )
@@ -145,7 +145,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
     for task in sorted(tasks):
         inputs = () if off else state.plan(job).task(task).inputs
         if inputs:
-            if not _ready(epoch, task, inputs):
+            if not _ready(job, number, task, inputs):
                 continue
         elif by_worker(job) and owner(epoch, task) != worker.id:
             continue
@@ -154,11 +154,14 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
     return None
 
 
-def _ready(epoch: Epoch, tail: int, inputs: tuple[int, ...]) -> bool:
-    """All that the tail takes leftovers from has finished."""
+def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
+    """All that the tail takes leftovers from has finished, or will never run."""
+    epoch = job.epochs[number]
     absent = epoch.fed.get(tail, 0)  # those that are over are no longer there
     for task in inputs:
         live = epoch.live.get(task)
+        if live is None and _never_dealt(job, number, task):
+            continue
         if live is None or not live.finished:
             absent -= 1
             if absent < 0:
@@ -166,10 +169,30 @@ def _ready(epoch: Epoch, tail: int, inputs: tuple[int, ...]) -> bool:
     return True
 
 
+def _never_dealt(job: Job, number: int, task: int) -> bool:
+    """In a fixed order nobody gets another's share: the task's consumer has gone, or reads on, before its turn came."""
+    if not job.spec.deterministic:
+        return False
+    consumer = task % stride(job)
+    place = job.consumers.get(consumer)
+    if consumer not in job.left if place is None else place.epoch <= number:
+        return False
+    epoch = job.epochs[number]
+    key = f"c{consumer}"
+    if by_worker(job):
+        if not epoch.owners:
+            return True
+        key = f"o{_share(epoch, task)}{key}"
+    return task >= epoch.cursors.get(key, 0)
+
+
 def owner(epoch: Epoch, task: int) -> str:
     """The worker that a task belongs to, once owners are fixed."""
-    share = epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
-    return epoch.owners[share]
+    return epoch.owners[_share(epoch, task)]
+
+
+def _share(epoch: Epoch, task: int) -> int:
+    return epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
 
 
 def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[int, int] | None]:
