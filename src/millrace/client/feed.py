@@ -108,7 +108,7 @@ class Feed:
             if self._closed or self._inbox is None or self._inbox.number != epoch:
                 return
             for read in reads:
-                start = self._inbox.assign(read.task, read.lease, read.address)
+                start = self._inbox.assign(read.task, read.lease, read.address, read.start)
                 if self._inbox.wanted(read.task):
                     orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
             connections = {address: self._connections.get(address) for address in orders}

@@ -120,11 +120,14 @@ class EpochInbox:
         self._unread: list[int] = []  # if in_order: a heap of the tasks not begun to be read
         self._reading: TaskInbox | None = None
 
-    def assign(self, task: int, lease: int, address: str) -> int:
-        """The task is (now) read from there; returns the number of the first output to ask for."""
+    def assign(self, task: int, lease: int, address: str, start: int = 0) -> int:
+        """The task is (now) read from there; returns the number of the first output to ask for.
+
+        Outputs before ``start`` are another consumer's.
+        """
         inbox = self._tasks.get(task)
         if inbox is None:
-            inbox = self._tasks[task] = TaskInbox(lease, address)
+            inbox = self._tasks[task] = TaskInbox(lease, address, start)
             if self.in_order:
                 heapq.heappush(self._unread, task)
         inbox.again |= inbox.complete and lease != inbox.lease

@@ -251,6 +251,8 @@ def _task_moved(state: State, event: ev.TaskMoved) -> None:
         epoch.shares[live.consumer].remove(event.task)
         epoch.shares.setdefault(event.consumer, []).append(event.task)
     live.consumer = event.consumer
+    if live.received:
+        epoch.starts[event.task] = live.received
 
 
 def _task_done(state: State, event: ev.TaskDone) -> None:
@@ -262,6 +264,7 @@ def _task_done(state: State, event: ev.TaskDone) -> None:
     _discard(epoch.unread, live.consumer, event.task)
     epoch.done += 1
     epoch.fed.pop(event.task, None)
+    epoch.starts.pop(event.task, None)
     if event.parent >= 0:
         epoch.fed[event.parent] = epoch.fed.get(event.parent, 0) + 1
     for task in event.inputs:

@@ -59,7 +59,7 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
         live = epoch.live[task]
         worker = turn.state.workers.get(live.worker)
         if worker is not None:
-            reads.append(TaskRead(task, live.lease, worker.id, worker.address))
+            reads.append(TaskRead(task, live.lease, worker.id, worker.address, epoch.starts.get(task, 0)))
     if reads:
         turn.to_consumer(job, consumer, ReadTasks(number, reads))
     send_ends(turn, job, number, consumer)

@@ -62,7 +62,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     )
     place = job.consumers.get(consumer)
     if place is not None and place.epoch == found.epoch and not live.complete:
-        read = TaskRead(found.task, lease_id, worker.id, worker.address)
+        read = TaskRead(found.task, lease_id, worker.id, worker.address, epoch.starts.get(found.task, 0))
         turn.to_consumer(job, consumer, ReadTasks(found.epoch, [read]))
     if found.fresh and job.spec.sharding != "off":
         _deal_tails(turn, job, found, consumer)

@@ -359,12 +359,16 @@ class EpochBegun(Message, frozen=True):
 
 
 class TaskRead(msgspec.Struct, frozen=True, array_like=True):
-    """Where a task can be read. A later one for the same task replaces it (the worker was lost)."""
+    """Where a task can be read. A later one for the same task replaces it (the worker was lost).
+
+    Outputs before ``start`` are another consumer's, who had them and is gone.
+    """
 
     task: int
     lease: int
     worker: str
     address: str
+    start: int = 0
 
 
 class ReadTasks(Message, frozen=True):

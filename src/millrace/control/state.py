@@ -150,6 +150,7 @@ class Epoch(msgspec.Struct):
         dealt: by consumer, how many tasks became its.
         fed: by tail, how many of its inputs are done and leave it nothing.
         shares: by consumer, all tasks it ever got in this epoch (left empty where the plan is endless).
+        starts: by live task, how many outputs a consumer received that had the task before and is gone.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
         settled: every task has its consumer.
         held: preparing it failed: it waits until somebody reads it.
@@ -165,6 +166,7 @@ class Epoch(msgspec.Struct):
     dealt: dict[int, int] = {}
     fed: dict[int, int] = {}
     shares: dict[int, list[int]] = {}
+    starts: dict[int, int] = {}
     done: int = 0
     dropped: int = 0
     skipped: int = 0
