@@ -84,6 +84,9 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     before = job.consumers.get(event.consumer)
     if before is not None:
         state.clients.pop(before.client, None)
+    elif event.anew:
+        for epoch in job.epochs.values():
+            epoch.shares.pop(event.consumer, None)
     job.consumers[event.consumer] = Consumer(event.client, event.host, event.pid, event.epoch)
     job.left.discard(event.consumer)
     state.clients[event.client] = (event.job, event.consumer)

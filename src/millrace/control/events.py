@@ -104,7 +104,12 @@ class JobCreated(Event, frozen=True):
 
 
 class ConsumerJoined(Event, frozen=True):
-    """A client took a consumer's place, or came back to it; ``epoch`` is the last one begun there, -1 for none."""
+    """A client took a consumer's place, or came back to it.
+
+    Attributes:
+        epoch: the last one begun there, -1 for none.
+        anew: whoever had the place has left; what was read then is not part of what this one is to read.
+    """
 
     job: str
     consumer: int
@@ -112,6 +117,7 @@ class ConsumerJoined(Event, frozen=True):
     epoch: int
     host: str = ""
     pid: int = 0
+    anew: bool = False
 
 
 class ConsumerDisconnected(Event, frozen=True):

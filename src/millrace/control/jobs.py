@@ -65,7 +65,8 @@ def join(turn: Turn, item: JoinRequested) -> None:
     else:
         # A late comer starts with the epoch that the others read, not with those that are over.
         epoch = min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1
-    turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid))
+    anew = number in job.left
+    turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew))
     turn.to_consumer(job, number, JobJoined(name, number, job.seed, turn.state.settings.heartbeat_s, epoch))
     if known is not None and known.client == message.client:
         send_epoch(turn, job, number)
