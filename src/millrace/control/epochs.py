@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millrace.control import events as ev
-from millrace.control.messages import EpochBegun, EpochEnds, ReadTasks, TaskRead
-from millrace.control.state import Job
+from millrace.control.messages import EpochBegun, EpochEnds, ForgetTasks, ReadTasks, RevokeTask, TaskRead, TaskRef
+from millrace.control.state import Job, LiveTask
 from millrace.control.supply import all_dealt, missing, newest, share_dealt
 from millrace.control.turn import Turn
 
@@ -70,4 +70,13 @@ def close_epochs(turn: Turn, job: Job) -> None:
     if job.consumers and not missing(job):  # who was never seen starts at the beginning
         oldest = min(consumer.epoch for consumer in job.consumers.values())
         for number in [n for n in job.epochs if n < oldest]:
+            for task, live in job.epochs[number].live.items():
+                tell_void(turn, job, number, task, live)
             turn.emit(ev.EpochClosed(job.name, number))
+
+
+def tell_void(turn: Turn, job: Job, epoch: int, task: int, live: LiveTask) -> None:
+    """Have the worker of a task, if it has one, drop what it has of it."""
+    if live.worker:
+        ref = TaskRef(job.name, epoch, task)
+        turn.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))

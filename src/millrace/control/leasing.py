@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from millrace.control import events as ev
-from millrace.control.epochs import send_ends, settle_epoch
+from millrace.control.epochs import send_ends, settle_epoch, tell_void
 from millrace.control.messages import (
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
     ReadTasks,
-    RevokeTask,
     TaskFailed,
     TaskFinished,
     TaskRead,
@@ -109,20 +108,13 @@ def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tu
 def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     """Void a lease; the task will run again, skipping what was received."""
     live = job.epochs[epoch].live[task]
-    _tell_void(turn, job, epoch, task, live)
+    tell_void(turn, job, epoch, task, live)
     turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
-
-
-def _tell_void(turn: Turn, job: Job, epoch: int, task: int, live: LiveTask) -> None:
-    if not live.worker:
-        return
-    ref = TaskRef(job.name, epoch, task)
-    turn.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))
 
 
 def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
     """Nobody will read the task to its end; tails go without its leftovers."""
-    _tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
+    tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
     _over(turn, job, epoch, task, dropped=True)
 
 
