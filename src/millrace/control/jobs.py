@@ -203,6 +203,8 @@ def close_everywhere(turn: Turn, name: str) -> None:
 
 def collect(turn: Turn) -> None:
     """Give up on consumers that have been away for too long."""
+    for client in turn.observed.clients.keys() - turn.state.clients.keys():
+        del turn.observed.clients[client]
     settings = turn.state.settings
     for job in list(turn.state.jobs.values()):
         grace = settings.job_gc_timeout_s

@@ -130,7 +130,9 @@ def adopt_shares(turn: Turn) -> None:
 
 
 def watch(turn: Turn) -> None:
-    """Give up on workers that are silent or have been away for too long, and let leaving ones go."""
+    """Give up on workers that are silent or have been away for too long."""
+    for name in turn.observed.workers.keys() - turn.state.workers.keys():
+        del turn.observed.workers[name]
     heartbeat = turn.state.settings.heartbeat_s
     limit = (MISSED_HEARTBEATS + 0.5) * heartbeat
     for worker in list(turn.state.workers.values()):

@@ -1,0 +1,107 @@
+"""What becomes of the tasks of a consumer that goes: who has them then, from where on, and who waits for them."""
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+
+
+def leave(service, peer):
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    del service.consumers[peer.client]
+
+
+def two_readers(plan, **spec):
+    service = Service(plan)
+    worker = service.add_worker("w")
+    one, two = (service.join(client, num_consumers=2, **spec) for client in "xy")
+    service.plan_tasks(worker)
+    return service, worker, one, two
+
+
+def test_a_task_that_was_begun_goes_on_where_its_reader_left_it():
+    service, worker, one, two = two_readers(FakePlan(6))
+    [task] = one.reads
+    service.say(inp.ConsumerSaid("x", msg.ConsumerReport(0, [msg.TaskProgress(task, 3)])))
+    leave(service, one)
+    assert two.reads[task].start == 3
+    assert [lease.received for lease in worker.leases.values() if lease.ref.task == task] == [3]
+    service.restart()
+    service.hello("w")
+    two.reads.clear()
+    service.rejoin(two)
+    assert two.reads[task].start == 3
+    service.run()
+    assert two.done
+    assert not service.state.jobs["a"].epochs[0].starts
+
+
+def test_who_takes_the_place_of_one_that_left_is_not_told_to_read_what_that_one_had():
+    service, _, one, two = two_readers(FakePlan(8))
+    while not one.complete:
+        service.work()
+    leave(service, one)
+    heir = service.join("z", num_consumers=2)
+    assert (heir.joined.consumer, heir.epoch.epoch) == (0, 0)
+    service.run()
+    assert heir.done
+    assert two.done
+    assert not set(one.complete) & set(heir.complete)
+
+
+@pytest.mark.parametrize("sharding", ["dynamic", "static"])
+@pytest.mark.parametrize("goes", ["leaves", "reads the next epoch"])
+def test_in_a_fixed_order_tails_do_without_what_a_consumer_that_goes_will_never_read(sharding, goes):
+    service, _, one, two = two_readers(FakePlan(12, 3), deterministic=True, sharding=sharding)
+    for _ in range(3):
+        service.work(room=1)
+    assert not one.done
+    if goes == "leaves":
+        leave(service, one)
+    else:
+        service.begin(one)
+    service.run(room=1)
+    assert two.done
+
+
+def test_workers_forget_the_leftovers_of_an_epoch_that_nobody_reads_any_more():
+    service = Service(FakePlan(40, 20))  # no tail has its turn yet
+    worker = service.add_worker("w")
+    peer = service.join("x", epochs=2)
+    service.plan_tasks(worker)
+    for _ in range(3):
+        service.work(room=1)
+    assert peer.complete
+    assert {task for _, epoch, task in worker.leftovers if epoch == 0}
+    service.begin(peer)
+    assert 0 not in service.state.jobs["a"].epochs
+    assert not {task for _, epoch, task in worker.leftovers if epoch == 0}
+
+
+def test_who_was_given_up_is_told_so_when_it_comes_back():
+    service, _, one, two = two_readers(FakePlan(6), seed=3)
+    service.say(inp.ClientSessionLost("x"))
+    for _ in range(70):
+        service.tick(5.0)
+        service.say(inp.ConsumerSaid("y", msg.ConsumerReport(0)))
+    assert set(service.state.jobs["a"].consumers) == {1}
+    service.rejoin(one)
+    assert one.failure.kind == "JobFailedError"
+    assert "was away from job 'a' for too long: others read what it had not yet read" in one.failure.message
+    service.run()
+    assert two.done
+    assert len(two.complete) == 6
+
+
+def test_who_is_gone_is_no_longer_observed():
+    service = two_readers(FakePlan(6))[0]
+    service.add_worker("v")
+    service.kill("v")
+    service.say(inp.WorkerSaid("v", msg.WorkerReport()))  # was under way
+    service.say(inp.ClientSessionLost("x"))
+    for _ in range(70):
+        service.tick(5.0)
+        service.say(inp.ConsumerSaid("y", msg.ConsumerReport(0)))
+    assert set(service.observed.workers) == {"w"}
+    assert set(service.observed.clients) == {"y"}
