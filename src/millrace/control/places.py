@@ -134,8 +134,8 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
     if message.resume:
         raise Refused.because(
             "JobFailedError",
-            f"this process was away from job {spec.name!r} for too long: others read what it had not yet read, or another "
-            "process has its place; start its training loop again",
+            f"this process was away from job {spec.name!r} for too long: others read what it had not yet read, "
+            "or another process has its place; start its training loop again",
         )
     wanted = message.consumer
     if wanted is not None:

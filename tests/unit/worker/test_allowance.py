@@ -46,7 +46,7 @@ def test_it_is_said_again_of_another_message():
 
 def test_a_bare_end_needs_no_allowance():
     allowance, buffer = Allowance(), filled([])
-    buffer.finish(KEY, 1, 0)
+    buffer.finish(KEY, 1, 0, 0)
     assert isinstance(allowance.next(buffer), Parcel)
 
 
