@@ -8,13 +8,15 @@ over next to no data says what they weigh without any; what is beyond that is co
 
     trainer, in process   the pipeline's buffer_bytes, and one element in flight for each operator
     trainer, service      its buffer_bytes, and one element that the user holds
-    worker                its buffer for outputs, the pipeline's buffer_bytes, and one element for each operator
+    worker                its buffer for outputs, the pipeline's buffer_bytes, one element for each operator, and the
+                          trainer's buffer_bytes, as what the trainer was sent lies in memory that both share
     dispatcher            nothing
 
-``held`` is the highest proportional set size (PSS) while standing still, ``grew`` its change from the second third of
-the samples to the last, ``peak`` the highest resident size that the kernel noted at any time. A minute shows a buffer
-without a bound; ``--hours 1 --together``, which has all consumers stand still at the same time and takes 10 GB, is for
-a slow leak. The exit status is 1 if a process held more than it may.
+``held`` is the highest proportional set size (PSS) while standing still, with shared memory counted as the worker's;
+``grew`` is its change from the second third of the samples to the last, ``peak`` the highest resident size that the
+kernel noted at any time. A minute shows a buffer without a bound; ``--hours 1 --together``, which has all consumers
+stand still at the same time and takes 10 GB, is for a slow leak. The exit status is 1 if a process held more than it
+may.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Case:
         flight = OPERATORS * element
         if role == "trainer":
             return self.buffer_bytes + (element if self.embedded else flight)
-        return WORKER_BYTES + self.buffer_bytes + flight if role == "worker" else 0
+        return WORKER_BYTES + 2 * self.buffer_bytes + flight if role == "worker" else 0
 
 
 def cases(buffer_bytes: int) -> Iterator[Case]:
@@ -186,11 +188,14 @@ def observe(case: Case, elements: int, seconds: float, every: float) -> dict[str
         while True:
             now: dict[str, int] = {}
             for pid, role in tree(process.pid).items():
-                now[role] = now.get(role, 0) + field_of(f"/proc/{pid}/smaps_rollup", "Pss:")
+                all_of_it, shared = (field_of(f"/proc/{pid}/smaps_rollup", name) for name in ("Pss:", "Pss_Shmem:"))
+                owner = "worker" if case.embedded else role
+                now[role] = now.get(role, 0) + all_of_it - shared
+                now[owner] = now.get(owner, 0) + shared
                 each = seen.setdefault(role, Seen())
                 each.peak = max(each.peak, field_of(f"/proc/{pid}/status", "VmHWM:"))
             for role, size in now.items():
-                seen[role].samples.append(size)
+                seen.setdefault(role, Seen()).samples.append(size)
             if time.monotonic() >= ended:
                 break
             pause.wait(every)
