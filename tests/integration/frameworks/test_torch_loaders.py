@@ -25,7 +25,7 @@ KINDS = [
         (1, False, "fork"),
         (2, False, "fork"),
         (2, True, "fork"),
-        (2, False, "spawn"),
+        (1, False, "spawn"),  # one, as each imports torch
         (2, True, "spawn"),
     ]
 ]
