@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from millrace.control import events as ev
-from millrace.control.state import Consumer, Epoch, Job, LiveTask, State, Worker
+from millrace.control.state import CARE, Consumer, Epoch, Job, LiveTask, State, Worker
 
 
 def _dispatcher_started(state: State, event: ev.DispatcherStarted) -> None:
@@ -239,6 +239,27 @@ def _task_released(state: State, event: ev.TaskReleased) -> None:
     epoch.pending.setdefault(live.consumer, set()).add(event.task)
 
 
+def _task_died(state: State, event: ev.TaskDied) -> None:
+    epoch = state.jobs[event.job].epochs[event.epoch]
+    epoch.suspected.add(event.task)
+    live = epoch.live[event.task]
+    live.deaths += 1
+    live.at = event.place
+
+
+def _poison_found(state: State, event: ev.PoisonFound) -> None:
+    job = state.jobs[event.job]
+    live = job.epochs[event.epoch].live[event.task]
+    live.at = ()
+    live.deaths = CARE  # the others were not this element's, or are explained by it
+    job.poisoned += 1
+    (job.poison if event.everywhere else live.poison).append(event.poison)
+
+
+def _planning_died(state: State, event: ev.PlanningDied) -> None:
+    state.jobs[event.job].planning_deaths += 1
+
+
 def _epoch_held(state: State, event: ev.EpochHeld) -> None:
     state.jobs[event.job].epochs[event.epoch].held = True
 
@@ -265,6 +286,7 @@ def _task_done(state: State, event: ev.TaskDone) -> None:
     _free(state, live)
     _discard(epoch.pending, live.consumer, event.task)
     _discard(epoch.unread, live.consumer, event.task)
+    epoch.suspected.discard(event.task)
     epoch.done += 1
     epoch.fed.pop(event.task, None)
     epoch.starts.pop(event.task, None)
@@ -334,6 +356,9 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskLeased: _task_leased,
     ev.TaskEnded: _task_ended,
     ev.TaskReleased: _task_released,
+    ev.TaskDied: _task_died,
+    ev.PoisonFound: _poison_found,
+    ev.PlanningDied: _planning_died,
     ev.EpochHeld: _epoch_held,
     ev.TaskMoved: _task_moved,
     ev.TaskDone: _task_done,

@@ -6,6 +6,9 @@ events that it returns, so that applying these to the state before gives the sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from millrace.control import inputs as inp
 from millrace.control import jobs, leasing, membership, schedule, turns
 from millrace.control import messages as msg
@@ -78,6 +81,14 @@ def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
     schedule.schedule(turn)
 
 
+_ABOUT_LEASES: dict[type, Callable[[Turn, str, Any], None]] = {
+    msg.TaskAt: leasing.at,
+    msg.TaskFinished: leasing.finished,
+    msg.TaskReturned: leasing.returned,
+    msg.LeftoversLost: leasing.leftovers_lost,
+}
+
+
 def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
     message = item.message
     if isinstance(message, msg.WorkerHello):
@@ -85,12 +96,8 @@ def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
         membership.adopt_shares(turn)
     elif item.worker not in turn.state.workers or isinstance(message, msg.WorkerReport):
         return  # refused, or given up: its hello will tell it what is void
-    elif isinstance(message, msg.TaskFinished):
-        leasing.finished(turn, item.worker, message)
-    elif isinstance(message, msg.TaskReturned):
-        leasing.returned(turn, item.worker, message)
-    elif isinstance(message, msg.LeftoversLost):
-        leasing.leftovers_lost(turn, item.worker, message)
+    elif type(message) in _ABOUT_LEASES:
+        _ABOUT_LEASES[type(message)](turn, item.worker, message)
     elif isinstance(message, msg.TaskFailed):
         job = leasing.task_failed(turn, item.worker, message)
         if job is not None:

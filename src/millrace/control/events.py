@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.messages import Failure, JobSpec, TaskProgress
+from millrace.control.messages import Failure, JobSpec, Place, Poison, TaskProgress
 from millrace.planning.tables import SplitTable
 
 
@@ -275,6 +275,41 @@ class TaskReleased(Event, frozen=True):
     reason: str = ""
 
 
+class TaskDied(Event, frozen=True):
+    """The worker that ran it is gone, perhaps because of it; the task was or will be released.
+
+    Attributes:
+        place: where the run was, if it ran with care.
+        where: in words.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    place: Place = ()
+    where: str = ""
+
+
+class PoisonFound(Event, frozen=True):
+    """Two workers that ran a task with care ended at the same place: no other is to come to it.
+
+    Attributes:
+        everywhere: it is the same element in every epoch; else it is one of this task.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    poison: Poison
+    everywhere: bool
+
+
+class PlanningDied(Event, frozen=True):
+    """The worker that listed the job's sources, or asked its sharding function, is gone."""
+
+    job: str
+
+
 class EpochHeld(Event, frozen=True):
     """A task of it failed as it was prepared; no more of it is leased until a consumer begins it."""
 
@@ -350,6 +385,9 @@ AnyEvent = (
     | TaskLeased
     | TaskEnded
     | TaskReleased
+    | TaskDied
+    | PoisonFound
+    | PlanningDied
     | TaskMoved
     | TaskDone
     | Progressed

@@ -9,13 +9,15 @@ from millrace.control.messages import (
     LeaseTask,
     LeftoversLost,
     ReadTasks,
+    TaskAt,
     TaskFailed,
     TaskFinished,
+    TaskGoOn,
     TaskRead,
     TaskRef,
     TaskReturned,
 )
-from millrace.control.state import Epoch, Job, LiveTask, State, Worker
+from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
 from millrace.control.supply import Offer, newest, place_of, walk
 from millrace.control.turn import Turn
 
@@ -57,6 +59,8 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             run=found.run,
             flush=job.spec.sharding == "off" and planned.parent >= 0,
             again=not found.fresh,
+            care=min(live.deaths, CARE),
+            poison=[*job.poison, *live.poison],
         ),
     )
     place = job.consumers.get(consumer)
@@ -175,6 +179,12 @@ def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
     ref = message.ref
     turn.emit(ev.TaskEnded(job.name, ref.epoch, ref.task, message.outputs, message.skipped, message.leftovers))
     settle(turn, job, ref.epoch, ref.task)
+
+
+def at(turn: Turn, worker: str, message: TaskAt) -> None:
+    """A run with care says where it is; that has been noted before anything is decided."""
+    if leased_by(turn.state, worker, message.ref, message.lease) is not None:
+        turn.to_worker(worker, TaskGoOn(message.ref, message.lease, message.number))
 
 
 def returned(turn: Turn, worker: str, message: TaskReturned) -> None:

@@ -17,6 +17,7 @@ from millrace.control.messages import (
     WorkerWelcome,
 )
 from millrace.control.places import versions_differ
+from millrace.control.poison import planning_died, suspect
 from millrace.control.state import Worker
 from millrace.control.supply import by_worker
 from millrace.control.turn import Turn
@@ -89,10 +90,14 @@ def lost(turn: Turn, worker: Worker, reason: str) -> None:
     turn.emit(ev.WorkerDisconnected(worker.id, turn.now))
     for name, number, task in held:
         job = turn.state.jobs[name]
-        live = job.epochs[number].live.get(task)
+        live = job.epochs[number].live.get(task) if job.failure is None else None
         if live is not None and live.worker == worker.id:
-            lose(turn, job, number, task, f"worker {worker.id} {reason}")
+            if not live.finished and job.spec.visitation != "at_most_once":
+                suspect(turn, job, number, task)
+            if job.failure is None:
+                lose(turn, job, number, task, f"worker {worker.id} {reason}")
     turn.emit(ev.WorkerLost(worker.id, reason))
+    planning_died(turn, worker.id, reason)
     _hand_over(turn, worker.id)
 
 

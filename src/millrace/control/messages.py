@@ -47,6 +47,18 @@ class TaskRef(msgspec.Struct, frozen=True, array_like=True):
     task: int
 
 
+Place = tuple[int, ...]
+"""What a worker is at: (node, then the element's origin node, split, repetition and position, how often the node has
+been given it before). Negative nodes stand for what is no function: see :mod:`millrace.engine.watch`."""
+
+
+class Poison(msgspec.Struct, frozen=True):
+    """What ended the workers that came to it. ``where``: in words, e.g. ``map(decode) of train/0007.jpg``."""
+
+    place: Place
+    where: str
+
+
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a job is: the same for all its consumers.
 
@@ -150,6 +162,22 @@ class TaskFinished(Message, frozen=True):
     """The worker keeps elements for the task's parent until it is told to forget them."""
 
 
+class TaskAt(Message, frozen=True):
+    """Where the run of a task that asks for care is: it goes on once the dispatcher has answered with TaskGoOn.
+
+    Attributes:
+        number: of this message in the lease, from 1.
+        place: empty: it waits, and does nothing that could end the process.
+        where: in words.
+    """
+
+    ref: TaskRef
+    lease: int
+    number: int
+    place: Place = ()
+    where: str = ""
+
+
 class TaskFailed(Message, frozen=True):
     """The task can't run: the user's function or the data is at fault. Running it elsewhere would not help."""
 
@@ -251,6 +279,11 @@ class LeaseTask(Message, frozen=True):
     """Flush what is left at the end although the task has a parent: no tail will run (OFF)."""
     again: bool = False
     """It was leased before. Of what the consumer has, the last output is kept all the same, to be compared."""
+    care: int = 0
+    """How many workers have ended that had it, up to 2. 1: say when it begins; 2: say before each element, and run
+    nothing else that asks for care meanwhile."""
+    poison: list[Poison] = []
+    """What is not to be touched: it counts as an element that the function failed on."""
 
 
 class RevokeTask(Message, frozen=True):
@@ -258,6 +291,14 @@ class RevokeTask(Message, frozen=True):
 
     ref: TaskRef
     lease: int
+
+
+class TaskGoOn(Message, frozen=True):
+    """The dispatcher knows where the run of the lease is: answer to TaskAt."""
+
+    ref: TaskRef
+    lease: int
+    number: int
 
 
 class ForgetTasks(Message, frozen=True):
@@ -401,6 +442,7 @@ FromWorker = (
     WorkerHello
     | WorkerReport
     | TaskFinished
+    | TaskAt
     | TaskFailed
     | LeftoversLost
     | TaskReturned
@@ -416,6 +458,7 @@ ToWorker = (
     | ChooseSharding
     | LeaseTask
     | RevokeTask
+    | TaskGoOn
     | ForgetTasks
     | CloseJob
     | StopWorker

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerEnded, WorkerSaid
-from millrace.control.messages import ConsumerReport, LeaveJob, WorkerReport
+from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
+from millrace.control.messages import (
+    ConsumerReport,
+    LeaveJob,
+    TaskAt,
+    TaskFailed,
+    TaskFinished,
+    TaskReturned,
+    WorkerReport,
+)
 
 DEFAULT_WANT = 2
 """Unfinished leases of a worker that has not reported yet."""
 
 
 class WorkerSight(msgspec.Struct):
-    """Last seen of a worker. ``busy_share``: part of the time between its last two reports in which it computed."""
+    """Last seen of a worker.
+
+    Attributes:
+        busy_share: part of the time between its last two reports in which it computed.
+        at: by lease that it runs with care, where it is.
+    """
 
     last_seen: float
     reported: float = 0.0
     report: WorkerReport | None = None
     busy_share: float = 0.0
+    at: dict[int, TaskAt] = {}
 
 
 class ClientSight(msgspec.Struct):
@@ -44,14 +58,16 @@ def observe(observed: Observed, item: Input, now: float) -> None:
     if isinstance(item, WorkerSaid):
         sight = observed.workers.setdefault(item.worker, WorkerSight(now))
         sight.last_seen = now
+        if isinstance(item.message, TaskAt):
+            sight.at[item.message.lease] = item.message
+        elif isinstance(item.message, TaskFinished | TaskReturned | TaskFailed):
+            sight.at.pop(item.message.lease, None)
         if isinstance(item.message, WorkerReport):
             if sight.report is not None and now > sight.reported:
                 busy = item.message.busy_s - sight.report.busy_s
                 sight.busy_share = min(1.0, max(0.0, busy / (now - sight.reported)))
             sight.report = item.message
             sight.reported = now
-    elif isinstance(item, WorkerEnded):
-        observed.workers.pop(item.worker, None)
     elif isinstance(item, JoinRequested):
         observed.clients.setdefault(item.message.client, ClientSight(now)).last_seen = now
     elif isinstance(item, ConsumerSaid):

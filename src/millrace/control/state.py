@@ -13,7 +13,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.events import AnyEvent
-from millrace.control.messages import Failure, JobSpec
+from millrace.control.messages import Failure, JobSpec, Place, Poison
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.planning.plan import Task
@@ -75,6 +75,10 @@ class Settings(msgspec.Struct, frozen=True):
     turn_limit_s: float = 30.0
 
 
+CARE = 2
+"""A task that so many workers ended with is run with care: it is known where it is."""
+
+
 class Worker(msgspec.Struct):
     """A registered worker.
 
@@ -126,6 +130,8 @@ class LiveTask(msgspec.Struct, array_like=True):
         received: outputs that the consumer has, as last reported; ``complete`` if these are all.
         finished: it ran to its end; ``leftovers``: and left something for its tail.
         freed: the tail is done, or there will be none.
+        deaths: workers that ended while they had it; from 2 on it is run with care.
+        at: where the last of these that ran it with care was; ``poison``: what it may not touch any more.
     """
 
     consumer: int
@@ -137,6 +143,9 @@ class LiveTask(msgspec.Struct, array_like=True):
     complete: bool = False
     leftovers: bool = False
     freed: bool = False
+    deaths: int = 0
+    at: Place = ()
+    poison: list[Poison] = []
 
 
 class Epoch(msgspec.Struct):
@@ -154,6 +163,7 @@ class Epoch(msgspec.Struct):
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
         settled: every task has its consumer.
         held: preparing it failed: it waits until somebody reads it.
+        suspected: live tasks that workers ended with.
         owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
         owned: by worker, its shares.
         chooser: the worker that was asked to choose, among ``candidates``.
@@ -172,6 +182,7 @@ class Epoch(msgspec.Struct):
     skipped: int = 0
     settled: bool = False
     held: bool = False
+    suspected: set[int] = set()
     owners: list[str] = []
     owned: dict[str, list[int]] = {}
     choice: list[int] | None = None
@@ -188,6 +199,8 @@ class Job(msgspec.Struct):
         lister: the worker that lists its sources.
         left: consumers that were there and won't be waited for.
         cuts: how often its task was too long for a turn.
+        poison: elements that no worker may touch any more, in any epoch; ``poisoned``: how many were found in all.
+        planning_deaths: workers that ended while they listed its sources or chose its shares.
     """
 
     name: str
@@ -207,6 +220,9 @@ class Job(msgspec.Struct):
     epochs: dict[int, Epoch] = {}
     cuts: int = 0
     skipped: int = 0
+    poison: list[Poison] = []
+    poisoned: int = 0
+    planning_deaths: int = 0
 
 
 CREW_CHANGES = (

@@ -75,6 +75,11 @@ def starving(job: Job, consumer: int) -> bool:
     return not any(epoch.live[task].worker for task in epoch.unread.get(consumer, ()))
 
 
+def suspicious(job: Job) -> bool:
+    """Something in the job may be ending workers: then nothing is prepared, in which it is likely to be once more."""
+    return any(epoch.suspected for epoch in job.epochs.values())
+
+
 def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ahead: bool) -> Offer | None:
     """What ``worker`` could run next for ``consumer``.
 
@@ -92,7 +97,7 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
     full = unread(job, consumer) >= cap
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
-        if number > reading + 1 or (number > last and (epoch.held or not ahead)):
+        if number > reading + 1 or (number > last and (epoch.held or not ahead or suspicious(job))):
             return None
         found = _pending(state, job, number, epoch, worker, consumer)
         if number >= reading and (found is None or job.spec.deterministic):

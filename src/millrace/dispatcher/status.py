@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from millrace.control.messages import Poison
 from millrace.control.observed import Observed
-from millrace.control.state import Epoch, Job, State, Worker
+from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest
 
 STALE_S = 20.0
@@ -95,8 +96,24 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         },
         "failure": job.failure.message if job.failure is not None else None,
         "why": _why_job(state, job, serving),
-        "notes": list(dict.fromkeys(report.impure for report in reports if report.impure)),
+        "poison": [poison.where for poison in _poison(job)],
+        "notes": _notes(job, [report.impure for report in reports]),
     }
+
+
+def _poison(job: Job) -> list[Poison]:
+    """What ended workers and is not touched any more."""
+    lives = [live for epoch in job.epochs.values() for live in epoch.live.values()]
+    return [*job.poison, *(poison for live in lives for poison in live.poison)]
+
+
+def _notes(job: Job, impure: list[str]) -> list[str]:
+    """Sentences that the job's user should read."""
+    notes = [f"{poison.where} ended the workers that came to it, and is not tried again" for poison in _poison(job)]
+    careful = sum(epoch.live[task].deaths >= CARE for epoch in job.epochs.values() for task in epoch.suspected)
+    if careful:
+        notes.append(f"{careful} tasks ended {CARE} workers each and are run element by element, to find out why")
+    return list(dict.fromkeys(filter(None, [*impure, *notes])))
 
 
 def _in_order(sights: dict[int, Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
+from millrace.engine.watch import RunStoppedError, Watch, WorkerEndedError
 from millrace.errors import ElementError, MillraceError
 from millrace.graph.nodes import Opaque
 from millrace.planning.keys import derive, states
@@ -35,10 +37,12 @@ class Calls:
         keys: Sequence[int],
         on_error: Opaque | str | None,
         describe: Callable[[Origin, int], str],
+        watch: Watch | None = None,
     ) -> None:
         self._seed, self._epoch, self._keys = seed, epoch, keys
         self._on_error = on_error
         self._describe = describe
+        self._watch = watch
         self._lock = threading.Lock()
         self.skipped = 0
 
@@ -50,6 +54,9 @@ class Calls:
             positions = np.asarray(chunk.positions, np.int64)
             arguments = (chunk.elements, list(states(self.key(node, chunk.origin), positions)))
             one = _Randomly(one)
+        if self._watch is not None:
+            arguments = (*arguments, list(chunk.positions))
+            one = self._watched(self._watch, node, label, chunk.origin, one)
         rest = [iter(each) for each in arguments]
         results: list[Any] = []
         skipped: list[int] = []
@@ -74,8 +81,23 @@ class Calls:
         gone = set(skipped)
         return [index for index in range(count) if index not in gone], results
 
-    def guard(self, label: str, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
+    def _watched(
+        self, watch: Watch, node: int, label: str, origin: Origin, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """``function``, with the element's position as one more argument."""
+
+        def call(*arguments: Any) -> Any:
+            *others, position = arguments
+            with watch.at(node, origin, position, lambda: f"{label} of {self._describe(origin, int(position))}"):
+                return function(*others)
+
+        return call
+
+    def guard(self, node: int, label: str, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
         """See :meth:`millrace.ops.contract.Context.guard`."""
+        if self._watch is not None:
+            watched = self._watched(self._watch, node, label, chunk.origin, action)
+            action = partial(watched, chunk.positions[index])
         try:
             return True, action()
         except BaseException as error:  # noqa: BLE001 - raised again, or the pipeline says what becomes of it
@@ -83,7 +105,7 @@ class Calls:
 
     def _failed(self, label: str, chunk: Chunk, index: int, error: BaseException) -> tuple[bool, Any]:
         """What becomes of element ``index``, of which ``error`` was raised: (kept, value), if not an error."""
-        if _is_interrupt(error):
+        if _is_interrupt(error) or isinstance(error, RunStoppedError):
             raise error
         if isinstance(error, ElementError):  # of a dataset that the function made
             failure = error
@@ -136,7 +158,7 @@ class Calls:
             f"{label} failed on {where}: {type(error).__name__}: {error}",
             operator=label,
             where=where,
-            user_traceback=_traceback(error),
+            user_traceback="" if isinstance(error, WorkerEndedError) else _traceback(error),
         )
 
 

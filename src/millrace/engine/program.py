@@ -14,6 +14,7 @@ from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
 from millrace.engine.task import Budget, RunningTask, available_cores
+from millrace.engine.watch import Watch
 from millrace.graph.nodes import FromFiles, Graph, Node
 from millrace.graph.rewrites import prefetch, rewritten
 from millrace.graph.rewrites.fusion import Fused
@@ -80,14 +81,18 @@ class Program:
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._lock = threading.Lock()
 
-    def run(self, task: Task, epoch: int, leftovers: Mapping[int, list[Any]] | None = None) -> Run:
+    def run(
+        self, task: Task, epoch: int, leftovers: Mapping[int, list[Any]] | None = None, watch: Watch | None = None
+    ) -> Run:
         """Starts a task of ``plan``.
 
         Args:
             task: from :attr:`plan`.
             epoch: number of the epoch.
             leftovers: for a tail: what its inputs left, joined in order, by node id.
+            watch: for a task that has ended workers.
         """
+        one_by_one = watch is not None and watch.each
         running = RunningTask(
             self._units,
             task,
@@ -96,11 +101,12 @@ class Program:
             budget=self.budget,
             measures=self._totals.begin(),
             sizers=self._sizers,
-            crews=self._crews,
+            crews=[Crew(None) for _ in self._crews] if one_by_one else self._crews,
             sources=self._source,
             nested=self._nested,
             leftovers=leftovers or {},
             allocate=self._allocate,
+            watch=watch,
         )
         return Run(running, self._running, self._totals)
 

@@ -76,7 +76,7 @@ def read_splits(
         starts: position of each split's first element.
         context: of the source's node.
     """
-    reading = _Reading(source, table, context)
+    reading = _Reading(source, table, origin, context)
     try:
         for units in feed:
             splits = np.searchsorted(starts, units, side="right") - 1
@@ -100,7 +100,7 @@ def read_whole_splits(
             place = origin._replace(split=split)
             lists = source.read(table.splits[split], 0, -1, context.chunk_size)
             try:
-                for elements in lists:
+                while (elements := context.next_list(lists, place, position)) is not None:
                     yield Chunk(elements, place, range(position, position + len(elements)))
                     position += len(elements)
             finally:
@@ -125,8 +125,8 @@ def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk
 class _Reading:
     """Keeps a split open from one request to the next, as feeds ask for what follows more often than not."""
 
-    def __init__(self, source: SequentialSource, table: SplitTable, context: NodeContext) -> None:
-        self._source, self._table, self._context = source, table, context
+    def __init__(self, source: SequentialSource, table: SplitTable, origin: Origin, context: NodeContext) -> None:
+        self._source, self._table, self._origin, self._context = source, table, origin, context
         self._split = -1
         self._at = self._stop = 0
         self._lists: Iterator[list[Any]] = iter(())
@@ -139,7 +139,7 @@ class _Reading:
             self._lists = self._source.read(self._table.splits[split], low, -1, self._wanted)
         self._stop = high
         while self._at < high:
-            elements = next(self._lists, None)
+            elements = self._context.next_list(self._lists, self._origin._replace(split=split), self._at)
             if elements is None:
                 piece = self._table.splits[split]
                 raise SourceCorruptError(

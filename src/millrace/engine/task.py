@@ -20,7 +20,8 @@ from millrace.engine.measure import Measure, Sizer, measured
 from millrace.engine.naming import first_made, name_of
 from millrace.engine.pool import Crew
 from millrace.engine.spread import in_order
-from millrace.errors import ElementError, ElementTooLargeError, PipelineError
+from millrace.engine.watch import Watch, WorkerEndedError
+from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
 from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
 from millrace.ops.contract import Context
 from millrace.ops.stacking import Allocate
@@ -79,8 +80,9 @@ class RunningTask:
         nested: Callable[[Graph, int], Nested],
         leftovers: Mapping[int, list[Any]],
         allocate: Allocate,
+        watch: Watch | None = None,
     ) -> None:
-        self.units, self.task = units, task
+        self.units, self.task, self.watch = units, task, watch
         self.seed, self.epoch = seed, epoch
         self.measures, self.crews = measures, crews
         self.source, self.nested = sources, nested
@@ -90,7 +92,7 @@ class RunningTask:
         self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
         self._sizers, self._learnt = sizers, [(0, 0.0, 0)] * len(measures)
         options = units.graph.options()
-        self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place))
+        self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place), watch)
         self.buffer_bytes, self.window_budget, self.budget = budget.all, budget.window, budget.each
         self._streams: Counter[int] = Counter()
 
@@ -124,6 +126,8 @@ class RunningTask:
 
     def chunk_size(self, number: int) -> int:
         """Elements that node ``number`` should put into its next chunk, after what became of those before."""
+        if self.one_by_one:
+            return 1
         elements = self.measures[number].elements
         seen, spent, held = self._learnt[number]
         if elements > seen:
@@ -133,6 +137,29 @@ class RunningTask:
             self._sizers[number].learn(elements - seen, pulled_s - spent, largest - held)
             self._learnt[number] = (elements, pulled_s, largest)
         return self._sizers[number].size
+
+    @property
+    def one_by_one(self) -> bool:
+        """Elements go through the pipeline one at a time, on the thread that pulls."""
+        return self.watch is not None and self.watch.each
+
+    def watched(self, node: int, origin: Origin, position: int, action: Callable[[], T]) -> T:
+        """``action()``, which reads the element at a position of a source.
+
+        Raises:
+            SourceCorruptError: if workers ended as they read it.
+        """
+        if self.watch is None:
+            return action()
+
+        def where() -> str:
+            return f"reading {name_of(self, origin, position)}"
+
+        try:
+            with self.watch.at(node, origin, position, where):
+                return action()
+        except WorkerEndedError as error:
+            raise SourceCorruptError(f"{where()} failed: {error}") from None
 
     def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
         """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""
@@ -197,7 +224,7 @@ class NodeContext(Context):
 
     def guard(self, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
         """``action()`` about one element."""
-        return self._task.calls.guard(self._label, chunk, index, action)
+        return self._task.calls.guard(self._number, self._label, chunk, index, action)
 
     def in_order(self, function: Callable[[Chunk], T], chunks: Iterator[Chunk], parallel: int) -> Iterator[T]:
         """``function`` of each chunk, on threads where that pays."""
@@ -209,6 +236,9 @@ class NodeContext(Context):
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
         """The same chunks, computed ahead by a thread."""
+        if self._task.one_by_one:
+            yield from chunks
+            return
         with self._task.sharing(self._number) as budget:
             helper = Ahead(chunks, elements, budget)
             try:
@@ -292,6 +322,8 @@ class NodeContext(Context):
     def fetch(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         """The elements at the chunk's positions; errors of a map-style data set's own code name the position."""
         positions = np.asarray(chunk.positions, np.int64)
+        if self._task.watch is not None:
+            return self._fetch_watched(fetch, chunk)
         try:
             return Chunk(fetch(positions), chunk.origin, compact(positions))
         except Exception as error:
@@ -301,6 +333,19 @@ class NodeContext(Context):
             if self._task.calls.raises:
                 raise
             return self._fetch_each(fetch, Chunk([], chunk.origin, positions))
+
+    def next_list(self, lists: Iterator[list[Any]], origin: Origin, position: int) -> list[Any] | None:
+        """The next of the ``lists`` of a sequential source, which begins at a position; None after the last."""
+        return self._task.watched(self._number, origin, position, lambda: next(lists, None))
+
+    def _fetch_watched(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
+        if isinstance(self._node, FromMapStyle):
+            return self._fetch_each(fetch, chunk)
+        elements = []
+        for position in np.asarray(chunk.positions, np.int64):
+            one = partial(fetch, np.array([position]))
+            elements += self._task.watched(self._number, chunk.origin, int(position), one)
+        return Chunk(elements, chunk.origin, chunk.positions)
 
     def _fetch_each(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         positions = np.asarray(chunk.positions, np.int64)

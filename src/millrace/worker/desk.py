@@ -24,6 +24,7 @@ from millrace.control.messages import (
     ShardingChosen,
     SourcesFailed,
     SourcesListed,
+    TaskGoOn,
     TaskRef,
     TaskReturned,
     ToWorker,
@@ -88,6 +89,7 @@ class Desk:
         self._store = LeftoverStore()
         self._pace = Pace()
         self._gate = Gate()
+        self._careful = Gate()
 
     # -- the dispatcher's words ----------------------------------------------------------------------------------------
 
@@ -99,9 +101,12 @@ class Desk:
             case RevokeTask(ref=ref, lease=lease):
                 if all(lane.revoke((ref.epoch, ref.task), lease) for lane in self._lanes_of(ref.job)):
                     self._tell(TaskReturned(ref, lease))
-                self._gate.poke()
+                self._poke()
             case ForgetTasks(refs=refs):
                 self._forget(refs)
+            case TaskGoOn(ref=ref):
+                for lane in self._lanes_of(ref.job):
+                    lane.noted(message)
             case OpenJob():
                 self._open(message)
             case CloseJob(job=job):
@@ -139,16 +144,24 @@ class Desk:
             for lane in self._lanes_of(ref.job):
                 lane.forget((ref.epoch, ref.task))
         self._store.forget(refs)
+        self._poke()
+
+    def _poke(self) -> None:
         self._gate.poke()
+        self._careful.poke()
 
     def drop(self, leases: Container[int]) -> None:
-        """These leases became somebody else's while the dispatcher was out of reach."""
+        """The dispatcher is back: these leases became somebody else's; and it may have missed where runs are."""
         with self._lock:
             lanes = list(self._lanes.values())
         for lane in lanes:
             lane.drop(leases)
         self._store.drop(leases)
-        self._gate.poke()
+        self._poke()
+        for lane in lanes:
+            unanswered = lane.unanswered
+            if unanswered is not None:
+                self._tell(unanswered)
 
     def _close(self, name: str) -> None:
         with self._lock:
@@ -158,7 +171,7 @@ class Desk:
         self._store.forget_job(name)
         for lane in lanes:
             lane.close()
-        self._gate.poke()
+        self._poke()
         if job is not None:
             self._aside(functools.partial(self._end, job, lanes))
 
@@ -211,7 +224,7 @@ class Desk:
             job = self._jobs.get(name)
             if lane is not None or job is None:
                 return lane
-            runner = Runner(job, self._store, self._ask, self._tell, self._pace, self._gate)
+            runner = Runner(job, self._store, self._ask, self._tell, self._pace, self._gate, self._careful)
             lane = self._lanes[name, consumer] = Lane(
                 name,
                 consumer,

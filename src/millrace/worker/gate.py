@@ -23,6 +23,22 @@ class Gate:
             job: name of the job.
             check: called while waiting, after each :meth:`poke`; it may raise to give up.
         """
+        self._enter(job, check)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def outside(self, job: str) -> Iterator[None]:
+        """Inside for a job: while the body runs, another one's may."""
+        self._leave()
+        try:
+            yield
+        finally:
+            self._enter(job, None)
+
+    def _enter(self, job: str, check: Callable[[], None] | None) -> None:
         with self._changed:
             while self._inside and self._job != job:
                 if check is not None:
@@ -30,12 +46,11 @@ class Gate:
                 self._changed.wait()
             self._job = job
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
 
     def poke(self) -> None:
         """Has those that wait check whether they still should."""

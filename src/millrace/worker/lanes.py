@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Container
 from typing import Protocol
 
-from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskRef
+from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskAt, TaskGoOn, TaskRef
+from millrace.engine.watch import RunStoppedError
 from millrace.errors import ElementTooLargeError
 from millrace.wire import delivery
 from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel, TaskKey
@@ -27,7 +28,7 @@ class Stop(enum.Enum):
     """Nobody wants to hear of it any more."""
 
 
-class StoppedError(Exception):
+class StoppedError(RunStoppedError):
     """A run is to stop; raised inside the lane's thread, caught by it."""
 
     def __init__(self, stop: Stop) -> None:
@@ -75,6 +76,8 @@ class Lane:
         self._outlet: Outlet | None = None
         self._allowance = Allowance()
         self._blocked_since = 0.0
+        self._said: TaskAt | None = None
+        self._noted = 0
         self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{consumer}", daemon=True)
         self._thread.start()
 
@@ -171,6 +174,35 @@ class Lane:
         with self._changed:
             self._check()
 
+    def announce(self, message: TaskAt, tell: Callable[[TaskAt], None]) -> None:
+        """Tells the dispatcher where a run is, and returns once it knows.
+
+        Raises:
+            StoppedError: if the run is to stop.
+        """
+        with self._changed:
+            self._said = message
+            self._noted = 0
+        tell(message)
+        with self._changed:
+            while self._noted < message.number:
+                self._check()
+                self._changed.wait()
+            self._said = None
+
+    def noted(self, message: TaskGoOn) -> None:
+        """The dispatcher knows where the run is."""
+        with self._changed:
+            if self._said is not None and (self._said.lease, self._said.number) == (message.lease, message.number):
+                self._noted = message.number
+                self._changed.notify_all()
+
+    @property
+    def unanswered(self) -> TaskAt | None:
+        """What the dispatcher was told and has not answered."""
+        with self._changed:
+            return self._said
+
     @property
     def message_bytes(self) -> int:
         """What messages should have: a mebibyte, or less if the buffer would not hold a few of them."""
@@ -244,7 +276,7 @@ class Lane:
                 if self._closed:
                     return
                 lease = self._running = self._pending.pop(0)
-                self._stop = None
+                self._stop = self._said = None
             self._run(self, lease)
             with self._changed:
                 self._running = None

@@ -19,9 +19,11 @@ from millrace.control.messages import (
     TaskFinished,
     TaskReturned,
 )
+from millrace.engine.watch import Watch
 from millrace.errors import CodecError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.wire.failures import failure_of
+from millrace.worker.care import Steps
 from millrace.worker.gate import Gate
 from millrace.worker.jobs import Job
 from millrace.worker.lanes import Lane, Stop, StoppedError
@@ -103,10 +105,18 @@ class Runner:
         tell: sends a message to the dispatcher.
         pace: measures.
         gate: keeps jobs apart.
+        careful: lets one lease at a time be run with care.
     """
 
     def __init__(
-        self, job: Job, store: LeftoverStore, ask: Ask, tell: Callable[[FromWorker], None], pace: Pace, gate: Gate
+        self,
+        job: Job,
+        store: LeftoverStore,
+        ask: Ask,
+        tell: Callable[[FromWorker], None],
+        pace: Pace,
+        gate: Gate,
+        careful: Gate,
     ) -> None:
         self._job = job
         self._store = store
@@ -114,6 +124,7 @@ class Runner:
         self._tell = tell
         self._pace = pace
         self._gate = gate
+        self._careful = careful
 
     def __call__(self, lane: Lane, lease: LeaseTask) -> None:
         """Runs ``lease`` to its end and tells the dispatcher how it went. Raises nothing."""
@@ -135,6 +146,11 @@ class Runner:
             self._tell(outcome)
 
     def _run(self, lane: Lane, lease: LeaseTask) -> TaskFinished:
+        steps = Steps(lane, lease, self._tell, self._careful)
+        with steps.running() as watch:
+            return self._run_steps(lane, lease, steps, watch)
+
+    def _run_steps(self, lane: Lane, lease: LeaseTask, steps: Steps, watch: Watch | None) -> TaskFinished:
         from millrace.elements import codec
 
         started = time.monotonic()
@@ -152,28 +168,30 @@ class Runner:
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
         outputs = 0
         packer = Packer(codec.encode, first, lane.message_bytes)
-        with program.run(task, ref.epoch, leftovers) as run:
+        with program.run(task, ref.epoch, leftovers, watch) as run:
             for chunk in run:
                 lane.check()
                 before, outputs = outputs, outputs + len(chunk)
+                steps.outputs = outputs
                 if not keep or outputs <= first:
                     continue
                 packer.add(chunk.elements[max(first - before, 0) :])
-                waited += self._put(lane, lease, packer, flush=lane.hungry)
-            waited += self._put(lane, lease, packer, flush=True)
+                waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
+            waited += self._put(lane, lease, packer, steps, flush=True)
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
             lane.finish(lease, outputs, run.skipped)
         else:
             lane.abandon(lease)
-        self._pace.took(time.monotonic() - started - waited)
+        if watch is None:  # else it says nothing about other tasks
+            self._pace.took(time.monotonic() - started - waited)
         return TaskFinished(ref, lease.lease, outputs, run.skipped, left)
 
-    def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, *, flush: bool) -> float:
+    def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, steps: Steps, *, flush: bool) -> float:
         waited = 0.0
         try:
             for message in packer.messages(flush=flush):
-                with self._pace.paused():
+                with self._pace.paused(), steps.waiting():
                     waited += lane.put(lease, message)
         except CodecError as error:
             raise CodecError(f"an element that {self._last_operator()} gives cannot be sent: {error}") from error

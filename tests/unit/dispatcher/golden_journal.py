@@ -33,6 +33,7 @@ def live() -> Service:
         service.add_worker(name)
     _prepare_in_vain(service)
     _be_slow(service)
+    names += _be_poisoned(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -78,6 +79,28 @@ def _be_slow(service: Service) -> None:
     assert any(job.cuts for job in service.state.jobs.values())
     for peer in peers:
         service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _be_poisoned(service: Service) -> list[str]:
+    """A job whose listing and then one of whose elements ends workers; returns who came for them."""
+    peer = service.join("poisoned", "poisoned")
+    came = []
+    for number in range(6):
+        for worker in list(service.workers.values()):
+            if any(isinstance(asked, msg.ListSources) for asked in worker.planning) and not number:
+                service.kill(worker.name)
+                continue
+            service.plan_tasks(worker)
+            for lease in list(worker.leases.values()):
+                if (lease.ref.job, lease.ref.epoch, lease.ref.task) == ("poisoned", 0, 0):
+                    at = msg.TaskAt(lease.ref, lease.lease, 1, (1, 0, 0, 0, 5, 0), "map(decode) of a.jpg")
+                    service.say(inp.WorkerSaid(worker.name, at))
+                    service.kill(worker.name)
+        came.append(f"p{number}")
+        service.add_worker(came[-1])
+    assert service.state.jobs["poisoned"].poison
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    return came
 
 
 def write(path: Path, service: Service) -> None:

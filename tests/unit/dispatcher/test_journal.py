@@ -226,6 +226,8 @@ def within(expected, actual):
         return isinstance(actual, dict) and all(
             key in actual and within(value, actual[key]) for key, value in expected.items()
         )
+    if isinstance(expected, list) and expected and isinstance(actual, list) and len(actual) > len(expected):
+        return actual[: len(expected)] == expected  # a struct kept as an array
     return expected == actual
 
 

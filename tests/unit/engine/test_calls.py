@@ -120,7 +120,7 @@ def test_mistakes_in_the_pipeline_are_no_failures_of_an_element():
             calls(on_error).call(1, "map(wrong)", Opaque(wrong), chunk(0))
         assert caught.value.__notes__ == ["in map(wrong) of 3/0"]
         with pytest.raises(PipelineError, match="wrong"):
-            calls(on_error).guard("flat_map(wrong)", chunk(0), 0, lambda: wrong(0))
+            calls(on_error).guard(1, "flat_map(wrong)", chunk(0), 0, lambda: wrong(0))
 
 
 @pytest.mark.parametrize("takes_rng", [False, True])

@@ -32,6 +32,9 @@ class Context:
     def chunk_size(self) -> int:
         return self.size
 
+    def next_list(self, lists: Iterator[list[Any]], origin: Origin, position: int) -> list[Any] | None:
+        return next(lists, None)
+
 
 class Source:
     """Elements are (split, offset)."""

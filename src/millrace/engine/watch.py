@@ -1,0 +1,77 @@
+"""Running a task with care: what ended workers is not touched again, and before each step it is said where the run is.
+
+A *place* is (node, origin's node, split, repetition, position, how often the node was given that element before): the
+same in each run of a task. Places below are no function's, and of these only the last number counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from millrace.control.messages import Place
+from millrace.elements.chunk import Origin
+
+BEGINNING: Place = (-1, 0)
+"""Before the first step: the pipeline is built, leftovers are fetched."""
+
+
+def between(outputs: int) -> Place:
+    """Between two steps, after so many outputs: elements are put together or encoded."""
+    return (-2, outputs)
+
+
+class RunStoppedError(Exception):
+    """A run is to stop, says whoever was told where it is: no failure of the element."""
+
+
+class WorkerEndedError(Exception):
+    """Stands for what cannot be caught: the process ended when it came to an element."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the process of every worker that came to it ended: a crash in native code, os._exit, or all memory taken"
+        )
+
+
+class Watch:
+    """What one run must not touch, and whom it tells where it is.
+
+    Args:
+        poison: places that end the process.
+        announce: called with a place and the place in words, before it is entered, and with ``((), "")`` after it;
+            returns once that is known elsewhere, or raises RunStoppedError. None: nobody wants to know.
+
+    Attributes:
+        each: elements go through the pipeline one by one, on one thread.
+    """
+
+    def __init__(self, poison: Collection[Place], announce: Callable[[Place, str], None] | None) -> None:
+        self._poison = frozenset(poison)
+        self._announce = announce
+        # Where a function gives one element after the other, which step ends it depends on how many are asked for.
+        self.each = announce is not None or any(place[-1] for place in self._poison)
+        self._steps: Counter[Place] = Counter()
+
+    @contextmanager
+    def at(self, node: int, origin: Origin, position: int, where: Callable[[], str]) -> Iterator[None]:
+        """While the body runs node ``node`` deals with one element; ``where`` says which, in words.
+
+        Raises:
+            WorkerEndedError: it is known not to survive that; the body does not run.
+        """
+        element = (node, *origin, int(position))
+        step = self._steps[element]
+        self._steps[element] += 1
+        place = (*element, step)
+        if place in self._poison:
+            raise WorkerEndedError
+        if self._announce is None:
+            yield
+            return
+        self._announce(place, where())
+        try:
+            yield
+        finally:
+            self._announce((), "")

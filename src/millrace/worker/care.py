@@ -1,0 +1,73 @@
+"""Running a lease with care: the dispatcher knows where the run is, so that it knows what ended the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from millrace.control.messages import FromWorker, LeaseTask, Place, TaskAt
+from millrace.engine.watch import BEGINNING, Watch, between
+from millrace.worker.gate import Gate
+from millrace.worker.lanes import Lane
+
+ALONE = 2
+"""From this :attr:`LeaseTask.care` on each step is announced, and one lease at a time is run in that way."""
+
+
+class Steps:
+    """Says where one run is, as far as its lease asks for that.
+
+    Args:
+        lane: that runs it.
+        lease: what is run.
+        tell: sends a message to the dispatcher.
+        gate: lets one run with care do something at a time.
+
+    Attributes:
+        outputs: of the run so far.
+    """
+
+    def __init__(self, lane: Lane, lease: LeaseTask, tell: Callable[[FromWorker], None], gate: Gate) -> None:
+        self._lane, self._lease, self._tell, self._gate = lane, lease, tell, gate
+        self._name = f"lease {lease.lease}"
+        self._number = 0
+        self.outputs = 0
+
+    @contextmanager
+    def running(self) -> Iterator[Watch | None]:
+        """The body is the run; yields what the engine is to look at."""
+        lease = self._lease
+        places = [poison.place for poison in lease.poison]
+        if lease.care < ALONE:
+            if lease.care:
+                self._at(BEGINNING, "beginning")
+            yield Watch(places, None) if places else None
+            return
+        with self._gate.inside(self._name, self._lane.check):
+            self._at(BEGINNING, f"beginning task {lease.ref.task}, before its first element,")
+            yield Watch(places, self._step)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The body waits for the consumer: meanwhile others may run, and if the process ends it is not by this one."""
+        if self._lease.care < ALONE:
+            yield
+            return
+        self._tell(self._message((), ""))
+        with self._gate.outside(self._name):
+            yield
+        self._step((), "")
+
+    def _step(self, place: Place, where: str) -> None:
+        if place:
+            self._at(place, where)
+        else:
+            what = f"output {self.outputs} of task {self._lease.ref.task}"
+            self._at(between(self.outputs), f"putting {what} together, which is no function of the pipeline,")
+
+    def _at(self, place: Place, where: str) -> None:
+        self._lane.announce(self._message(place, where), self._tell)
+
+    def _message(self, place: Place, where: str) -> TaskAt:
+        self._number += 1
+        return TaskAt(self._lease.ref, self._lease.lease, self._number, place, where)
