@@ -7,7 +7,7 @@
 
 A small convolutional network learns CIFAR-10 from tar shards on a service of two workers; images are decoded, moved and
 mirrored there. ``--identical`` trains twice with one seed and ``deterministic=True``, the second time with a worker
-killed every few seconds, and compares the loss of every step and the final weights, bit for bit; the exit status is 1
+killed every 100 steps, and compares the loss of every step and the final weights, bit for bit; the exit status is 1
 if one differs, or if no worker was killed. Without it, the same and then a training for each guarantee and seed: test
 accuracy with 95 % confidence intervals (Student's t), what was read, lost and repeated, and the difference to exactly
 once, paired by seed, which decides the initial weights as well as what is random in the data.
@@ -90,7 +90,7 @@ class Size:
     batch: int
     tasks: int
     kill_every: int
-    """Steps from one kill to the next: some seconds."""
+    """Steps from one kill to the next."""
     seeds: int
 
 

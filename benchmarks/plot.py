@@ -206,12 +206,18 @@ def accuracy_table(report: Report) -> str:
             )
         )
     found, size = report["identical"], report["size"]
-    same = found["difference"] or "the loss of every step and the final weights are the same, bit for bit"
-    return (
+    learnt = (
         f"{_table(rows)}\n\n`{report['command']}`: {size['seeds']} seeds, {size['epochs']} epochs of "
         f"{report['elements']:,} images; ± is the 95 % confidence interval (Student's t), differences are paired by "
-        f"seed, counts are means of a training. {_machine(report)}.\n\nThe same command trained twice with one seed "
-        f"and `deterministic=True`, undisturbed and with {found['kills']} workers killed in {found['seconds']:.0f} s "
+        f"seed, counts are means of a training."
+        if report["results"]
+        else f"The trainings that are to be compared have not been run yet. `{report['command']}`:"
+        f" {size['epochs']} epochs of {report['elements']:,} images."
+    )
+    same = found["difference"] or "the loss of every step and the final weights are the same, bit for bit"
+    return (
+        f"{learnt} {_machine(report)}.\n\nThis command trained twice with one seed and `deterministic=True`, "
+        f"undisturbed and with {found['kills']} workers killed in {found['seconds']:.0f} s "
         f"({found['at_work']} of them at work): of {found['steps']} steps, {same}."
     )
 

@@ -89,4 +89,7 @@ def test_the_page_has_the_table(rows: list[dict], tmp_path: Path, monkeypatch: p
     assert "| exactly once | 60.5 ± 6.4 |  |  | 512 | 3 | 2 | 2 | 1.0 |" in text
     assert "| at most once | 59.5 ± 6.4 | -1.0 ± 0.0 | 0 |" in text
     assert "the same, bit for bit" in text
+    without = plot.accuracy_table({**report, "results": {}})
+    assert "have not been run yet" in without
+    assert "|" not in without
     assert "<!-- accuracy -->" in Path(plot.GUARANTEES).read_text()
