@@ -180,6 +180,8 @@ class Run:
                 await room.acquire()
                 self._crew.behind = False
                 group.create_task(self._fault(fault)).add_done_callback(lambda _: room.release())
+            self._crew.behind = True  # until the last ones are done, so that there is something left to disturb
+        self._crew.behind = False
 
     async def _fault(self, fault: Fault) -> None:
         _, run = KINDS[fault.kind]
@@ -233,7 +235,8 @@ def _show(run: Run, seconds: float, console: Console) -> None:
     console.print(found)
 
     for fault, why in run.missed:
-        console.print(f"did not fire: {fault.kind} (number {fault.number}): {why}", markup=False, style="red")
+        reason = why.partition(";")[0]  # the rest is in the log
+        console.print(f"did not fire: {fault.kind} (number {fault.number}): {reason}", markup=False, style="red")
     if run.failure:
         console.print(f"failed: {run.failure}", markup=False, style="red")
     console.print(f"{seconds:.0f} s; {'all is right' if run.fine else 'SOMETHING IS WRONG'}", highlight=False)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from chaos.pipeline import BUFFER_BYTES
 from chaos.reader import LENGTH, Finished, Options, Read, Word
 from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
@@ -73,7 +74,7 @@ class Crew:
     Attributes:
         control, bulk: harms that wait for connections to the dispatcher, and from consumers to workers.
         alone: held by who does something to the dispatcher.
-        behind: consumers are to be slow, as faults are not done as fast as they read.
+        behind: consumers are to be slow, as faults are not done as fast as elements are read.
         read: elements that count as read now, over all consumers.
         heard: elements that consumers have said ever to have read.
     """
@@ -141,6 +142,7 @@ class Crew:
         self._started += 1
         proxy = None
         arguments = ["worker", "--dispatcher", self.address, "--name", name, "--threads", "1", "--log-level", "info"]
+        arguments += ["--buffer-bytes", str(2 * BUFFER_BYTES)]
         if not lends:
             proxy = await Proxy((HERE, 0), self.bulk).open(THERE)
             arguments += ["--port", str(proxy.port), "--advertise", THERE, "--no-shared-memory"]
@@ -231,7 +233,7 @@ class Crew:
                 while (status := await self.status()) is None or not condition(status):  # noqa: ASYNC110
                     await asyncio.sleep(_ASK_S)
         except TimeoutError:
-            raise NotFiredError(f"it did not come to that; the last status: {json.dumps(status)}") from None
+            raise NotFiredError(f"it did not come to that in {GUARD_S:.0f} s; status: {json.dumps(status)}") from None
 
     async def reaches(self, elements: float) -> None:
         """Waits until so many elements count as read."""

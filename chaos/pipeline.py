@@ -17,6 +17,8 @@ import millrace as mr
 
 BATCH = 16
 CONTENT_BYTES = 4096
+BUFFER_BYTES = 2 << 20
+"""Of a consumer: some thirty batches, so that what is read was computed not long before."""
 _NOISE = 8
 _FILES = 8
 _KEPT = 5
@@ -64,6 +66,7 @@ def pipeline(pattern: str, pause_s: float) -> mr.Dataset:
         .map(augment)
         .filter(lambda element: is_kept(element["number"]))
         .batch(BATCH)
+        .with_options(buffer_bytes=BUFFER_BYTES)
     )
 
 
