@@ -10,6 +10,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ _WIDTH = 120
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it; returns the exit status."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that all is put away
     console = Console()
     if not console.is_terminal:
         console.width = _WIDTH  # a log gets whole lines

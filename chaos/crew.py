@@ -74,7 +74,8 @@ class Crew:
     Attributes:
         control, bulk: harms that wait for connections to the dispatcher, and from consumers to workers.
         alone: held by who does something to the dispatcher.
-        behind: consumers are to be slow, as faults are not done as fast as elements are read.
+        behind: consumers are to be slow, as faults are not done as fast as elements are read;
+        hurried: but not while somebody waits for what only they cause.
         read: elements that count as read now, over all consumers.
         heard: elements that consumers have said ever to have read.
     """
@@ -83,7 +84,7 @@ class Crew:
         self.control: Orders = collections.deque()
         self.bulk: Orders = collections.deque()
         self.alone = asyncio.Lock()
-        self.behind = False
+        self.behind = self.hurried = False
         self.workers: list[Worker] = []
         self.readers: list[Reader] = []
         self.read = self.heard = 0
@@ -283,7 +284,7 @@ class Crew:
                 reader.read.append(word)
                 self.read += len(word.numbers)
                 self.heard += len(word.numbers)
-                if self.behind:
+                if self.behind and not self.hurried:
                     await asyncio.sleep(_SLOW_S)
             case Finished():
                 reader.finished.set()

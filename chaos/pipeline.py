@@ -23,7 +23,7 @@ _NOISE = 8
 _FILES = 8
 _KEPT = 5
 """Of so many elements in a row one is filtered out."""
-_WINDOW = 500
+_WINDOW = 200
 _SEED = 7
 
 Bytes = npt.NDArray[np.uint8]
