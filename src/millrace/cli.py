@@ -99,6 +99,13 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     _add_memory(command)
     command.add_argument("--name", help="unique in the service (default: drawn)")
+    command.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that it may take to leave: for tasks to be done, and read (default 30)",
+    )
     _add_process(command)
     command.set_defaults(run=_worker)
 
@@ -270,6 +277,7 @@ def _worker(options: argparse.Namespace) -> int:
         buffer_bytes=options.buffer_bytes,
         shared_memory=options.shared_memory,
         name=options.name,
+        drain_timeout=options.drain_timeout,
     )
     _end_with(worker.stop, parent_pipe=options.parent_pipe)
     try:

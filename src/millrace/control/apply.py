@@ -36,7 +36,9 @@ def _worker_disconnected(state: State, event: ev.WorkerDisconnected) -> None:
 
 
 def _worker_retiring(state: State, event: ev.WorkerRetiring) -> None:
-    state.workers[event.worker].retiring = True
+    worker = state.workers[event.worker]
+    worker.retiring = True
+    worker.until = event.until
 
 
 def _worker_released(state: State, event: ev.WorkerReleased) -> None:
@@ -247,6 +249,12 @@ def _task_died(state: State, event: ev.TaskDied) -> None:
     live.at = event.place
 
 
+def _task_lost(state: State, event: ev.TaskLost) -> None:
+    job = state.jobs[event.job]
+    job.lost += 1
+    job.lost_elements += max(event.elements, 0)
+
+
 def _poison_found(state: State, event: ev.PoisonFound) -> None:
     job = state.jobs[event.job]
     live = job.epochs[event.epoch].live[event.task]
@@ -357,6 +365,7 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskEnded: _task_ended,
     ev.TaskReleased: _task_released,
     ev.TaskDied: _task_died,
+    ev.TaskLost: _task_lost,
     ev.PoisonFound: _poison_found,
     ev.PlanningDied: _planning_died,
     ev.EpochHeld: _epoch_held,

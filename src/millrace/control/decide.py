@@ -110,8 +110,8 @@ def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
             jobs.fail_job(turn, job, message.failure)
     elif isinstance(message, msg.ShardingChosen):
         schedule.sharding_chosen(turn, item.worker, message)
-    else:
-        membership.retiring(turn, item.worker)
+    elif isinstance(message, msg.WorkerLeaving):
+        membership.retiring(turn, item.worker, message)
 
 
 def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:

@@ -50,9 +50,10 @@ class WorkerDisconnected(Event, frozen=True):
 
 
 class WorkerRetiring(Event, frozen=True):
-    """It wants to leave and gets no more leases."""
+    """It wants to leave and gets no more leases. What it has at ``until`` (0: never) goes to others."""
 
     worker: str
+    until: float = 0.0
 
 
 class WorkerReleased(Event, frozen=True):
@@ -290,6 +291,19 @@ class TaskDied(Event, frozen=True):
     where: str = ""
 
 
+class TaskLost(Event, frozen=True):
+    """What its worker had not sent is not computed again, as the job chose; it is done after this.
+
+    Attributes:
+        elements: that its consumer does not have, at most; -1 if the plan cannot tell.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    elements: int = -1
+
+
 class PoisonFound(Event, frozen=True):
     """Two workers that ran a task with care ended at the same place: no other is to come to it.
 
@@ -386,6 +400,7 @@ AnyEvent = (
     | TaskEnded
     | TaskReleased
     | TaskDied
+    | TaskLost
     | PoisonFound
     | PlanningDied
     | TaskMoved

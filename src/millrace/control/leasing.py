@@ -18,7 +18,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
-from millrace.control.supply import Offer, newest, place_of, walk
+from millrace.control.supply import Offer, newest, place_of, runs_again, walk
 from millrace.control.turn import Turn
 
 
@@ -124,11 +124,17 @@ def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
 
 def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     """The worker that had the task is gone."""
-    if job.spec.visitation != "at_most_once":
+    if runs_again(job):
         turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
         settle(turn, job, epoch, task)
         return
-    consumer = job.epochs[epoch].live[task].consumer
+    live = job.epochs[epoch].live[task]
+    consumer = live.consumer
+    if not live.complete:
+        plan = turn.state.plan(job)
+        planned = plan.task(task)
+        known = plan.exact and planned.stop > planned.start
+        turn.emit(ev.TaskLost(job.name, epoch, task, planned.stop - planned.start - live.received if known else -1))
     _over(turn, job, epoch, task, dropped=True)
     if job.epochs[epoch].settled:
         send_ends(turn, job, epoch, consumer)

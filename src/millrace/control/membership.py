@@ -14,12 +14,13 @@ from millrace.control.messages import (
     StopWorker,
     TaskFinished,
     WorkerHello,
+    WorkerLeaving,
     WorkerWelcome,
 )
 from millrace.control.places import versions_differ
 from millrace.control.poison import planning_died, suspect
 from millrace.control.state import Worker
-from millrace.control.supply import by_worker
+from millrace.control.supply import by_worker, runs_again
 from millrace.control.turn import Turn
 
 MISSED_HEARTBEATS = 2
@@ -92,7 +93,7 @@ def lost(turn: Turn, worker: Worker, reason: str) -> None:
         job = turn.state.jobs[name]
         live = job.epochs[number].live.get(task) if job.failure is None else None
         if live is not None and live.worker == worker.id:
-            if not live.finished and job.spec.visitation != "at_most_once":
+            if not live.finished and runs_again(job) and not worker.retiring:
                 suspect(turn, job, number, task)
             if job.failure is None:
                 lose(turn, job, number, task, f"worker {worker.id} {reason}")
@@ -101,10 +102,11 @@ def lost(turn: Turn, worker: Worker, reason: str) -> None:
     _hand_over(turn, worker.id)
 
 
-def retiring(turn: Turn, name: str) -> None:
+def retiring(turn: Turn, name: str, message: WorkerLeaving) -> None:
     """It wants to leave in good order."""
-    if name in turn.state.workers:
-        turn.emit(ev.WorkerRetiring(name))
+    worker = turn.state.workers[name]
+    if not worker.retiring:  # who comes back says so again, and has no more time for that
+        turn.emit(ev.WorkerRetiring(name, turn.now + message.within_s if message.within_s else 0.0))
         _hand_over(turn, name)
 
 
@@ -145,6 +147,8 @@ def watch(turn: Turn) -> None:
         if worker.lost_at is not None:
             if turn.now - worker.lost_at > heartbeat and not turn.state.may_return(worker.lost_at, turn.now):
                 lost(turn, worker, f"did not come back within {heartbeat:g} s")
+        elif worker.retiring and not worker.released and 0 < worker.until < turn.now:
+            lost(turn, worker, "was leaving and did not get done in the time that it had")
         elif sight is not None and turn.now - sight.last_seen > limit:
             reason = f"was silent for {limit:g} s"
             turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))

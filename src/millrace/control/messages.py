@@ -226,6 +226,9 @@ class ShardingChosen(Message, frozen=True):
 class WorkerLeaving(Message, frozen=True):
     """The worker wants to go: no more leases, please. It ends its session when nothing of it is needed any more."""
 
+    within_s: float = 0.0
+    """Seconds after which it goes in any case; 0: it has not said."""
+
 
 # -- dispatcher to worker ----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,10 @@ class PlanLike(Protocol):
         """Number of tasks; None: endless."""
 
     @property
+    def exact(self) -> bool:
+        """A task gives as many elements as it has units."""
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the user."""
 
@@ -84,7 +88,7 @@ class Worker(msgspec.Struct):
 
     Attributes:
         job: the job it serves, since ``turn_began``, with ``turn_leases`` given since; ``reason`` says why that one.
-        retiring: it wants to leave; ``released``: it was told that it can.
+        retiring: it wants to leave, until ``until`` at the latest (0: whenever); ``released``: it was told that it can.
         lost_at: when its session broke; None while there is one.
         unfinished: by lease, the (job, epoch, task) that it runs.
         kept: the same of tasks that it has finished and still holds outputs or leftovers of.
@@ -102,6 +106,7 @@ class Worker(msgspec.Struct):
     turn_began: float = 0.0
     turn_leases: int = 0
     retiring: bool = False
+    until: float = 0.0
     released: bool = False
     lost_at: float | None = None
     unfinished: dict[int, tuple[str, int, int]] = {}
@@ -201,6 +206,8 @@ class Job(msgspec.Struct):
         cuts: how often its task was too long for a turn.
         poison: elements that no worker may touch any more, in any epoch; ``poisoned``: how many were found in all.
         planning_deaths: workers that ended while they listed its sources or chose its shares.
+        lost: tasks that went with their workers and were not run again; ``lost_elements`` of them, at most, as far as
+            the plan can tell.
     """
 
     name: str
@@ -223,6 +230,8 @@ class Job(msgspec.Struct):
     poison: list[Poison] = []
     poisoned: int = 0
     planning_deaths: int = 0
+    lost: int = 0
+    lost_elements: int = 0
 
 
 CREW_CHANGES = (

@@ -37,6 +37,11 @@ def stride(job: Job) -> int:
     return job.spec.num_consumers or 1
 
 
+def runs_again(job: Job) -> bool:
+    """What is lost with a worker is computed again: it was promised, or an unsharded epoch keeps its length."""
+    return job.spec.visitation == "exactly_once" or job.spec.sharding == "off"
+
+
 def by_worker(job: Job) -> bool:
     """The sharding fixes which worker runs what."""
     return job.spec.sharding in {"static", "custom"}

@@ -7,7 +7,7 @@ from typing import Any
 from millrace.control.messages import Poison
 from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
-from millrace.control.supply import newest
+from millrace.control.supply import newest, off_order
 
 STALE_S = 20.0
 """Reports older than this say nothing about now."""
@@ -96,8 +96,9 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         },
         "failure": job.failure.message if job.failure is not None else None,
         "why": _why_job(state, job, serving),
+        "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
-        "notes": _notes(job, [report.impure for report in reports]),
+        "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
     }
 
 
@@ -114,6 +115,24 @@ def _notes(job: Job, impure: list[str]) -> list[str]:
     if careful:
         notes.append(f"{careful} tasks ended {CARE} workers each and are run element by element, to find out why")
     return list(dict.fromkeys(filter(None, [*impure, *notes])))
+
+
+def _visits(state: State, job: Job, number: int) -> list[str]:
+    """What a weaker guarantee has cost so far, in words."""
+    if job.lost:
+        elements = f", at most {job.lost_elements} elements" if job.lost_elements else ""
+        choice = f"Visitation.{job.spec.visitation.upper()}"
+        return [f"{job.lost} tasks went with their workers{elements}; they are not run again, by {choice}"]
+    epoch = job.epochs.get(number)
+    if epoch is None or job.spec.sharding != "off" or job.length is None:
+        return []
+    walks = [step for name, step in epoch.cursors.items() if name.startswith("off:")]
+    plan = state.plan(job)
+    dealt = [run for i, step in enumerate(walks) for run in off_order(plan, job.seed, number, i)[:step].tolist()]
+    seen = len(set(dealt))
+    return [
+        f"without sharding {len(dealt)} tasks of epoch {number} were dealt: {seen} of {job.length} parts of the data"
+    ]
 
 
 def _in_order(sights: dict[int, Any]) -> list[Any]:

@@ -19,7 +19,7 @@ import msgspec
 
 from millrace.graph.nodes import Graph
 from millrace.planning.tables import SplitTable
-from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError
+from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
 FAN_IN = 16
 """Tasks whose leftovers one tail takes."""
@@ -68,13 +68,21 @@ class Plan:
 
     Attributes:
         length: number of tasks, tails included; None without end.
+        exact: each unit gives one element.
         warnings: what the user should know about it, a sentence each.
     """
 
     def __init__(
-        self, units: int, size: int, *, period: int = INFINITE, tails: bool = False, warnings: tuple[str, ...] = ()
+        self,
+        units: int,
+        size: int,
+        *,
+        period: int = INFINITE,
+        tails: bool = False,
+        exact: bool = False,
+        warnings: tuple[str, ...] = (),
     ) -> None:
-        self.warnings = warnings
+        self.warnings, self.exact = warnings, exact
         self._units, self._size, self._tails = units, size, tails
         self._period = min(period, units)
         self._sequence = units < 0
@@ -176,7 +184,9 @@ def plan_of(units_of: UnitMap, tasks: int | None = None) -> Plan:
             "Put it before operators that change the number of elements, or do without it, and the work can be shared."
         )
         return Plan(-1, 1, warnings=(warning,))
-    return Plan(root.count, _size(root, tasks), period=root.period, tails=root.collecting)
+    return Plan(
+        root.count, _size(root, tasks), period=root.period, tails=root.collecting, exact=root.yields is Yield.ONE
+    )
 
 
 def _size(root: Units, tasks: int | None) -> int:

@@ -284,8 +284,8 @@ class Desk:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def leave(self, deadline: float) -> None:
-        """Takes nothing on any more, gives back what has not begun, and waits until the rest was read.
+    def leave(self, deadline: float) -> bool:
+        """Takes nothing on any more, gives back what has not begun, and waits until the rest was read; whether it was.
 
         Args:
             deadline: until when to wait, in monotonic seconds.
@@ -296,12 +296,10 @@ class Desk:
         for lane in lanes:
             for lease in lane.unstarted():
                 self._tell(TaskReturned(lease.ref, lease.lease))
-        for lane in lanes:
-            lane.wait_idle(deadline)
-        self._store.wait_empty(deadline)
+        return all([*(lane.wait_idle(deadline) for lane in lanes), self._store.wait_empty(deadline)])
 
-    def close(self) -> None:
-        """Ends all jobs; waits a moment for their runs to stop."""
+    def close(self, patience_s: float = JOIN_S) -> None:
+        """Ends all jobs; waits so long for their runs to stop."""
         with self._lock:
             names = list(self._jobs)
             ending = [
@@ -309,7 +307,7 @@ class Desk:
             ]
         for name in names:
             self._close(name)
-        deadline = time.monotonic() + JOIN_S
+        deadline = time.monotonic() + patience_s
         for _, lanes in ending:
             for lane in lanes:
                 lane.join(max(deadline - time.monotonic(), 0.0))

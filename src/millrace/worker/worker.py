@@ -35,11 +35,11 @@ from millrace.wire.blobs import fetch_blob
 from millrace.wire.bulk import BulkConnection, BulkServer
 from millrace.wire.channel import ClientSession, ControlChannel
 from millrace.wire.failures import error_of
-from millrace.worker.desk import Desk
+from millrace.worker.desk import JOIN_S, Desk
 
 BUFFER_BYTES = 256 << 20
-LEAVE_S = 30.0
-"""How long an orderly end waits for consumers to read what is ready."""
+DRAIN_S = 30.0
+"""How long an orderly end waits for tasks to be done and consumers to read what is ready."""
 CONNECT_S = 10.0
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not listened on)
@@ -61,7 +61,7 @@ class Worker:
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs that wait to be read, all consumers together.
         shared_memory: lend consumers on this host the memory that batches are in.
-        leave_s: seconds that an orderly end may take.
+        drain_timeout: seconds that an orderly end may take; what is not done by then goes to other workers.
         name: unique in the service; None draws one.
     """
 
@@ -76,7 +76,7 @@ class Worker:
         threads: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         shared_memory: bool = True,
-        leave_s: float = LEAVE_S,
+        drain_timeout: float = DRAIN_S,
         name: str | None = None,
     ) -> None:
         self.id = name or uuid.uuid4().hex
@@ -85,7 +85,8 @@ class Worker:
         self._host = host
         self._port = port
         self._advertised = advertise or (platform.node() if host in _WILDCARDS else host)
-        self._leave_s = leave_s
+        self._drain_timeout = drain_timeout
+        self._patience_s = JOIN_S
         self._telling = threading.Lock()
         self._channel = ControlChannel(dispatcher, token, CONNECT_S)
         self._session: ClientSession | None = None
@@ -94,6 +95,7 @@ class Worker:
         self._want = 0
         self._over = threading.Event()
         self._leaving = False
+        self._until = time.monotonic()
         self._peers = 0
         self._error: MillraceError | None = None
         # For what waits here, for as much that waits in consumers on this host, and for what is being made.
@@ -122,8 +124,8 @@ class Worker:
         finally:
             self._over.set()
             self._report_now.set()
-            self._desk.close()
-            self._channel.close()
+            self._channel.close()  # first: what is not done is somebody else's from now on
+            self._desk.close(self._patience_s)
             server.close()
             for thread in threads:
                 thread.join(CONNECT_S)
@@ -142,9 +144,12 @@ class Worker:
 
     def _leave(self, reason: str) -> None:
         _logger.info("leaving: %s", reason)
-        self._tell(WorkerLeaving())
+        self._until = time.monotonic() + self._drain_timeout
+        self._tell(WorkerLeaving(self._drain_timeout))
         self._end_if_alone()
-        self._desk.leave(time.monotonic() + self._leave_s)
+        if not self._desk.leave(self._until):
+            self._patience_s = 0.0
+            _logger.warning("not everything was done and read within %g s: others do the rest", self._drain_timeout)
         self._over.set()
 
     def _serve(self, connection: BulkConnection) -> None:
@@ -209,7 +214,7 @@ class Worker:
                 )
             )
             if self._leaving:
-                session.send(WorkerLeaving())
+                session.send(WorkerLeaving(max(self._until - time.monotonic(), 0.001)))
             self._session = session
 
     def _told(self, message: ToWorker) -> None:

@@ -123,12 +123,14 @@ def test_at_most_once_goes_on_without_what_was_lost(own_service, gate, keeper, c
     dataset = pipeline(gate, {10})
     with Reading(readers(dataset, own_service, count, visitation=Visitation.AT_MOST_ONCE)) as reading:
         own_service.kill(own_service.named(keeper.wait()))
+        lost = own_service.until(lambda status: [job["lost"] for job in status["jobs"] if job["lost"]["tasks"]])
         [epoch] = together(reading.result())
     got = Counter(n for batch in epoch for n in batch.tolist())
     assert max(got.values()) == 1
     assert 10 not in got
     assert set(got) < {n for n in range(COUNT) if n % 3}
     assert len(got) > 0
+    assert lost[0]["elements"] == 0  # behind a filter nobody can tell
 
 
 @pytest.mark.parametrize("own_service", [2], indirect=True)
@@ -143,3 +145,19 @@ def test_the_dispatcher_is_killed_and_comes_back(own_service, gate, keeper):
     own_service.until(lambda status: {worker["pid"] for worker in status["workers"]} == workers)
     check(consume(readers(pipeline(gate, ()), own_service, 1), 2))
     assert not job_of(own_service.status(), "ours")
+
+
+@pytest.mark.parametrize("own_service", [1], indirect=True)
+def test_a_worker_whose_task_never_ends_leaves_all_the_same(own_service, gate, keeper):
+    [first] = own_service.workers
+    [slow] = own_service.add(1, "--drain-timeout", "1")
+    own_service.kill(first)
+    with Reading(readers(pipeline(gate, {200}), own_service, 1)) as reading:
+        assert own_service.named(keeper.wait()) == slow  # where it stays
+        own_service.leave(slow)
+        own_service.until(lambda status: not status["workers"])
+        own_service.add(1)
+        assert own_service.named(keeper.wait()) != slow
+        keeper.open()
+        check(reading.result())
+    wait_for_end(own_service.workers[slow])

@@ -8,7 +8,6 @@ import pytest
 from tests.integration.service.service_driving import job_of
 
 import millrace as mr
-from millrace import Visitation
 
 COUNT = 60
 STOP = 40
@@ -92,10 +91,7 @@ def test_data_that_were_changed_are_told_apart(own_service, gate, keeper, tmp_pa
 
 
 @pytest.mark.parametrize("own_service", [2], indirect=True)
-@pytest.mark.parametrize("visitation", [Visitation.EXACTLY_ONCE, Visitation.ZERO_ONCE_OR_MORE])
-def test_elements_that_are_missing_end_a_job_that_was_promised_each_once(
-    own_service, gate, keeper, tmp_path, visitation
-):
+def test_elements_that_are_missing_end_a_job_that_was_promised_each_once(own_service, gate, keeper, tmp_path):
     seen = str(tmp_path / "seen")
 
     def first_time(element):
@@ -110,15 +106,11 @@ def test_elements_that_are_missing_end_a_job_that_was_promised_each_once(
         return str(element["number"]) not in known
 
     data = mr.Dataset.range(COUNT).map(pure).filter(first_time)
-    with data.distribute(own_service.address, tasks=1, visitation=visitation, job_name="ours") as reading:
+    with data.distribute(own_service.address, tasks=1, job_name="ours") as reading:
         elements = iter(reading)
         for _ in range(3):
             next(elements)
         own_service.kill(own_service.named(keeper.wait()))
         keeper.open()
-        if visitation is Visitation.EXACTLY_ONCE:
-            with pytest.raises(mr.PipelineError, match=r"fewer elements.*filter\(first_time\)(.|\n)*AT_MOST_ONCE"):
-                list(elements)
-        else:
-            with pytest.warns(mr.MillraceWarning, match="fewer elements"):
-                list(elements)
+        with pytest.raises(mr.PipelineError, match=r"fewer elements.*filter\(first_time\)(.|\n)*AT_MOST_ONCE"):
+            list(elements)

@@ -29,6 +29,7 @@ class FakePlan:
 
     def __init__(self, mains: int | None, fan_in: int = 0) -> None:
         self.warnings: tuple[str, ...] = ()
+        self.exact = not fan_in
         self.mains = mains
         self.fan_in = fan_in
         self.tasks: list[Task] = []

@@ -6,8 +6,10 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
+from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.dispatcher.status import status
 
 
 def started(plan: FakePlan | None = None, workers: int = 1, **spec):
@@ -197,13 +199,36 @@ def test_leftovers_are_made_again_for_the_reader_of_their_tail(how):
     assert peers[tail].done
 
 
-def test_at_most_once_goes_on_without_what_is_lost():
-    service, peer = started(FakePlan(4), visitation="at_most_once", epochs=1)
+def notes(service):
+    [job] = status(service.state, service.observed, service.now)["jobs"]
+    return job["notes"]
+
+
+@pytest.mark.parametrize("visitation", ["at_most_once", "zero_once_or_more"])
+def test_the_weaker_guarantees_go_on_without_what_is_lost_and_count_it(visitation):
+    service, peer = started(FakePlan(4), visitation=visitation, epochs=1)
     service.add_worker("w1")
     service.kill("w0")
+    lost = "2 tasks went with their workers, at most 2 elements; they are not run again, by Visitation."
+    assert notes(service) == [lost + visitation.upper()]
     service.run()
     assert peer.done
     assert peer.ends == [2, 3]
+
+
+def test_what_a_weaker_guarantee_lost_of_a_tail_cannot_be_counted():
+    service, _ = started(FakePlan(4, 2), visitation="at_most_once", epochs=1)
+    service.kill("w0")
+    assert notes(service)[0].startswith("2 tasks went with their workers; they are")
+
+
+def test_without_sharding_it_is_known_how_much_of_the_data_came():
+    service, peer = started(FakePlan(8, 2), workers=2, sharding="off", visitation="zero_once_or_more", epochs=1)
+    service.kill("w0")
+    service.run()
+    assert sorted(peer.complete) == list(range(8))
+    dealt = {lease.run for lease in service.events if isinstance(lease, ev.TaskLeased)}
+    assert notes(service) == [f"without sharding 8 tasks of epoch 0 were dealt: {len(dealt)} of 8 parts of the data"]
 
 
 def test_a_tail_belongs_to_the_reader_of_the_last_task_before_it():
@@ -348,3 +373,49 @@ def test_an_error_in_an_epoch_that_nobody_reads_waits_until_somebody_does():
     assert lease.ref.epoch == 1
     service.say(inp.WorkerSaid("w0", msg.TaskFailed(lease.ref, number, failure)))
     assert peer.failure == failure
+
+
+def leave(service, name, within_s=0.0):
+    service.say(inp.WorkerSaid(name, msg.WorkerLeaving(within_s)))
+
+
+def test_a_leaving_worker_that_gets_done_in_time_is_released():
+    service, _ = started(FakePlan(4), workers=2)
+    held = set(service.workers["w0"].leases)
+    leave(service, "w0", 30.0)
+    service.tick(20.0)
+    service.tick(20.0 - 11.0)
+    assert set(service.workers["w0"].leases) == held  # it has a second left
+    service.run()
+    assert service.workers["w0"].stopped
+    service.tick(60.0)
+    assert not [event for event in service.events if isinstance(event, ev.WorkerLost | ev.TaskReleased)]
+
+
+def test_what_a_leaving_worker_does_not_get_done_in_time_goes_to_others():
+    service, peer = started(FakePlan(4), workers=2)
+    stuck = {lease.ref.task for lease in service.workers["w0"].leases.values()}
+    assert stuck
+    leave(service, "w0", 30.0)
+    service.tick(15.0)
+    service.hello("w0")
+    leave(service, "w0", 15.0)  # as who comes back does; that gives no more time
+    service.tick(14.0)
+    assert "w0" in service.state.workers
+    service.tick(2.0)
+    assert "w0" not in service.state.workers
+    [lost] = [event for event in service.events if isinstance(event, ev.WorkerLost)]
+    assert lost.reason == "was leaving and did not get done in the time that it had"
+    del service.workers["w0"]
+    service.run()
+    assert peer.done
+    assert sorted(peer.complete) == [0, 1, 2, 3]
+    assert not [event for event in service.events if isinstance(event, ev.TaskDied)]  # it is not their fault
+
+
+def test_a_leaving_worker_that_has_not_said_how_long_is_waited_for():
+    service, _ = started(FakePlan(4), workers=2)
+    leave(service, "w0")
+    for _ in range(10):
+        service.tick(10.0)
+    assert "w0" in service.state.workers

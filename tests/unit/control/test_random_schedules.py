@@ -64,7 +64,7 @@ def disturb(service: Service, rng: random.Random, names: list[str]) -> None:
         worker = service.workers[rng.choice(alive)]
         worker.leftovers.clear()
     elif what == "leave" and len(alive) > 2:
-        service.say(inp.WorkerSaid(rng.choice(alive), msg.WorkerLeaving()))
+        service.say(inp.WorkerSaid(rng.choice(alive), msg.WorkerLeaving(rng.choice([0.0, 2.0, 10.0]))))
     elif what == "return":
         worker = service.workers[rng.choice(alive)]
         if worker.leases and worker.connected:

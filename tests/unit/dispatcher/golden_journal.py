@@ -34,6 +34,7 @@ def live() -> Service:
     _prepare_in_vain(service)
     _be_slow(service)
     names += _be_poisoned(service)
+    _lose(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -101,6 +102,17 @@ def _be_poisoned(service: Service) -> list[str]:
     assert service.state.jobs["poisoned"].poison
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
     return came
+
+
+def _lose(service: Service) -> None:
+    """A job that does without what goes with a worker."""
+    peer = service.join("lossy", "lossy", visitation="at_most_once")
+    for _ in range(3):
+        service.work(read=False)
+    owner = next(worker for worker in service.state.workers.values() if worker.unfinished or worker.kept)
+    service.kill(owner.id)
+    assert service.state.jobs["lossy"].lost
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def write(path: Path, service: Service) -> None:
