@@ -24,6 +24,7 @@ from millrace.errors import (
     SourceCorruptError,
     SourceError,
     SourceNotFoundError,
+    StateError,
     UnknownLengthError,
     VersionMismatchError,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "SourceCorruptError",
     "SourceError",
     "SourceNotFoundError",
+    "StateError",
     "UnknownLengthError",
     "VersionMismatchError",
     "Visitation",

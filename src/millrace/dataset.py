@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from millrace import arguments
 from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
 from millrace.errors import PipelineError, UnknownLengthError
-from millrace.frameworks.readable import Number, Readable, choose
+from millrace.frameworks.readable import Readable
 from millrace.functions.signature import where_of
 from millrace.functions.spawning import for_children
 from millrace.graph import nodes as g
 from millrace.graph.nodes import AUTOTUNE
+from millrace.planning.checkpoint import Checkpoint, graph_digest
+from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.plan import Plan, make_plan
 from millrace.planning.shapes import Varying, varying
 from millrace.planning.tables import SplitTable
@@ -38,7 +39,7 @@ class Dataset(Readable):
     def __init__(self, node: g.Node) -> None:
         self._node = node
         self._tables: dict[int, SplitTable] | None = None
-        self._epochs = 0
+        self._passes = Passes()
 
     # -- sources -------------------------------------------------------------------------------------------------------
 
@@ -78,8 +79,7 @@ class Dataset(Readable):
     def from_webdataset(cls, patterns: arguments.Patterns) -> Dataset:
         """One element per sample of tar shards: ``{"__key__": str, "jpg": bytes, ...}``.
 
-        Args:
-            patterns: as for :meth:`from_files`; also ``shard-{000..012}.tar``.
+        ``patterns`` are as for :meth:`from_files`, and may have ranges: ``shard-{000..012}.tar``.
         """
         return cls(g.FromWebDataset(patterns=arguments.patterns("from_webdataset", patterns)))
 
@@ -184,7 +184,7 @@ class Dataset(Readable):
 
         Args:
             buffer_size: elements of the window.
-            seed: the same seed gives the same orders, epoch by epoch; None: the pipeline's.
+            seed: the same gives the same orders, epoch by epoch; None: the pipeline's.
             reshuffle_each_iteration: a new order in every epoch and repetition.
         """
         return self._then(
@@ -322,7 +322,7 @@ class Dataset(Readable):
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
         """Computes up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
-        size = AUTOTUNE if buffer_size == AUTOTUNE else arguments.whole("prefetch", "buffer_size", buffer_size, 0)
+        size = buffer_size if buffer_size == AUTOTUNE else arguments.whole("prefetch", "buffer_size", buffer_size, 0)
         return self if size == 0 else self._then(g.Prefetch, buffer_size=size)
 
     def cache(self, path: str | None = None) -> Dataset:
@@ -363,16 +363,22 @@ class Dataset(Readable):
         """One epoch, computed in this process."""
         return self.read_epoch()
 
-    def read_epoch(self, number: Number = None, share: tuple[int, int] | None = None) -> LocalIterator:
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> LocalIterator:
         """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
-        chosen = choose(number, self._epochs)
-        self._epochs = chosen + 1
-        return self._read(chosen, share)
+        from millrace.engine.local import read
+
+        return read(self, self._passes, number, share)
 
     def peek(self, count: int) -> list[Any]:
         """The first ``count`` elements of the first epoch."""
-        with self._read(0) as elements:
-            return list(itertools.islice(elements, count))
+        from millrace.engine.local import read
+
+        with read(self, Passes(), 0) as elements:
+            return [element for _, element in zip(range(count), elements, strict=False)]
+
+    def prepare_to_fork(self) -> None:
+        """Draws the seed, rather than each process its own."""
+        self.adopt_seed(self.seed)
 
     def varying(self) -> Varying:
         """See :class:`Readable`."""
@@ -400,8 +406,7 @@ class Dataset(Readable):
         """This pipeline on a service; functions that cannot travel are refused here.
 
         Args:
-            service: ``"grpc://host:port"`` of a dispatcher; None: an embedded service on this machine, started at the
-                first ``iter()`` and stopped with the result's life.
+            service: ``"grpc://host:port"`` of a dispatcher; None: one embedded here, from the first ``iter()`` on.
             job_name: consumers of one name share one job; None: a job of one's own.
             sharding: which worker runs which task; or a pure function of (task numbers, worker ids) that returns for
                 each task the index of a worker.
@@ -462,7 +467,7 @@ class Dataset(Readable):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process starts with this seed and this epoch; a process being spawned gets lambdas too."""
-        state = {**self.__dict__, "seed": self.seed, "_node": for_children(self._node)}
+        state = {**self.__dict__, "seed": self.seed, "_node": for_children(self._node), "_passes": self._passes.copy()}
         return {name: value for name, value in state.items() if name != "graph"}
 
     @functools.cached_property
@@ -488,10 +493,8 @@ class Dataset(Readable):
         """How an epoch is cut into tasks."""
         return make_plan(self.graph, self.tables(), tasks=tasks, seed=self.seed)
 
-    def _read(self, number: int, share: tuple[int, int] | None = None) -> LocalIterator:
-        from millrace.engine.local import read
-
-        return read(self.graph, self.tables(), self.seed, number, share)
+    def _fresh_state(self) -> Checkpoint:
+        return Checkpoint(seed=self.seed, epoch=self._passes.following, graph=graph_digest(self.graph))
 
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Dataset:
         return Dataset(node_type(inputs=(self._node,), **parameters))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import platform
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from millrace.arguments import one_of
-from millrace.errors import JobConflictError, PipelineError, UnknownLengthError
-from millrace.frameworks.readable import Number, Readable, choose
+from millrace.errors import JobConflictError, PipelineError, StateError, UnknownLengthError
+from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
+from millrace.graph import serialize
+from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
+from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:
@@ -98,27 +103,87 @@ class DistributedDataset(Readable):
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
         }
         self._named = job_name is not None
+        self._seed_is_chosen = seed is not None or dataset.graph.seed() is not None
         self._workers = workers
         self._buffer_bytes = dataset.graph.options().buffer_bytes or 0
         self._structure, self._bundle = _ship(dataset, sharding)
         self._embedded: LocalService | None = None
         self._session: ConsumerSession | None = None
-        self._share: tuple[int, int] | None = None
+        self._share: Share | None = None
+        self._passes = Passes()
+        self._resumed: weakref.ref[EpochReader] | None = None
 
     def __iter__(self) -> EpochReader:
         """The next epoch: an iterator with ``close()``, and a context manager."""
         return self.read_epoch()
 
-    def read_epoch(self, number: Number = None, share: tuple[int, int] | None = None) -> EpochReader:
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochReader:
         """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own."""
-        session = self._joined(share)
-        chosen = choose(number, session.next_epoch)
-        if chosen < session.next_epoch:
-            raise JobConflictError(
-                f"consumer {session.consumer} of job {session.job!r} is past epoch {chosen}, which this process "
-                "is about to begin: an earlier run, or another loader, has read the job; give this one another job_name"
+        passes, reload = self._passes, functools.partial(self._reload, share)
+        loaded = passes.loaded
+        resumed = self._resumed() if self._resumed is not None else None
+        if loaded and resumed is not None:
+            return resumed  # it is where these states lead, and nobody has asked it for anything
+        session = self._joined(share, loaded)
+        following = session.next_epoch
+        over = share is not None and any(each.epoch < following for each in loaded)  # for the loader, it is still that
+        passes.following = loaded[0].epoch if over else following
+        chosen, _ = passes.choose(number)
+        if not loaded:
+            if chosen < following:
+                raise JobConflictError(
+                    f"consumer {session.consumer} of job {session.job!r} is past epoch {chosen}, which this process "
+                    "is about to begin: an earlier run, or another loader, has read the job; give this one another "
+                    "job_name"
+                )
+            return session.epoch(chosen, keep=self, passes=passes, reload=reload)
+        if over:
+            reader = session.over(loaded[0], passes, reload)
+            self._session, self._resumed = None, weakref.ref(reader)
+            session.close()  # the loader's next pass may have other processes, before this one has ended
+            return reader
+        reader = session.epoch(following, read=said(loaded, following), keep=self, passes=passes, reload=reload)
+        self._resumed = weakref.ref(reader)
+        return reader
+
+    def _reload(self, share: Share | None, state: Any) -> EpochReader:
+        """What an iterator becomes into which ``state`` is loaded."""
+        resumed = self._resumed() if self._resumed is not None else None
+        if resumed is not None and self._passes.loaded == parse_all(state):
+            return resumed  # it was loaded into the dataset before
+        self.load_state_dict(state)
+        (first, *others), session = self._passes.loaded, self._session
+        if share is None and first.ended and not others and session is not None:
+            return session.over(first, Passes(), functools.partial(self._reload, None))
+        reader = self.read_epoch(None, share)
+        self._passes.started()
+        return reader
+
+    def load_state_dict(self, state: Any) -> None:
+        """See :class:`Readable`. The job begins anew with it, whatever has become of it since."""
+        super().load_state_dict(state)
+        first, chosen = self._passes.loaded[0], self._parameters["seed"]
+        if first.helpers or (first.seed is not None and chosen != first.seed and self._seed_is_chosen):
+            self._passes.loaded = ()
+            raise StateError(
+                f"the state is of seed {first.seed}, and this dataset has seed {chosen} by choice"
+                if not first.helpers
+                else "the state is of a process of a DataLoader without a service, which had tasks of its own"
             )
-        return session.epoch(chosen, keep=self)
+        self._resumed = None
+        if first.seed is not None:
+            self._parameters["seed"] = first.seed
+
+    set_state = load_state_dict
+
+    def adopt_seed(self, seed: int | None) -> None:
+        """See :class:`Readable`."""
+        if seed is not None:
+            self._parameters["seed"] = seed
+
+    def _fresh_state(self) -> Checkpoint:
+        graph = graph_digest(serialize.unpack(self._structure))
+        return Checkpoint(seed=self._parameters["seed"], epoch=self._passes.following, graph=graph)
 
     def peek(self, count: int) -> list[Any]:
         """The first ``count`` elements, computed in this process."""
@@ -178,7 +243,15 @@ class DistributedDataset(Readable):
         """A copy in another process joins by itself; an embedded service stays with the original."""
         service = self._embedded.address if self._embedded is not None else self._service
         # The user's functions go along as they go to workers, and are not unpickled unless somebody asks for them.
-        return {**self.__dict__, "_dataset": None, "_embedded": None, "_session": None, "_service": service}
+        return {
+            **self.__dict__,
+            "_dataset": None,
+            "_embedded": None,
+            "_session": None,
+            "_service": service,
+            "_passes": self._passes.copy(),
+            "_resumed": None,
+        }
 
     @property
     def dataset(self) -> Dataset:
@@ -198,9 +271,9 @@ class DistributedDataset(Readable):
             self._embedded = LocalService(max_workers=count)
         return self._embedded.address
 
-    def _joined(self, share: tuple[int, int] | None) -> ConsumerSession:
-        """The session of this process, as the consumer or as one of its helpers."""
-        if self._session is None or share != self._share:
+    def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
+        """The session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
+        if self._session is None or share != self._share or states:
             address = self.service_address()
 
             from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
@@ -223,11 +296,12 @@ class DistributedDataset(Readable):
                 buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
                 gone=watch(address),
                 linger=share is not None,  # the same helper's next life comes back
+                states=states,
             )
             self._share = share
         return self._session
 
-    def _place(self, share: tuple[int, int] | None) -> tuple[int | None, dict[str, Any]]:
+    def _place(self, share: Share | None) -> tuple[int | None, dict[str, Any]]:
         """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
         if share is None:
             return self._consumer_index, {}

@@ -9,6 +9,7 @@ MillraceError
 │   └── SourceCorruptError     a file is truncated or is not what it claims to be
 ├── ElementError           a user's function failed on one element
 ├── ElementTooLargeError   one element is larger than the memory it must pass through
+├── StateError             a saved state does not fit where it is loaded
 ├── CodecError             bytes are not an element, or an element cannot become bytes
 └── ServiceError           something between this process and the service
     ├── ServiceUnreachableError  nobody answers at the address
@@ -80,6 +81,10 @@ class ElementError(MillraceError):
 
 class ElementTooLargeError(MillraceError, MemoryError):
     """One element is larger than the buffer it has to pass through."""
+
+
+class StateError(MillraceError, ValueError):
+    """A saved state is damaged, or of another pipeline, other data or another run; the message says what changed."""
 
 
 class CodecError(MillraceError, ValueError):

@@ -14,7 +14,7 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
 from millrace.client.meter import Rates
 from millrace.client.purity import impurity
+from millrace.client.tally import Tally
 from millrace.control.messages import (
     BeginEpoch,
     ConsumerReport,
@@ -34,6 +35,7 @@ from millrace.control.messages import (
     LeaveJob,
     Notice,
     ReadTasks,
+    Resumed,
     TaskProgress,
     ToConsumer,
 )
@@ -45,9 +47,11 @@ from millrace.errors import (
     PipelineError,
     ServiceError,
     ServiceUnreachableError,
+    StateError,
     VersionMismatchError,
 )
 from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint, graph_digest
 from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import put_blob
@@ -82,6 +86,11 @@ class Conversation:
         timeout: seconds until the service must have answered.
         gone: why the dispatcher will not come back, once that is known; asked when the session has broken.
         linger: the place is left to a successor: closing does not leave the job.
+        states: where the job goes on.
+
+    Attributes:
+        sources: what identifies the data, and
+        tasks: how many tasks an epoch has; known once one has begun.
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
@@ -102,9 +111,12 @@ class Conversation:
         timeout: float,
         gone: Callable[[], str] | None = None,
         linger: bool = False,
+        states: Sequence[Checkpoint] = (),
     ) -> None:
         self._spec = spec
         self._linger = linger
+        self.sources: list[str] = []
+        self.tasks: int | None = None
         self._gone = gone
         self.client = uuid.uuid4().hex
         self.pid = os.getpid()
@@ -119,6 +131,7 @@ class Conversation:
         self._failure: MillraceError | None = None
         self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
         self._measure: Measure | None = None
+        self._generation = 0
         self._notices: set[str] = set()
         self._reruns = self._differed = 0
         self._impure = ""
@@ -128,18 +141,21 @@ class Conversation:
         self._channel = ControlChannel(address, token, timeout)
         try:
             self._channel.connect()
-            session, joined = self._join_first(bundle, consumer, timeout)
+            session, joined = self._join_first(bundle, consumer, timeout, states)
         except BaseException:
             self._channel.close()
             raise
         self.job, self.consumer, self.seed = joined.job, joined.consumer, joined.seed
         self._heartbeat_s = joined.heartbeat_s
-        self.next_epoch = joined.epoch + 1
+        self._generation = joined.generation
+        self._following: int | None = None if joined.waits else joined.epoch + 1
         self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
+        self._graph = graph_digest(unpack(self._spec.structure))
         self.feed = Feed(
             self.job,
             self.consumer,
             self.client,
+            generation=joined.generation,
             token=token,
             compression=compression,
             buffer_bytes=buffer_bytes,
@@ -156,12 +172,14 @@ class Conversation:
         self._threads.append(thread)
         thread.start()
 
-    def _join_first(self, bundle: bytes, consumer: int | None, timeout: float) -> tuple[ClientSession, JobJoined]:
+    def _join_first(
+        self, bundle: bytes, consumer: int | None, timeout: float, states: Sequence[Checkpoint]
+    ) -> tuple[ClientSession, JobJoined]:
         """Joins the dispatcher, which was there a moment ago: if it dies meanwhile, as soon as it is back."""
 
         def join() -> tuple[ClientSession, JobJoined]:
             self._spec = msgspec.structs.replace(self._spec, bundle=put_blob(self._channel, bundle))
-            return self._join(consumer, timeout)
+            return self._join(consumer, timeout, states=states)
 
         try:
             return join()
@@ -197,13 +215,27 @@ class Conversation:
                 lost = error
         return None
 
-    def _join(self, consumer: int | None, timeout: float, *, resume: bool = False) -> tuple[ClientSession, JobJoined]:
+    def _join(
+        self, consumer: int | None, timeout: float, *, resume: bool = False, states: Sequence[Checkpoint] = ()
+    ) -> tuple[ClientSession, JobJoined]:
         session = self._channel.open_session(ToConsumer)
         hurry = threading.Timer(timeout, session.close)
         hurry.daemon = True
         hurry.start()
         try:
-            session.send(JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid, resume))
+            session.send(
+                JoinJob(
+                    self._spec,
+                    self.client,
+                    consumer,
+                    __version__,
+                    platform.node(),
+                    self.pid,
+                    resume,
+                    self._generation,
+                    list(states),
+                )
+            )
             for message in session:
                 if isinstance(message, JobJoined):
                     return session, message
@@ -220,7 +252,55 @@ class Conversation:
             f"the dispatcher at {self._channel.address} did not let this process join in time"
         )
 
+    def checkpoint(self, epoch: int, tally: Tally) -> Checkpoint:
+        """The state of who reads ``epoch``, without asking anybody.
+
+        Raises:
+            StateError: the job has no states.
+        """
+        if self._spec.sharding == "off":
+            raise StateError(
+                "ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on"
+            )
+        if self.consumer and self._spec.num_consumers is None:
+            raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
+        done, begun = tally.now(self.feed, epoch)
+        return Checkpoint(
+            seed=self.seed,
+            epoch=epoch,
+            graph=self._graph,
+            sources=self.sources,
+            tasks=self.tasks,
+            done=done.low,
+            later=done.text(),
+            begun=begun,
+            ended=tally.ended,
+            rank=self.consumer,
+            ranks=self._spec.num_consumers or 1,
+        )
+
     # -- epochs --------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_epoch(self) -> int:
+        """The first epoch that was not begun at this place; waits for the states of other ranks, if need be.
+
+        Raises:
+            MillraceError: why the job cannot go on.
+        """
+        with self._lock:
+            self._wait(lambda: self._following is not None)
+            assert self._following is not None
+            return self._following
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Waits with the lock held."""
+        while not condition():
+            if self._failure is not None:
+                raise self._failure
+            if self._over.is_set():
+                raise ServiceError("the session was closed while an epoch was about to begin")
+            self._changed.wait()
 
     def begin(self, number: int | None, measure: Measure) -> int:
         """Begins an epoch (None: the next one) and returns its number once the dispatcher has said so.
@@ -230,17 +310,12 @@ class Conversation:
         """
         with self._lock:
             wanted = self.next_epoch if number is None else number
-            self.next_epoch = wanted + 1
+            self._following = wanted + 1
             self._wanted = wanted
             self._measure = measure
         self._send(BeginEpoch(wanted))
         with self._lock:
-            while self._begun != wanted:
-                if self._failure is not None:
-                    raise self._failure
-                if self._over.is_set():
-                    raise ServiceError("the session was closed while an epoch was about to begin")
-                self._changed.wait()
+            self._wait(lambda: self._begun == wanted)
         return wanted
 
     def end(self, number: int) -> None:
@@ -302,18 +377,25 @@ class Conversation:
                 self.feed.assign(epoch, reads)
             case EpochEnds(epoch=epoch, tasks=tasks):
                 self.feed.ends(epoch, tasks)
-            case EpochBegun(epoch=epoch):
+            case EpochBegun(epoch=epoch, tasks=count, sources=sources):
                 with self._lock:
                     if epoch == self._wanted:
+                        self.tasks, self.sources = count, sources
                         self.feed.begin(epoch, in_order=self._spec.deterministic)
                         self._begun = epoch
                         self._changed.notify_all()
+            case Resumed(epoch=epoch):
+                with self._lock:
+                    self._following = epoch if self._following is None else self._following
+                    self._changed.notify_all()
             case JobFailed(failure=failure):
                 self._fail(error_of(failure))
             case Notice(text=text):
                 self._notice(text)
-            case JobJoined(heartbeat_s=heartbeat_s):
+            case JobJoined(heartbeat_s=heartbeat_s, waits=waits, epoch=last):
                 self._heartbeat_s = heartbeat_s
+                if not waits:
+                    self._told(Resumed(last + 1))
 
     def _notice(self, text: str) -> None:
         if text in self._notices:

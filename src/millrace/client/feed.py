@@ -39,6 +39,7 @@ class Feed:
         job: name of the job.
         consumer: index of the consumer.
         client: id of this process's session.
+        generation: of the job that it has joined.
         token: that workers demand.
         compression: of what comes over the network.
         buffer_bytes: bound on what is held and granted.
@@ -52,13 +53,14 @@ class Feed:
         consumer: int,
         client: str,
         *,
+        generation: int = 0,
         token: str | None,
         compression: Compression | None = None,
         buffer_bytes: int,
         wake: Callable[[], None],
         compared: Callable[[int, Rerun], None] = lambda epoch, rerun: None,
     ) -> None:
-        self._open = delivery.Open(job, consumer, client)
+        self._open = delivery.Open(job, consumer, client, generation)
         self._token = token
         self._compression = compression
         self._wake = wake
@@ -191,6 +193,11 @@ class Feed:
             if self._inbox is None:
                 return -1, []
             return self._inbox.number, self._inbox.progress(everything=everything)
+
+    def ended(self, epoch: int) -> list[tuple[int, int]]:
+        """(task, number of its outputs) of this epoch's tasks that have ended since the last call."""
+        with self._changed:
+            return [] if self._inbox is None or self._inbox.number != epoch else self._inbox.ended()
 
     @property
     def skipped(self) -> int:

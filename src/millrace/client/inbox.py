@@ -89,6 +89,7 @@ class TaskInbox:
     messages: deque[Arrival] = field(default_factory=deque)
     noted: tuple[int, int] = (-1, 0)
     rerun: bool = False
+    number: int = -1
 
     @property
     def start(self) -> int:
@@ -117,17 +118,18 @@ class EpochInbox:
         self._arrived: deque[TaskInbox] = deque()  # one entry for each message; unused if in_order
         self._share: set[int] | None = None
         self._moved: set[int] = set()
+        self._ended: list[tuple[int, int]] = []
         self._unread: list[int] = []  # if in_order: a heap of the tasks not begun to be read
         self._reading: TaskInbox | None = None
 
     def assign(self, task: int, lease: int, address: str, start: int = 0) -> int:
         """The task is (now) read from there; returns the number of the first output to ask for.
 
-        Outputs before ``start`` are another consumer's.
+        Outputs before ``start`` are another consumer's, or were read before a resume.
         """
         inbox = self._tasks.get(task)
         if inbox is None:
-            inbox = self._tasks[task] = TaskInbox(lease, address, start)
+            inbox = self._tasks[task] = TaskInbox(lease, address, start, number=task)
             if self.in_order:
                 heapq.heappush(self._unread, task)
         inbox.again |= inbox.complete and lease != inbox.lease
@@ -176,6 +178,7 @@ class EpochInbox:
         inbox.again &= not last
         if ended:
             inbox.complete = True
+            self._ended.append((task, inbox.held))
             inbox.skipped = skipped
             self.skipped += skipped
         if fresh > 0 or ended:
@@ -237,6 +240,11 @@ class EpochInbox:
         report = [TaskProgress(number, self._tasks[number].held, self._tasks[number].complete) for number in numbers]
         self._moved = set()
         return report
+
+    def ended(self) -> list[tuple[int, int]]:
+        """(task, number of its outputs) of those of which all has arrived since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def wanted(self, task: int) -> bool:
         """Whether its worker is to be asked for it."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from millrace.client.conversation import CLOSE, Conversation
-from millrace.client.meter import Meter, Rates
+from millrace.client.tally import Tally
 from millrace.control.messages import JobSpec
-from millrace.errors import ServiceError, ShippingError
+from millrace.errors import ServiceError, ShippingError, StateError
+from millrace.planning.checkpoint import Checkpoint, Merged, pack
+from millrace.planning.passes import Passes
 from millrace.wire.compression import Compression
+
+Reload = Callable[[Any], "EpochReader"]
 
 BUFFER_BYTES = 256 << 20
 LEAST_BUFFER_BYTES = 1 << 20
@@ -36,6 +40,7 @@ class ConsumerSession:
         gone: why the dispatcher will not come back, "" while it may; None: it always may.
         linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next
             life.
+        states: where the job goes on: this consumer's state, or those of all ranks.
 
     Attributes:
         job: the job's name.
@@ -63,6 +68,7 @@ class ConsumerSession:
         connect_timeout: float = 10.0,
         gone: Callable[[], str] | None = None,
         linger: bool = False,
+        states: Sequence[Checkpoint] = (),
     ) -> None:
         self._conversation = Conversation(
             address,
@@ -75,6 +81,7 @@ class ConsumerSession:
             timeout=connect_timeout,
             gone=gone,
             linger=linger,
+            states=states,
         )
         # Dropped without close(), which may happen in any thread, inside anything: only leave a word.
         weakref.finalize(self, self._conversation.say, CLOSE).atexit = False
@@ -90,15 +97,32 @@ class ConsumerSession:
 
     @property
     def next_epoch(self) -> int:
-        """Number of the first epoch that this consumer, in this session or an earlier one, has not begun."""
+        """Number of the first epoch that this consumer, in this session or an earlier one, has not begun.
+
+        Waits, if need be, until all ranks have said their states.
+
+        Raises:
+            MillraceError: why the job cannot go on.
+        """
         return self._conversation.next_epoch
 
-    def epoch(self, number: int | None = None, *, keep: object = None) -> EpochReader:
+    def epoch(
+        self,
+        number: int | None = None,
+        *,
+        read: Merged | None = None,
+        keep: object = None,
+        passes: Passes | None = None,
+        reload: Reload | None = None,
+    ) -> EpochReader:
         """Begins an epoch, which ends the one before; None: the next one.
 
         Args:
             number: of the epoch.
+            read: what of it was read before, as far as this consumer is to say.
             keep: lives at least as long as the epoch is being read, e.g. the service it comes from.
+            passes: of the dataset: told what is read.
+            reload: makes another reader, of a session that goes on with these states.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -108,8 +132,14 @@ class ConsumerSession:
         former = self._reader() if self._reader is not None else None
         if former is not None:
             former.close()
-        reader = EpochReader(self, self._conversation, number, keep)
+        reader = EpochReader(self, self._conversation, number, read, keep, passes or Passes(), reload)
         self._reader = weakref.ref(reader)
+        return reader
+
+    def over(self, state: Checkpoint, passes: Passes, reload: Reload) -> EpochReader:
+        """A reader at the end of an epoch that has ended before; no epoch begins."""
+        reader = EpochReader(self, self._conversation, state.epoch, None, None, passes, reload, over=state)
+        reader.close()
         return reader
 
     def check(self) -> None:
@@ -149,15 +179,37 @@ class EpochReader(Iterator[Any]):
 
     Attributes:
         number: of the epoch.
+        checkpoint: how far it was read; may be asked when the reader is gone, and does not keep it.
     """
 
-    def __init__(self, session: ConsumerSession, conversation: Conversation, number: int | None, keep: object) -> None:
+    def __init__(
+        self,
+        session: ConsumerSession,
+        conversation: Conversation,
+        number: int | None,
+        read: Merged | None,
+        keep: object,
+        passes: Passes,
+        reload: Reload | None,
+        over: Checkpoint | None = None,
+    ) -> None:
         self._session: ConsumerSession | None = session  # it lives as long as somebody reads
         self._keep = keep
         self._conversation = conversation
-        self._tally = tally = _Tally()
-        self.number = conversation.begin(number, tally.measure)
-        self._finalizer = weakref.finalize(self, conversation.say, self.number)
+        self._passes, self._reload = passes, reload
+        self._tally = tally = Tally(read)
+        self.checkpoint: Callable[[], Checkpoint]
+        if over is None:
+            self.number = conversation.begin(number, tally.measure)
+            self.checkpoint = functools.partial(conversation.checkpoint, self.number, tally)
+        else:
+            self.number = over.epoch
+            self.checkpoint = lambda: over
+        passes.begin(self.number, self.checkpoint)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._finalizer = weakref.finalize(self, self._conversation.say, self.number)
         self._finalizer.atexit = False
 
     def __iter__(self) -> Self:
@@ -170,6 +222,7 @@ class EpochReader(Iterator[Any]):
         return next(self._tally.current)
 
     def _advance(self) -> None:
+        self._passes.started()
         if self._session is None:
             raise StopIteration
         self._session.check()
@@ -180,21 +233,53 @@ class EpochReader(Iterator[Any]):
         got = time.perf_counter()
         if arrival is None:
             tally.meter.ended(asked)
+            tally.ended = True
             self.close()
             raise StopIteration
         elements = arrival.decoded()
         tally.meter.took(len(elements), asked, got, queued)
-        tally.current = iter(elements)
+        tally.hand_out(elements, arrival)
 
     @property
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
         return self._conversation.feed.skipped
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far this epoch was read, as plain values, without asking the service.
+
+        Raises:
+            StateError: the job has no states, as its epochs are not the data or its consumers not numbered.
+        """
+        return pack(self.checkpoint())
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where ``state`` was taken: in that epoch, or at its end. The job begins anew with it.
+
+        Args:
+            state: what ``state_dict()`` gave, here or in process; or the list of all ranks' states.
+
+        Raises:
+            StateError: it is not of this pipeline over these data.
+            MillraceError: as of :class:`ConsumerSession`.
+        """
+        if self._reload is None:
+            raise StateError("this reader was opened without a way to load states")
+        other = self._reload(state)
+        if other is self:
+            return
+        self.close()
+        other._finalizer.detach()  # noqa: SLF001 (it becomes this one)
+        self.__dict__ = other.__dict__
+        self._watch()
+
+    get_state, set_state = state_dict, load_state_dict
+
     def close(self) -> None:
         """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
         self._session = self._keep = None
-        self._tally.current = iter(())
+        self._tally.now(self._conversation.feed, self.number)
+        self._tally.hand_out([], None)
         if self._finalizer.detach() is not None:
             self._conversation.end(self.number)
 
@@ -208,16 +293,3 @@ class EpochReader(Iterator[Any]):
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
-
-
-class _Tally:
-    """What the reporting thread sees of a reader, without keeping it alive."""
-
-    def __init__(self) -> None:
-        self.meter = Meter()
-        self.current: Iterator[Any] = iter(())
-
-    def measure(self) -> tuple[int, Rates]:
-        left = operator.length_hint(self.current)  # of a list's iterator, so exact
-        now = time.perf_counter()
-        return self.meter.handed + self.meter.pending - left, self.meter.rates(now, left)

@@ -9,6 +9,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.state import CARE, Consumer, Epoch, Job, LiveTask, State, Worker
+from millrace.planning.progress import TaskSet
 
 
 def _dispatcher_started(state: State, event: ev.DispatcherStarted) -> None:
@@ -78,7 +79,9 @@ def _turn_cut(state: State, event: ev.TurnCut) -> None:
 def _job_created(state: State, event: ev.JobCreated) -> None:
     state.turns += 1
     name = event.spec.name
-    state.jobs[name] = Job(name, event.spec, event.seed, event.digest, event.anonymous, event.at, state.turns)
+    state.jobs[name] = Job(
+        name, event.spec, event.seed, event.digest, event.anonymous, event.at, state.turns, generation=state.turns
+    )
 
 
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
@@ -129,6 +132,16 @@ def _forget_job(state: State, name: str) -> None:
                 del held[lease]
 
 
+def _states_loaded(state: State, event: ev.StatesLoaded) -> None:
+    job = state.jobs[event.job]
+    job.states.update((each.rank, each) for each in event.states)
+    known = len(job.states) == event.states[0].ranks
+    job.first = min(each.next_epoch for each in job.states.values()) if known else None
+    if job.first is not None:
+        for place in job.consumers.values():
+            place.epoch = max(place.epoch, job.first - 1)
+
+
 def _listing_asked(state: State, event: ev.ListingAsked) -> None:
     state.jobs[event.job].lister = event.worker
 
@@ -138,6 +151,7 @@ def _table_recorded(state: State, event: ev.TableRecorded) -> None:
     job.tables = event.tables
     job.tables_digest = event.digest
     job.length = event.length
+    job.prints = event.prints
     job.lister = ""
 
 
@@ -147,6 +161,25 @@ def _epoch_began(state: State, event: ev.EpochBegan) -> None:
 
 def _epoch_opened(state: State, event: ev.EpochOpened) -> None:
     state.jobs[event.job].epochs[event.epoch] = Epoch()
+
+
+def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
+    job = state.jobs[event.job]
+    done = TaskSet.parse(event.done, event.later)
+    epoch = job.epochs[event.epoch] = Epoch(low=done.low, later=done.bitmap(), done=len(done) - len(event.again))
+    epoch.starts = dict(event.begun)
+    epoch.freed = set(event.freed)
+    if job.spec.deterministic:
+        every = job.spec.num_consumers or 1
+        for consumer in range(every):
+            theirs = range(consumer, done.low + done.bits.bit_length(), every)
+            epoch.dealt[consumer] = sum(epoch.over(task) for task in theirs)
+    else:
+        epoch.dealt[-1] = len(done)
+    heir = min(job.consumers, default=0)
+    for task in event.again:
+        epoch.live[task] = LiveTask(heir, complete=True)
+        epoch.pending.setdefault(heir, set()).add(task)
 
 
 def _owners_asked(state: State, event: ev.OwnersAsked) -> None:
@@ -188,6 +221,9 @@ def _epoch_closed(state: State, event: ev.EpochClosed) -> None:
 
 def _deal(job: Job, epoch: Epoch, task: int, live: LiveTask) -> None:
     epoch.live[task] = live
+    live.received = epoch.starts.get(task, 0)
+    live.freed = task in epoch.freed
+    epoch.freed.discard(task)
     epoch.dealt[live.consumer] = epoch.dealt.get(live.consumer, 0) + 1
     epoch.unread.setdefault(live.consumer, set()).add(task)
     if job.length is not None:
@@ -351,10 +387,12 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.ConsumerLeft: _consumer_left,
     ev.JobBroke: _job_broke,
     ev.JobRemoved: _job_removed,
+    ev.StatesLoaded: _states_loaded,
     ev.ListingAsked: _listing_asked,
     ev.TableRecorded: _table_recorded,
     ev.EpochBegan: _epoch_began,
     ev.EpochOpened: _epoch_opened,
+    ev.EpochResumed: _epoch_resumed,
     ev.OwnersAsked: _owners_asked,
     ev.OwnersFixed: _owners_fixed,
     ev.OwnerReplaced: _owner_replaced,

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from millrace.control import events as ev
-from millrace.control.messages import EpochBegun, EpochEnds, ForgetTasks, ReadTasks, RevokeTask, TaskRead, TaskRef
-from millrace.control.state import Job, LiveTask
+from millrace.control.messages import (
+    EpochBegun,
+    EpochEnds,
+    ForgetTasks,
+    ReadTasks,
+    Resumed,
+    RevokeTask,
+    TaskRead,
+    TaskRef,
+)
+from millrace.control.state import Job, LiveTask, State
 from millrace.control.supply import all_dealt, missing, newest, share_dealt
 from millrace.control.turn import Turn
+from millrace.planning.checkpoint import merge
+from millrace.planning.plan import owed
 
 
 def open_epoch(turn: Turn, job: Job, number: int) -> None:
     """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
     if number not in job.epochs:
-        turn.emit(ev.EpochOpened(job.name, number))
+        turn.emit(_resumed(turn.state, job) if job.states and number == job.first else ev.EpochOpened(job.name, number))
         if all_dealt(job, job.epochs[number]):
             turn.emit(ev.EpochSettled(job.name, number))  # there is nothing in it
+
+
+def _resumed(state: State, job: Job) -> ev.EpochResumed:
+    """The epoch that the job's states lead to, without what was read of it."""
+    merged = merge(list(job.states.values()))
+    again, freed = owed(state.plan(job).task, merged.tasks_done())
+    return ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed)
+
+
+def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
+    """Tell a consumer which epoch the states of all lead to, if they are known."""
+    if job.first is not None:
+        turn.to_consumer(job, consumer, Resumed(job.first))
 
 
 def open_next(turn: Turn, job: Job) -> None:
@@ -53,7 +77,7 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     epoch = job.epochs.get(number)
     if epoch is None or job.tables is None:
         return
-    turn.to_consumer(job, consumer, EpochBegun(number, job.length))
+    turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints))
     reads = []
     for task in sorted(epoch.unread.get(consumer, ())):
         live = epoch.live[task]

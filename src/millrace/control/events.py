@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.messages import Failure, JobSpec, Place, Poison, TaskProgress
+from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.tables import SplitTable
 
 
@@ -151,6 +152,13 @@ class JobRemoved(Event, frozen=True):
     reason: str
 
 
+class StatesLoaded(Event, frozen=True):
+    """The job goes on where these consumers were, of which there may have been another number."""
+
+    job: str
+    states: list[Checkpoint]
+
+
 class ListingAsked(Event, frozen=True):
     """``worker`` lists the job's sources ("": nobody does)."""
 
@@ -165,6 +173,7 @@ class TableRecorded(Event, frozen=True):
     tables: dict[int, SplitTable]
     digest: str
     length: int | None
+    prints: list[str] = []
 
 
 # -- epochs and tasks --------------------------------------------------------------------------------------------------
@@ -183,6 +192,26 @@ class EpochOpened(Event, frozen=True):
 
     job: str
     epoch: int
+
+
+class EpochResumed(Event, frozen=True):
+    """Tasks of this epoch may be leased, those aside that were read before the states were taken.
+
+    Attributes:
+        done: all tasks below were read to their end, and
+        later: those of this :meth:`millrace.planning.progress.TaskSet.text`.
+        begun: (task, outputs that were read) of others.
+        again: those done whose leftovers are still needed, so that they run again, unread by anybody.
+        freed: those not done whose leftovers have become outputs that were read.
+    """
+
+    job: str
+    epoch: int
+    done: int = 0
+    later: str = ""
+    begun: list[tuple[int, int]] = []
+    again: list[int] = []
+    freed: list[int] = []
 
 
 class OwnersAsked(Event, frozen=True):
@@ -385,10 +414,12 @@ AnyEvent = (
     | ConsumerLeft
     | JobBroke
     | JobRemoved
+    | StatesLoaded
     | ListingAsked
     | TableRecorded
     | EpochBegan
     | EpochOpened
+    | EpochResumed
     | OwnersAsked
     | OwnersFixed
     | OwnerReplaced

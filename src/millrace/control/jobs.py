@@ -18,12 +18,23 @@ from millrace.control.messages import (
     Failure,
     JobFailed,
     JobJoined,
+    JobSpec,
+    JoinJob,
     Notice,
     OpenJob,
     SourcesListed,
     TaskProgress,
 )
-from millrace.control.places import Refused, check_failed, check_new, check_spec, find_place, same_job
+from millrace.control.places import (
+    Refused,
+    check_failed,
+    check_generation,
+    check_new,
+    check_spec,
+    find_place,
+    same_job,
+)
+from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.state import Job
 from millrace.control.supply import epoch_length, missing
 from millrace.control.turn import Turn
@@ -36,40 +47,77 @@ def join(turn: Turn, item: JoinRequested) -> None:
     message = item.message
     try:
         check_spec(turn.state.settings, message)
+        if message.states:
+            message = check_states(message)
         name = message.spec.name or item.job
         spec = msgspec.structs.replace(message.spec, name=name)
-        job = turn.state.jobs.get(name)
-        if job is not None and job.failure is not None:
-            check_failed(job, message)
-            remove_job(turn, job, "it had failed and was started again")
-            job = None
-        if job is not None:
-            same_job(job, spec)
-        else:
-            check_new(turn.state.settings, spec, message)
+        job = _job_there(turn, spec, message)
         number = find_place(turn.state, job, spec, message, turn.now)
     except Refused as refused:
-        turn.act(SendToClient(message.client, JobFailed(refused.failure)))
-        turn.act(CloseClient(message.client, refused.failure))
+        refuse(turn, message.client, refused.failure)
         return
     if job is None:
         seed = item.seed if spec.seed is None else spec.seed
+        if message.states and message.states[0].seed is not None:
+            seed = message.states[0].seed
         digest = serialize.digest(spec.structure)
         turn.emit(ev.JobCreated(spec, seed, digest, not message.spec.name, turn.now))
         job = turn.state.jobs[name]
     known = job.consumers.get(number)
+    if message.states and known is not None and known.client != message.client:
+        refuse(turn, known.client, void(job, message))
     if known is not None:
         epoch = known.epoch
     elif number in missing(job):
-        epoch = -1  # a share is its, and was kept, since the first epoch
+        epoch = (job.first or 0) - 1  # a share is its, and was kept, since the first epoch
     else:
         # A late comer starts with the epoch that the others read, not with those that are over.
         epoch = min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1
     anew = number in job.left
     turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew))
-    turn.to_consumer(job, number, JobJoined(name, number, job.seed, turn.state.settings.heartbeat_s, epoch))
+    failure = load(turn, job, message.states) if message.states else None
+    if failure is not None:
+        fail_job(turn, job, failure)
+        return
+    epoch, heartbeat_s = job.consumers[number].epoch, turn.state.settings.heartbeat_s
+    waits = job.first is None
+    turn.to_consumer(job, number, JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits))
     if known is not None and known.client == message.client:
         send_epoch(turn, job, number)
+
+
+def _job_there(turn: Turn, spec: JobSpec, message: JoinJob) -> Job | None:
+    """The job that a client joins; None if it begins one, be it in the place of another."""
+    job = turn.state.jobs.get(spec.name)
+    if job is not None and message.states and not same_load(job, message):
+        begin_anew(turn, job, message)
+        return None
+    if job is not None and job.failure is not None:
+        check_failed(job, message)
+        remove_job(turn, job, "it had failed and was started again")
+        return None
+    if job is None:
+        check_new(turn.state.settings, spec, message)
+        return None
+    same_job(job, spec)
+    check_generation(job, message)
+    check_awaited(job, message)
+    return job
+
+
+def refuse(turn: Turn, client: str, failure: Failure) -> None:
+    """End a client's session with an error."""
+    turn.act(SendToClient(client, JobFailed(failure)))
+    turn.act(CloseClient(client, failure))
+
+
+def begin_anew(turn: Turn, job: Job, message: JoinJob) -> None:
+    """The job goes on from saved states: whatever it has become since is void, and who reads it is told so."""
+    failure = void(job, message)
+    for place in job.consumers.values():
+        if place.client != message.client:
+            refuse(turn, place.client, failure)
+    remove_job(turn, job, "it was begun anew from saved states")
 
 
 def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> None:
@@ -129,21 +177,25 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
     data = msgspec.msgpack.encode(message.tables)
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     turn.act(StoreBlob(job.name, digest, data))
-    turn.emit(ev.TableRecorded(job.name, message.tables, digest, epoch_length(job.spec, plan)))
+    turn.emit(ev.TableRecorded(job.name, message.tables, digest, epoch_length(job.spec, plan), message.prints))
+    failure = check_data(turn.state, job)
+    if failure is not None:
+        fail_job(turn, job, failure)
+        return
     for other in turn.state.workers.values():
         if job.name in other.open:
             turn.to_worker(other.id, open_message(job))
     for consumer, place in job.consumers.items():
         for text in plan.warnings:
             turn.to_consumer(job, consumer, Notice(text))
-        if place.epoch >= 0:
+        if job.first is not None and place.epoch >= job.first:
             open_epoch(turn, job, place.epoch)
             send_epoch(turn, job, consumer)
 
 
 def open_message(job: Job) -> OpenJob:
     """What a worker needs to run the job's tasks."""
-    return OpenJob(job.name, job.spec, job.seed, job.tables_digest)
+    return OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation)
 
 
 def consumer_lost(turn: Turn, job: Job, consumer: int) -> None:

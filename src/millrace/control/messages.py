@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.tables import SplitTable
 
 PROTOCOL = 1
@@ -206,6 +207,8 @@ class SourcesListed(Message, frozen=True):
 
     job: str
     tables: dict[int, SplitTable]
+    prints: list[str] = []
+    """What identifies them, from :func:`millrace.planning.checkpoint.prints`."""
 
 
 class SourcesFailed(Message, frozen=True):
@@ -248,6 +251,8 @@ class OpenJob(Message, frozen=True):
     seed: int
     tables: str = ""
     """Digest of the encoded split tables, to be fetched like a bundle; empty until listed."""
+    generation: int = 0
+    """Tells jobs of one name apart; consumers of another are not served."""
 
 
 class ListSources(Message, frozen=True):
@@ -337,6 +342,10 @@ class JoinJob(Message, frozen=True):
     pid: int = 0
     resume: bool = False
     """The session broke and this is the same iterator again."""
+    generation: int = 0
+    """If so, that of the job it had joined."""
+    states: list[Checkpoint] = []
+    """Where to go on: its own state, or those of all ranks. The job begins anew with them."""
 
 
 class BeginEpoch(Message, frozen=True):
@@ -393,6 +402,15 @@ class JobJoined(Message, frozen=True):
     heartbeat_s: float
     epoch: int = -1
     """The last epoch begun at this place; -1 for none."""
+    generation: int = 0
+    waits: bool = False
+    """The states of other ranks are awaited; :class:`Resumed` will say which epoch comes next."""
+
+
+class Resumed(Message, frozen=True):
+    """All ranks have said their states; ``epoch`` is the one that their job goes on with."""
+
+    epoch: int
 
 
 class EpochBegun(Message, frozen=True):
@@ -400,12 +418,15 @@ class EpochBegun(Message, frozen=True):
 
     epoch: int
     tasks: int | None
+    sources: list[str] = []
+    """What identifies the data, for states."""
 
 
 class TaskRead(msgspec.Struct, frozen=True, array_like=True):
     """Where a task can be read. A later one for the same task replaces it (the worker was lost).
 
-    Outputs before ``start`` are another consumer's, who had them and is gone.
+    Outputs before ``start`` are not this consumer's: another one had them and is gone, or a state says that they were
+    read.
     """
 
     task: int
@@ -468,4 +489,4 @@ ToWorker = (
     | JobFailed
 )
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
-ToConsumer = JobJoined | EpochBegun | ReadTasks | EpochEnds | JobFailed | Notice
+ToConsumer = JobJoined | Resumed | EpochBegun | ReadTasks | EpochEnds | JobFailed | Notice

@@ -93,6 +93,16 @@ def check_new(settings: Settings, spec: JobSpec, message: JoinJob) -> None:
         raise Refused.because("JobFailedError", f"{why}; start the training loop again")
 
 
+def check_generation(job: Job, message: JoinJob) -> None:
+    """Refuse who comes back to a job that is over, though there is another one of its name."""
+    if message.resume and message.generation != job.generation:
+        raise Refused.because(
+            "ConsumerConflictError",
+            f"the job {job.name!r} that this process was reading is over: another one of that name was begun, "
+            "from saved states perhaps; load the state of this consumer, or start the training loop again",
+        )
+
+
 def same_job(job: Job, spec: JobSpec) -> None:
     """Refuse a client whose pipeline or parameters are not the job's."""
     differ = []
@@ -149,7 +159,7 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
                 "ConsumerConflictError", f"consumer_index {wanted} does not exist: job {spec.name!r} has {limit}"
             )
         holder = places.get(wanted)
-        if holder is not None and holder.lost_at is None:
+        if holder is not None and holder.lost_at is None and not message.states:
             raise Refused.because(
                 "ConsumerConflictError",
                 f"consumer {wanted} of job {spec.name!r} is being read already by process {holder.pid} on "

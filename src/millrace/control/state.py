@@ -16,6 +16,7 @@ from millrace.control.events import AnyEvent
 from millrace.control.messages import Failure, JobSpec, Place, Poison
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Task
 from millrace.planning.tables import SplitTable
 
@@ -164,13 +165,17 @@ class Epoch(msgspec.Struct):
         dealt: by consumer, how many tasks became its.
         fed: by tail, how many of its inputs are done and leave it nothing.
         shares: by consumer, all tasks it ever got in this epoch (left empty where the plan is endless).
-        starts: by live task, how many outputs a consumer received that had the task before and is gone.
+        starts: by task that is not over, how many outputs a consumer received that had it before and is gone, or were
+            read before the epoch was resumed.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
         settled: every task has its consumer.
         held: preparing it failed: it waits until somebody reads it.
         suspected: live tasks that workers ended with.
         owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
         owned: by worker, its shares.
+        low: of a resumed epoch: all tasks below were read before, and
+        later: by task from there on a bit, set if it was.
+        freed: tasks of which the leftovers are not needed, until they are dealt.
         chooser: the worker that was asked to choose, among ``candidates``.
     """
 
@@ -193,6 +198,14 @@ class Epoch(msgspec.Struct):
     choice: list[int] | None = None
     chooser: str = ""
     candidates: list[str] = []
+    low: int = 0
+    later: bytes = b""
+    freed: set[int] = set()
+
+    def over(self, task: int) -> bool:
+        """The task was read before the epoch was resumed."""
+        at = task - self.low
+        return at < 0 or (at >> 3 < len(self.later) and bool(self.later[at >> 3] >> (at & 7) & 1))
 
 
 class Job(msgspec.Struct):
@@ -208,6 +221,10 @@ class Job(msgspec.Struct):
         planning_deaths: workers that ended while they listed its sources or chose its shares.
         lost: tasks that went with their workers and were not run again; ``lost_elements`` of them, at most, as far as
             the plan can tell.
+        generation: tells it from others of its name.
+        states: what consumers have loaded, by their ranks then.
+        first: its first epoch; None until all have said where they were.
+        prints: what identifies its data.
     """
 
     name: str
@@ -232,6 +249,10 @@ class Job(msgspec.Struct):
     planning_deaths: int = 0
     lost: int = 0
     lost_elements: int = 0
+    generation: int = 0
+    states: dict[int, Checkpoint] = {}
+    first: int | None = 0
+    prints: list[str] = []
 
 
 CREW_CHANGES = (

@@ -140,11 +140,15 @@ def _next_to_read(job: Job, epoch: Epoch, consumer: int, task: int) -> bool:
 
 
 def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
-    """A pending task must run again: not so if only its leftovers are gone and the tail has had them."""
+    """A pending task must run again: not so if only its leftovers are gone and the tail has had them.
+
+    Nor does it before that tail is dealt: what is read comes first.
+    """
     if not epoch.live[task].complete:
         return True
-    parent = epoch.live.get(state.plan(job).task(task).parent)
-    return parent is None or not parent.finished
+    number = state.plan(job).task(task).parent
+    parent = epoch.live.get(number)
+    return parent is not None and not parent.finished and wanted(state, job, epoch, number)
 
 
 def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
@@ -157,7 +161,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
         if inputs:
             if not _ready(job, number, task, inputs):
                 continue
-        elif by_worker(job) and owner(epoch, task) != worker.id:
+        elif by_worker(job) and not (epoch.owners and owner(epoch, task) == worker.id):
             continue
         if wanted(state, job, epoch, task):
             return Offer(number, task, epoch.live[task].run)
@@ -219,20 +223,25 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
     key = f"c{consumer}" if job.spec.deterministic else ""
     if share < 0:
         at = epoch.cursors.get(key, mine)
+        at += max(0, -(-(epoch.low - at) // every)) * every
+        while epoch.over(at):
+            at += every
         return key, None if job.length is not None and at >= job.length else (at, at + every)
     key = f"o{share}{key}"
     if epoch.choice is None:
         count = len(epoch.owners)
         start = epoch.cursors.get(key, share)
-        # Shares and consumers fall together within `every` steps, or never.
-        candidates = range(start, start + count * every, count)
+        start += max(0, -(-(epoch.low - start) // count)) * count
+        # Shares and consumers fall together within `every` steps, or never; so far are tasks that were read before.
+        candidates = range(start, max(start, epoch.low + 8 * len(epoch.later)) + count * every, count)
     else:
         count = 1
         candidates = range(epoch.cursors.get(key, 0), len(epoch.choice))
     for task in candidates:
         if job.length is not None and task >= job.length:
             break
-        if (epoch.choice is None or epoch.choice[task] == share) and task % every == mine % every:
+        mine_too = task % every == mine % every and not epoch.over(task)
+        if mine_too and (epoch.choice is None or epoch.choice[task] == share):
             return key, (task, task + count)
     return key, None
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.overlap import overlapped
 from millrace.engine.program import Program, Run
+from millrace.engine.tally import Tally
+from millrace.errors import StateError
 from millrace.graph.nodes import Graph
-from millrace.planning.plan import FAN_IN, Task, make_plan
+from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
+from millrace.planning.passes import Number, Passes, Share, start_of
+from millrace.planning.plan import FAN_IN, Plan, Task, make_plan
 from millrace.planning.tables import SplitTable
 
 Leftovers = Mapping[int, list[Any]]
@@ -28,17 +33,6 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
     return joined
 
 
-def read(
-    graph: Graph, tables: Mapping[int, SplitTable], seed: int, number: int, share: tuple[int, int] | None = None
-) -> LocalIterator:
-    """Epoch ``number`` of a pipeline; with a share (i, n) the i-th of n parts of it."""
-    part, parts = share or (0, 1)
-    planned = make_plan(graph, tables, seed=seed).length if parts > 1 else None
-    few = planned is not None and planned < _TASKS_EACH * parts
-    tasks = _TASKS_EACH * parts if few else None  # so that there is something for each
-    return LocalIterator(Program(graph, tables, seed=seed, tasks=tasks, consecutive=True), number, part, parts)
-
-
 class Epoch:
     """The tasks of one epoch as they run, one after the other."""
 
@@ -53,67 +47,190 @@ class Epoch:
         """Elements that ``on_error`` left out so far."""
         return self._skipped + (self._run.skipped if self._run is not None else 0)
 
-    def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers]) -> Iterator[Chunk]:
-        """Chunks of ``task``; what it leaves over goes to ``left``."""
+    def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
+        """Chunks of ``task`` without its first ``skip`` outputs; what it leaves over goes to ``left``."""
         self._skipped, self._run = self.skipped, None
-        with self._program.run(task, self._number, leftovers) as run:
+        with self._program.run(task, self._number, leftovers, skip=skip) as run:
             self._run = run
             yield from run
             if task.parent >= 0:
                 left[task.index] = run.leftovers
 
+    def take(self, task: Task, left: dict[int, Leftovers], passed: dict[int, Task]) -> Leftovers:
+        """What the inputs of a tail left over; those that were passed over run again for it, and nothing else."""
+        missing, wanted = set[int](), [child for child in task.inputs if child not in left]
+        while wanted:
+            child = wanted.pop()
+            if child in passed and child not in missing:
+                missing.add(child)
+                wanted += [below for below in passed[child].inputs if below not in left]
+        for index in [index for index in passed if index in missing]:  # in the order in which they came
+            again = passed.pop(index)
+            for _ in self.run(again, join(left.pop(child, {}) for child in again.inputs), left):
+                pass
+        return join(left.pop(child, {}) for child in task.inputs)
 
-def whole(epoch: Epoch) -> Generator[Chunk, None, None]:
-    """Chunks of all tasks of an epoch, in plan order."""
-    left: dict[int, Leftovers] = {}
+
+def planned(plan: Plan) -> Iterator[Task]:
+    """All tasks of a plan, in its order."""
     index = 0
-    while epoch.plan.length is None or index < epoch.plan.length:
-        task = epoch.plan.task(index)
-        yield from epoch.run(task, join(left.pop(child, {}) for child in task.inputs), left)
+    while plan.length is None or index < plan.length:
+        yield plan.task(index)
         index += 1
 
 
-def share(epoch: Epoch, part: int, parts: int) -> Generator[Chunk, None, None]:
-    """Chunks of every ``parts``-th task of an epoch, from ``part`` on; what they leave over stays among them.
+def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
+    """Every ``parts``-th task of a plan, from ``part`` on; what they leave over stays among them, in own tails.
 
     For processes that read one epoch together without talking to one another: the parts are disjoint and together
-    they are the epoch.
+    they are the epoch. The indices of their tails are none of the plan nor of other parts.
     """
-    left: dict[int, Leftovers] = {}
-    index, mains = 0, 0
-    while epoch.plan.length is None or index < epoch.plan.length:
-        task = epoch.plan.task(index)
-        index += 1
+    held: list[int] = []
+    mains, end = 0, 0
+    for task in planned(plan):
+        end = task.index + 1
         if task.is_tail:
             continue
         mains += 1
         if (mains - 1) % parts != part:
             continue
-        yield from epoch.run(task, {}, left)
-        if len(left) == FAN_IN:
-            yield from _own_tail(epoch, left, -1 - index * parts - part, parent=index)
-    if left:
-        yield from _own_tail(epoch, left, -1 - (index + 1) * parts - part)
+        yield task
+        if task.parent >= 0:
+            held.append(task.index)
+        if len(held) == FAN_IN:
+            tail = Task(-1 - end * parts - part, 0, 0, tuple(held), parent=end)
+            yield tail
+            held = [tail.index]
+    if held:
+        yield Task(-1 - (end + 1) * parts - part, 0, 0, tuple(held))
 
 
-def _own_tail(epoch: Epoch, left: dict[int, Leftovers], index: int, parent: int = -1) -> Iterator[Chunk]:
-    """A tail of the tasks in ``left``, which it replaces there; its index is none of the plan nor of other parts."""
-    task = Task(index, 0, 0, tuple(left), parent)
-    leftovers = join(left.values())
-    left.clear()
-    yield from epoch.run(task, leftovers, left)
+def chunks_of(epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: Tally) -> Generator[Chunk, None, None]:
+    """What is still to come of an epoch: the chunks of these tasks, one after the other."""
+    done, begun = begin.tasks_done(), dict(begin.begun)
+    left: dict[int, Leftovers] = {}
+    passed: dict[int, Task] = {}
+    for number, task in enumerate(tasks):
+        if number not in done:
+            leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
+            yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
+        elif task.parent >= 0:
+            passed[task.index] = task
+        else:
+            passed.clear()  # whatever they left over has become outputs
+
+
+class Pipeline(Protocol):
+    """What is read: a dataset."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything random that has no seed of its own; that of a loaded state from then on."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, with user functions."""
+
+    def tables(self) -> dict[int, SplitTable]:
+        """Split table of every source, by node id."""
+
+    def adopt_seed(self, seed: int | None) -> None:
+        """From now on it has this seed."""
+
+
+def read(
+    pipeline: Pipeline,
+    passes: Passes,
+    number: Number,
+    share: Share | None = None,
+    states: Any = None,
+) -> LocalIterator:
+    """One epoch of a pipeline, or a part of it.
+
+    Args:
+        pipeline: a dataset.
+        passes: what it remembers of its iterators.
+        number: of the epoch, unless states are loaded into ``passes``.
+        share: (i, n): the i-th of n parts.
+        states: loaded now, by an iterator, which then is at the end of an epoch that had ended.
+
+    Raises:
+        StateError: what is loaded does not fit.
+    """
+    loaded = passes.loaded if states is None else parse_all(states)
+    if loaded and not isinstance(number, int):
+        begin = start_of(loaded, share, at_end=states is not None)
+        passes.following = begin.epoch
+        passes.choose(number)
+        _take_seed(pipeline, loaded[0])
+    else:
+        chosen, loaded = passes.choose(number)
+        begin = Merged(epoch=chosen)
+    graph, tables, seed = pipeline.graph, pipeline.tables(), pipeline.seed
+    tasks = None
+    if share is not None:
+        planned = make_plan(graph, tables, seed=seed).length
+        few = planned is not None and planned < _TASKS_EACH * share[1]
+        tasks = _TASKS_EACH * share[1] if few else None  # so that there is something for each
+    program = Program(graph, tables, seed=seed, tasks=tasks, consecutive=True)
+    here = functools.cache(lambda: identity(graph, tables, program.plan.length))
+    try:
+        for each in loaded:
+            fit(each.identity, here())
+    except BaseException:
+        program.close()
+        raise
+
+    def again(state: Any) -> LocalIterator:
+        fresh = read(pipeline, passes, None, share, state)
+        passes.started()
+        return fresh
+
+    return LocalIterator(program, begin, share=share, passes=passes, loaded=loaded, identity=here, again=again)
+
+
+def _take_seed(pipeline: Pipeline, loaded: Checkpoint) -> None:
+    if loaded.seed is not None and loaded.seed != pipeline.seed:
+        if pipeline.graph.seed() is not None:
+            raise StateError(f"the state is of seed {loaded.seed}, and this pipeline has seed {pipeline.seed}")
+        pipeline.adopt_seed(loaded.seed)
 
 
 class LocalIterator(Iterator[Any]):
     """Elements of one epoch, or of a part of it, in this process.
 
     Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program.
+
+    Args:
+        program: what runs.
+        begin: the epoch, and what of it was read before.
+        share: (i, n): the i-th of n parts of it.
+        passes: of the dataset.
+        loaded: the state that it begins with.
+        identity: of the pipeline and its data.
+        again: another one that begins with these states.
     """
 
-    def __init__(self, program: Program, number: int, part: int = 0, parts: int = 1) -> None:
-        self._program = program
-        self._epoch = Epoch(program, number)
-        self._elements = _elements(program, self._epoch, part, parts)
+    def __init__(
+        self,
+        program: Program,
+        begin: Merged,
+        *,
+        share: Share | None,
+        passes: Passes,
+        loaded: tuple[Checkpoint, ...],
+        identity: Callable[[], Identity],
+        again: Callable[[Any], LocalIterator],
+    ) -> None:
+        self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
+        self._epoch = Epoch(program, begin.epoch)
+        part, parts = share or (0, 1)
+        tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
+        tally = Tally(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
+        chunks = chunks_of(self._epoch, tasks, begin, tally)
+        self._elements = _elements(program, chunks, tally, passes)
+        self._state = functools.partial(_state, tally, begin.epoch, program.seed, share, identity)
+        passes.begin(begin.epoch, self._state)
 
     def __iter__(self) -> Self:
         return self
@@ -125,6 +242,27 @@ class LocalIterator(Iterator[Any]):
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
         return self._epoch.skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this epoch was read, as plain values."""
+        return pack(self._state())
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where ``state`` was taken: in that epoch, or at its end.
+
+        Args:
+            state: what ``state_dict()`` gave, here or on a service; or the list of all ranks' states.
+
+        Raises:
+            StateError: it is not of this pipeline over these data.
+        """
+        if self._passes.loaded and self._loaded == parse_all(state):
+            return  # as it was loaded into the dataset before, and nothing was read yet
+        fresh = self._again(state)
+        self.close()
+        self.__dict__ = fresh.__dict__
+
+    get_state, set_state = state_dict, load_state_dict
 
     def close(self) -> None:
         """Stops threads and lets go of everything. Idempotent."""
@@ -147,14 +285,36 @@ class LocalIterator(Iterator[Any]):
         self.close()
 
 
-def _elements(program: Program, epoch: Epoch, part: int, parts: int) -> Generator[Any, None, None]:
-    chunks = whole(epoch) if parts == 1 else share(epoch, part, parts)
+def _state(tally: Tally, epoch: int, seed: int, share: Share | None, identity: Callable[[], Identity]) -> Checkpoint:
+    done, begun = tally.now()
+    here = identity()
+    rank, ranks = share or (0, 1)
+    return Checkpoint(
+        seed=seed,
+        epoch=epoch,
+        graph=here.graph,
+        sources=here.sources,
+        tasks=here.tasks,
+        done=done.low,
+        later=done.text(),
+        begun=begun,
+        ended=tally.ended,
+        rank=rank,
+        ranks=ranks,
+        helpers=share is not None,
+    )
+
+
+def _elements(
+    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, passes: Passes
+) -> Generator[Any, None, None]:
+    passes.started()
     if program.ending is not None:
         chunks = overlapped(chunks, program.ending, program.budget.each)
     try:
-        for chunk in chunks:
-            yield from chunk.elements
+        yield from tally.handed(chunks)
     finally:
+        tally.closed()
         try:
             chunks.close()
         finally:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from millrace.elements.chunk import Chunk
@@ -65,6 +66,7 @@ class Program:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
         self.plan: Plan = plan_of(self._units, tasks)
+        self._exact = self._units.exact
         self._options = graph.options()
         self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
         self._crews = [Crew(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
@@ -82,7 +84,13 @@ class Program:
         self._lock = threading.Lock()
 
     def run(
-        self, task: Task, epoch: int, leftovers: Mapping[int, list[Any]] | None = None, watch: Watch | None = None
+        self,
+        task: Task,
+        epoch: int,
+        leftovers: Mapping[int, list[Any]] | None = None,
+        watch: Watch | None = None,
+        *,
+        skip: int = 0,
     ) -> Run:
         """Starts a task of ``plan``.
 
@@ -91,7 +99,12 @@ class Program:
             epoch: number of the epoch.
             leftovers: for a tail: what its inputs left, joined in order, by node id.
             watch: for a task that has ended workers.
+            skip: outputs to leave out at its beginning. Where units are outputs, they are not computed at all.
         """
+        if skip and self._exact and not (task.is_sequence or task.is_tail):
+            start = min(task.start + skip, task.stop - 1)
+            skip -= start - task.start
+            task = msgspec.structs.replace(task, start=start)
         one_by_one = watch is not None and watch.each
         running = RunningTask(
             self._units,
@@ -108,7 +121,7 @@ class Program:
             allocate=self._allocate,
             watch=watch,
         )
-        return Run(running, self._running, self._totals)
+        return Run(running, self._running, self._totals, skip)
 
     def measures(self) -> list[tuple[int, str, int, int, float]]:
         """(node id, label, elements, bytes, active seconds) of every node, over all tasks so far.
@@ -184,8 +197,8 @@ class Run:
         leftovers: after the end, what is left for the task's parent: raw elements by the node that collects them.
     """
 
-    def __init__(self, task: RunningTask, graph: Graph, totals: Totals) -> None:
-        self._task, self._totals = task, totals
+    def __init__(self, task: RunningTask, graph: Graph, totals: Totals, skip: int = 0) -> None:
+        self._task, self._totals, self._skip = task, totals, skip
         self._chunks = Lowering(task, graph).root()
         self._closed = False
 
@@ -205,6 +218,10 @@ class Run:
     def __next__(self) -> Chunk:
         try:
             chunk = next(self._chunks, None)
+            while self._skip and chunk is not None:
+                left_out = min(self._skip, len(chunk))
+                self._skip -= left_out
+                chunk = chunk.slice(left_out, len(chunk)) if left_out < len(chunk) else next(self._chunks, None)
         except BaseException:
             self.close()
             raise

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:
@@ -16,18 +18,14 @@ if TYPE_CHECKING:
     from millrace.frameworks.torch import TorchDataset
 
 
-Number = int | Callable[[int], int] | None
-
-
-def choose(number: Number, following: int) -> int:
-    """The epoch that ``number`` means where ``following`` is the next: see :meth:`Readable.read_epoch`."""
-    if number is None:
-        return following
-    return number(following) if callable(number) else number
-
-
 class Epoch(Protocol):
     """Elements of one epoch, being read."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it was read, as plain values."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where the state was taken."""
 
     def __iter__(self) -> Self: ...
 
@@ -40,8 +38,41 @@ class Epoch(Protocol):
 class Readable(ABC):
     """Something that is read epoch by epoch; its elements as the arrays of a framework."""
 
+    _passes: Passes
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch begun last was read, as a dict of plain values that any checkpoint format takes.
+
+        Counts what was handed out, not what lies ready. May be asked for at any time: before the first epoch, between
+        two elements, after ``break``, at an epoch's end.
+        """
+        return self._passes.state(self._fresh_state)
+
+    def load_state_dict(self, state: Any) -> None:
+        """The next ``iter()`` goes on where ``state`` was taken, with the next epoch if that one had ended.
+
+        Args:
+            state: what ``state_dict()`` of this dataset, or of a service's, gave; or the list of all ranks' states, of
+                which there may have been another number.
+
+        Raises:
+            StateError: it is not of this pipeline, or not of one run.
+        """
+        self._passes.load(state, self._fresh_state().identity)
+
+    get_state, set_state = state_dict, load_state_dict
+
+    def adopt_seed(self, seed: int | None) -> None:
+        """The seed of loaded states, in the place of one that was drawn; None: nothing was loaded."""
+        if seed is not None:
+            vars(self)["seed"] = seed
+
     @abstractmethod
-    def read_epoch(self, number: Number = None, share: tuple[int, int] | None = None) -> Epoch:
+    def _fresh_state(self) -> Checkpoint:
+        """What there is to say before the first epoch."""
+
+    @abstractmethod
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> Epoch:
         """Elements of one epoch.
 
         Args:
@@ -123,6 +154,16 @@ class Converted(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._convert(next(self._epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch was read, as plain values."""
+        return self._epoch.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where the state was taken: in that epoch, or at its end."""
+        self._epoch.load_state_dict(state)
+
+    get_state, set_state = state_dict, load_state_dict
 
     def close(self) -> None:
         """Stops reading. Idempotent."""

@@ -6,15 +6,19 @@ import fcntl
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import context, reduction
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from millrace.elements.tree import tree_map
 from millrace.frameworks.readable import Converted, Readable
+from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.keys import derive
 
 
@@ -34,7 +38,25 @@ class TorchDataset(IterableDataset[Any]):
     def __iter__(self) -> Converted:
         info = get_worker_info()
         share = None if info is None else (info.id, info.num_workers)
+        self._source.adopt_seed(self._epochs.seed)
         return Converted(self._source.read_epoch(self._epochs.number, share), _to_torch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this process has read, as plain values; see :meth:`millrace.Dataset.state_dict`.
+
+        A StatefulDataLoader asks for it in each of its worker processes.
+        """
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """The next ``iter()`` goes on where ``state`` was taken; see :meth:`millrace.Dataset.load_state_dict`.
+
+        Raises:
+            StateError: it is not of this pipeline, or not of one run.
+        """
+        self._source.load_state_dict(state)
+
+    get_state, set_state = state_dict, load_state_dict
 
     def __len__(self) -> int:
         """Elements of an epoch, where that is known."""
@@ -67,6 +89,8 @@ def to_tensor(leaf: Any) -> Any:
 _KEPT = 64
 """Passes of which the number is remembered: as many may go on at a time."""
 _PASS = np.dtype([("mark", np.uint64), ("number", np.int64)])
+_SEED = _KEPT * _PASS.itemsize
+"""Where the file holds the seed of a loaded state, behind the passes."""
 
 
 class _Epochs:
@@ -81,27 +105,48 @@ class _Epochs:
     def __init__(self, begun: int = 0) -> None:
         file, path = tempfile.mkstemp(prefix="millrace-")
         os.unlink(path)
-        os.write(file, np.array([(0, begun - 1)] * _KEPT, _PASS).tobytes())
         self._hold(file)
+        self._rewind(begun, None)
+
+    def _rewind(self, number: int, seed: int | None) -> None:
+        """The pass that begins next is epoch ``number`` of a run with this seed."""
+        passes = np.array([(0, number - 1)] * _KEPT, _PASS).tobytes()
+        os.pwrite(self._file, passes + msgspec.msgpack.encode(seed), 0)
+
+    @property
+    def seed(self) -> int | None:
+        """That of the state that was loaded last."""
+        return msgspec.msgpack.decode(os.pread(self._file, _PASS.itemsize, _SEED), type=int | None)
 
     def _hold(self, file: int, passes: int = 0) -> None:
         self._file, self._passes = file, passes
         weakref.finalize(self, os.close, file).atexit = False
 
-    def number(self, least: int) -> int:
-        """Number of the epoch that begins; at least ``least``, unless another worker has begun this pass already."""
+    def number(self, least: int, loaded: Sequence[Checkpoint]) -> int:
+        """Number of the epoch that begins; at least ``least``, unless another worker has begun this pass already.
+
+        If states were loaded it is just that, however many there were before.
+        """
         info = get_worker_info()
         self._passes += 1
         mark = 0 if info is None else derive(info.seed - info.id, self._passes)
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
+        with self._locked():
             passes = self._read()
             known = passes["number"][passes["mark"] == mark]
             if mark and len(known):
                 return int(known[0])
+            if loaded:
+                self._rewind(least, loaded[0].seed)
+                passes = self._read()
             number = max(int(passes["number"].max()) + 1, least)
             os.pwrite(self._file, np.array((mark, number), _PASS).tobytes(), number % _KEPT * _PASS.itemsize)
             return number
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            yield
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ProtocolError
-from millrace.graph.nodes import OP_NAMES, Graph, Node, Opaque
+from millrace.graph.nodes import OP_NAMES, Autocache, Cache, Graph, Node, Opaque, Prefetch, Shuffle, WithOptions
 
 _TYPES = {name: node_type for node_type, name in OP_NAMES.items()}
 
@@ -41,6 +41,8 @@ class _GraphRecord(msgspec.Struct, frozen=True):
 
 
 _FORMAT = 1
+PASSING = (Prefetch, Cache, Autocache, WithOptions)
+_BESIDES = {"inputs", "num_parallel_calls"}
 _DECODER = msgspec.msgpack.Decoder(_GraphRecord)
 
 
@@ -73,6 +75,27 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
                 slots.append(Opaque(value, f"{node.op}({spec.name}=...)"))
         records.append(_NodeRecord(node.op, [graph.id_of(child) for child in node.inputs], plain, held))
     return msgspec.msgpack.encode(_GraphRecord(_FORMAT, records)), slots
+
+
+def outline(graph: Graph) -> list[Any]:
+    """What decides which elements come out, the functions aside: operators, inputs and parameters, as plain values.
+
+    Operators that only pass elements on, and options, have no part in it.
+    """
+    records: list[Any] = []
+    places: dict[int, int] = {}
+    for number, node in enumerate(graph.nodes):
+        inputs = [places[graph.id_of(child)] for child in node.inputs]
+        if isinstance(node, PASSING):
+            places[number] = inputs[0]
+            continue
+        places[number] = len(records)
+        values = {spec.name: getattr(node, spec.name) for spec in fields(node) if spec.name not in _BESIDES}
+        plain = sorted((name, value) for name, value in values.items() if _is_plain(value))
+        records.append([node.op, inputs, plain])
+    options = graph.options()
+    windows = any(isinstance(node, Shuffle) for node in graph.nodes)  # they are bounded in bytes
+    return [*records, options.on_error == "skip", options.buffer_bytes if windows else None]
 
 
 def unpack(structure: bytes, values: Sequence[Any] | None = None) -> Graph:

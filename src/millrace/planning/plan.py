@@ -13,11 +13,12 @@ at the end of the round, which flushes. Tails stand right behind the tasks they 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from millrace.graph.nodes import Graph
+from millrace.planning.progress import TaskSet
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
@@ -159,6 +160,37 @@ def _tree(mains: int, level: int) -> int:
     whole, rest = divmod(mains, _full(level - 1))
     full = _tree(_full(level - 1), level - 1) if whole else 0
     return whole * full + (_tree(rest, level - 1) if rest else 0) + 1
+
+
+def owed(task: Callable[[int], Task], done: TaskSet) -> tuple[list[int], list[int]]:
+    """Whose leftovers are needed, and whose no longer, when tasks in any order are done.
+
+    Leftovers have become outputs that were read once the tail at the end of their round is done. Before that, tasks
+    that are done have to run again for what they leave over.
+
+    Args:
+        task: of a plan, by index.
+        done: those whose outputs were all read.
+
+    Returns:
+        Tasks that are done and whose leftovers are needed; tasks that are not done and whose leftovers are not.
+    """
+    spent: dict[int, bool] = {-1: True}  # by tail: what it took has been read
+
+    def is_spent(tail: int) -> bool:
+        if tail not in spent:
+            spent[tail] = tail in done and is_spent(task(tail).parent)
+        return spent[tail]
+
+    again: list[int] = []
+    freed: list[int] = []
+    end = done.low + done.bits.bit_length()
+    if end and task(0).parent >= 0:  # else nothing is left over by any
+        for index in range(end):
+            parent = task(index).parent
+            if parent >= 0 and (index in done) != is_spent(parent):
+                (again if index in done else freed).append(index)
+    return again, freed
 
 
 def make_plan(graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None = None, seed: int = 0) -> Plan:

@@ -212,6 +212,15 @@ class UnitMap:
         (below,) = self.child_units(self.graph.nodes[number])
         return _permutable(below)
 
+    @property
+    def exact(self) -> bool:
+        """Whether each unit of the root is one output, the same whatever range of units it is computed in."""
+        root = self.graph.id_of(self.graph.root)
+        if not self.plannable(root):
+            return False
+        units = self.of(root)
+        return units.yields is Yield.ONE and not units.task_local
+
     def length(self) -> int | None:
         """Number of elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
         root = self.graph.id_of(self.graph.root)

@@ -36,6 +36,8 @@ class Open(BulkMessage, frozen=True):
     job: str
     consumer: int
     client: str = ""
+    generation: int = 0
+    """Of the job that the consumer has joined."""
 
 
 class Read(BulkMessage, frozen=True):

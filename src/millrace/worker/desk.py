@@ -196,7 +196,7 @@ class Desk:
             return  # closed meanwhile
         try:
             with self._gate.inside(name):
-                answer: FromWorker = SourcesListed(name, job.list_sources())
+                answer: FromWorker = SourcesListed(name, *job.list_sources())
         except BaseException as error:  # noqa: BLE001 (opening the bundle runs the user's code)
             answer = SourcesFailed(name, failure_of(error, f"listing the sources of job {name!r}"))
         self._tell(answer)
@@ -242,7 +242,13 @@ class Desk:
 
     def serve(self, connection: BulkConnection) -> None:
         """Serves one consumer or one tail's worker, until it goes."""
-        serve(connection, self._lane, self._store)
+        serve(connection, self._lane_for, self._store)
+
+    def _lane_for(self, opening: delivery.Open) -> Lane | None:
+        job = self._jobs.get(opening.job)
+        if job is None or job.generation != opening.generation:
+            return None  # it has joined a job that is over, or one that this worker is about to hear of
+        return self._lane(opening.job, opening.consumer)
 
     def _ask(self, address: str, refs: list[TaskRef]) -> list[tuple[delivery.Leftovers, memoryview]]:
         if address != self.address:

@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.control.messages import NodeMeasure, OpenJob
 from millrace.errors import PipelineError, ProtocolError
+from millrace.planning.checkpoint import prints
 from millrace.planning.tables import SplitTable
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Job:
     def __init__(self, opened: OpenJob, fetch: Fetch, threads: int | None, allocate: Allocate) -> None:
         self.name = opened.job
         self.spec = opened.spec
+        self.generation = opened.generation
         self._opened = opened
         self._fetch = fetch
         self._threads = threads
@@ -48,13 +50,15 @@ class Job:
     def update(self, opened: OpenJob) -> bool:
         """The dispatcher says more (the tables) of the same job; False if it is another one of the same name."""
         known = self._opened  # read by others in one piece; the lock may be held by user code for long
-        if (known.spec, known.seed) != (opened.spec, opened.seed) or known.tables not in ("", opened.tables):
+        if (known.generation, known.spec, known.seed) != (opened.generation, opened.spec, opened.seed):
+            return False
+        if known.tables not in ("", opened.tables):
             return False
         self._opened = opened
         return True
 
-    def list_sources(self) -> dict[int, SplitTable]:
-        """The split tables of all sources, by node id.
+    def list_sources(self) -> tuple[dict[int, SplitTable], list[str]]:
+        """The split tables of all sources, by node id, and what identifies each.
 
         Raises:
             SourceError: if one can't be listed.
@@ -64,7 +68,8 @@ class Job:
 
         with self._lock:
             graph, _ = self._unpack()
-        return list_sources(graph)
+        tables = list_sources(graph)
+        return tables, prints(graph, tables)
 
     def choose(self, tasks: int, workers: list[str]) -> list[int]:
         """For each task the index of its worker, from the user's sharding function, the bundle's last value.

@@ -16,12 +16,12 @@ FETCH_TIMEOUT_S = 10.0
 """For another worker to answer a connection."""
 
 
-def serve(connection: BulkConnection, find_lane: Callable[[str, int], Lane | None], store: LeftoverStore) -> None:
+def serve(connection: BulkConnection, find_lane: Callable[[delivery.Open], Lane | None], store: LeftoverStore) -> None:
     """Serves one peer, a consumer or a tail's worker, until the connection ends.
 
     Args:
         connection: a new one; the caller closes it.
-        find_lane: the lane of a job's consumer; None if the worker does not serve that job.
+        find_lane: the lane of a job's consumer; None if the worker does not serve that job, or another of that name.
         store: leftovers of this worker's tasks.
 
     Raises:
@@ -34,7 +34,7 @@ def serve(connection: BulkConnection, find_lane: Callable[[str, int], Lane | Non
         message, _ = connection.receive(delivery.TO_SERVER, limit=0)
     if not isinstance(message, delivery.Open):
         raise ProtocolError(f"expected Open or FetchLeftovers first, got {type(message).__name__}")
-    lane = find_lane(message.job, message.consumer)
+    lane = find_lane(message)
     if lane is None:
         return  # closing says so: the consumer waits for where to read instead
     lane.attach(connection)

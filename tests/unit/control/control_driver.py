@@ -125,6 +125,7 @@ class FakeConsumer:
         self.client = client
         self.joined: Any = None
         self.epoch: Any = None
+        self.resumed = -1
         self.reads: dict[int, msg.TaskRead] = {}
         self.complete: list[int] = []
         self.ends: list[int] | None = None
@@ -138,6 +139,10 @@ class FakeConsumer:
     def take(self, message: Any) -> None:
         if isinstance(message, msg.JobJoined):
             self.joined = message
+            if not message.waits:
+                self.resumed = message.epoch + 1
+        elif isinstance(message, msg.Resumed):
+            self.resumed = message.epoch
         elif isinstance(message, msg.EpochBegun):
             if self.epoch is None or message.epoch != self.epoch.epoch:
                 self.reads, self.complete, self.ends = {}, [], None
@@ -168,7 +173,9 @@ def in_order(peer: FakeConsumer, task: int, service: Service) -> bool:
     if not job.spec.deterministic:
         return True
     step = job.spec.num_consumers or 1
-    return bool(task == len(peer.complete) * step + peer.joined.consumer)
+    epoch = job.epochs[peer.epoch.epoch]
+    mine = range(peer.joined.consumer, task + 1, step)
+    return task == next(each for each in mine if each not in peer.complete and not epoch.over(each))
 
 
 class Service:
@@ -189,6 +196,7 @@ class Service:
         self.lost_leftovers = 0
         self.saved = (dump(self.state), 0)
         self.deaf = False
+        self.prints = ["range()|100|0|ab"]
 
     def fresh_state(self) -> State:
         return State(self.settings, planner=lambda graph, tables, *, tasks, seed: self.plan)
@@ -239,7 +247,8 @@ class Service:
         while worker.planning:
             asked = worker.planning.popleft()
             if isinstance(asked, msg.ListSources):
-                self.say(inp.WorkerSaid(worker.name, msg.SourcesListed(asked.job, {0: positions_table(100)})))
+                listed = msg.SourcesListed(asked.job, {0: positions_table(100)}, self.prints)
+                self.say(inp.WorkerSaid(worker.name, listed))
             else:
                 owners = [task % len(asked.workers) for task in range(asked.tasks)]
                 self.say(inp.WorkerSaid(worker.name, msg.ShardingChosen(asked.job, asked.epoch, owners)))
@@ -278,9 +287,12 @@ class Service:
     def join(
         self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any
     ) -> FakeConsumer:
-        extra = {k: fields.pop(k) for k in ("resume", "version", "host", "pid") if k in fields}
+        known = ("resume", "generation", "states", "version", "host", "pid")
+        extra = {k: fields.pop(k) for k in known if k in fields}
         spec = msg.JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))
+        if peer.joined is not None:
+            extra.setdefault("generation", peer.joined.generation)
         peer.spec = spec
         self.say(inp.JoinRequested(msg.JoinJob(spec, client, consumer, **extra), f"job-of-{client}", 11))
         if begin and peer.failure is None:
@@ -295,9 +307,10 @@ class Service:
     def rejoin(self, peer: FakeConsumer) -> None:
         """Its session broke; it says anew all that matters."""
         peer.connected = True
-        join = msg.JoinJob(peer.spec, peer.client, peer.joined.consumer, resume=True)
+        place = peer.joined
+        join = msg.JoinJob(peer.spec, peer.client, place.consumer, resume=True, generation=place.generation)
         self.say(inp.JoinRequested(join, f"job-of-{peer.client}", 11))
-        if peer.epoch is not None:
+        if peer.epoch is not None and peer.failure is None:
             everything = [msg.TaskProgress(task, 1, complete=True) for task in peer.complete]
             self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, everything)))
         self.say(inp.ConsumerSaid(peer.client, msg.BeginEpoch(peer.wanted)))

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
+from tests.unit.control.test_resuming import states_of
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
@@ -35,6 +36,7 @@ def live() -> Service:
     _be_slow(service)
     names += _be_poisoned(service)
     _lose(service)
+    _go_on(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -102,6 +104,18 @@ def _be_poisoned(service: Service) -> list[str]:
     assert service.state.jobs["poisoned"].poison
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
     return came
+def _go_on(service: Service) -> None:
+    """A job that two consumers go on with, each from its own state, and read to the end of the epoch."""
+    left = [service.join(f"saved {rank}", "saved", num_consumers=2, consumer=rank) for rank in range(2)]
+    for _ in range(4):
+        service.work()
+    for peer, state in zip(left, states_of(service, left), strict=True):
+        service.say(inp.ClientSessionLost(peer.client))
+        service.join(f"loaded {state.rank}", "saved", num_consumers=2, states=[state], begin=False)
+    for rank in range(2):
+        service.begin(service.consumers[f"loaded {rank}"], 0)
+    for _ in range(30):
+        service.work()
 
 
 def _lose(service: Service) -> None:

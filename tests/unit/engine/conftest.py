@@ -13,8 +13,10 @@ from millrace.dataset import Dataset
 from millrace.engine import local, program
 from millrace.engine.measure import Sizer
 from millrace.engine.program import Program
+from millrace.engine.tally import Tally
 from millrace.graph import nodes as g
-from millrace.planning.plan import WHOLE
+from millrace.planning.checkpoint import Merged
+from millrace.planning.plan import WHOLE, Task
 from millrace.planning.tables import Split, SplitTable, splits_table
 
 PREFIX = "/memory-of-a-test:"
@@ -74,6 +76,13 @@ class FixedSizer(Sizer):
         assert size >= 0
 
 
+def elements_of(made: Program, tasks: Iterator[Task], number: int) -> list[Any]:
+    """What these tasks give, one after the other."""
+    begin = Merged(epoch=number)
+    chunks = local.chunks_of(local.Epoch(made, number), tasks, begin, Tally(begin))
+    return [element for chunk in chunks for element in chunk.elements]
+
+
 class Runs:
     """Ways to run a dataset."""
 
@@ -97,7 +106,7 @@ class Runs:
         """All tasks in plan order."""
         made = self.program(dataset, **options)
         try:
-            return [element for chunk in local.whole(local.Epoch(made, number)) for element in chunk.elements]
+            return elements_of(made, local.planned(made.plan), number)
         finally:
             made.close()
 
@@ -105,10 +114,7 @@ class Runs:
         """What each of ``parts`` processes gets."""
         made = self.program(dataset, **options)
         try:
-            return [
-                [element for chunk in local.share(local.Epoch(made, number), part, parts) for element in chunk.elements]
-                for part in range(parts)
-            ]
+            return [elements_of(made, local.shared(made.plan, part, parts), number) for part in range(parts)]
         finally:
             made.close()
 

@@ -1,0 +1,55 @@
+"""What one reader has handed out of an epoch: how much, how fast, and of which tasks."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from millrace.client.feed import Feed
+from millrace.client.inbox import Arrival
+from millrace.client.meter import Meter, Rates
+from millrace.planning.checkpoint import Merged
+from millrace.planning.progress import Progress, TaskSet
+
+
+class Tally:
+    """Knows nothing of the reader, so that it can be asked when that one is gone, and does not keep it alive.
+
+    Args:
+        read: what was read of the epoch before.
+
+    Attributes:
+        meter: measures.
+        current: what is still to be handed out of the message that was taken last.
+        ended: the reader was told that there is no more.
+    """
+
+    def __init__(self, read: Merged | None = None) -> None:
+        self.meter = Meter()
+        self.current: Iterator[Any] = iter(())
+        self.ended = False
+        self._arrival: Arrival | None = None
+        self._progress = Progress() if read is None else Progress(read.tasks_done(), dict(read.begun))
+
+    def hand_out(self, elements: list[Any], arrival: Arrival | None) -> None:
+        """These, of a message that arrived, are handed out next; those before were, or never will be."""
+        if self._arrival is not None:
+            self._progress.yielded(self._arrival.task.number, self._arrival.end - operator.length_hint(self.current))
+        self._arrival = arrival
+        self.current = iter(elements)
+
+    def measure(self) -> tuple[int, Rates]:
+        """Elements handed out since the epoch began, and how fast; for the thread that reports."""
+        left = operator.length_hint(self.current)  # of a list's iterator, so exact
+        now = time.perf_counter()
+        return self.meter.handed + self.meter.pending - left, self.meter.rates(now, left)
+
+    def now(self, feed: Feed, epoch: int) -> tuple[TaskSet, list[tuple[int, int]]]:
+        """Tasks of which all was handed out, and how many outputs of others."""
+        if self._arrival is not None:
+            self._progress.yielded(self._arrival.task.number, self._arrival.end - operator.length_hint(self.current))
+        for task, outputs in feed.ended(epoch):
+            self._progress.ends(task, outputs)
+        return self._progress.now()

@@ -1,0 +1,66 @@
+"""How much of an epoch was handed out in this process."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from millrace.elements.chunk import Chunk
+from millrace.planning.checkpoint import Merged
+from millrace.planning.progress import Progress, TaskSet
+
+
+class Tally:
+    """How much of an epoch was handed out. One thread computes, perhaps ahead of the one that hands out and asks.
+
+    Tasks are numbered as they come; in a plan's order these are its own numbers.
+
+    Args:
+        begin: what was handed out before.
+
+    Attributes:
+        ended: the reader was told that there is no more.
+    """
+
+    def __init__(self, begin: Merged, *, ended: bool = False) -> None:
+        self.ended = ended
+        self._progress = Progress(begin.tasks_done(), dict(begin.begun))
+        self._runs: deque[tuple[int, int, int]] = deque()  # (task, elements made before it, outputs left out of it)
+        self._made = self._taken = 0
+        self._current: Iterator[Any] = iter(())
+
+    def counted(self, number: int, skip: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Chunks of task ``number`` without its first ``skip`` outputs, counted as they are made."""
+        before = self._made
+        self._runs.append((number, before, skip))
+        for chunk in chunks:
+            self._made += len(chunk)
+            yield chunk
+        self._progress.ends(number, skip + self._made - before)
+
+    def handed(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
+        """Elements of the chunks, counted as they are handed out."""
+        for chunk in chunks:
+            self._current = iter(chunk.elements)
+            self._taken += len(chunk)
+            yield from self._current
+        self.ended = True
+
+    def closed(self) -> None:
+        """What was not handed out yet will not be."""
+        self._taken -= operator.length_hint(self._current)
+        self._current = iter(())
+
+    def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
+        """Tasks of which all was handed out, and how many outputs of others."""
+        handed = self._taken - operator.length_hint(self._current)  # of a list's iterator, so exact
+        while self._runs and self._runs[0][1] <= handed:
+            number, before, skipped = self._runs[0]
+            over = len(self._runs) > 1 and self._runs[1][1] <= handed
+            self._progress.yielded(number, skipped + (self._runs[1][1] if over else handed) - before)
+            if not over:
+                break
+            self._runs.popleft()
+        return self._progress.now()

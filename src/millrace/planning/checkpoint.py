@@ -1,0 +1,291 @@
+"""What a saved state says: which epoch of which data was read how far. Pure; no elements, no buffers, no workers.
+
+A plan is a function of split tables, graph, seed and number of tasks. So a state that identifies these and says which
+tasks were yielded, and how far others, is all that is needed to go on, anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from millrace.errors import StateError
+from millrace.graph import nodes as g
+from millrace.graph.serialize import outline
+from millrace.planning.progress import TaskSet
+from millrace.planning.tables import Split, SplitTable
+
+VERSION = 1
+_BLOCKS = 32
+_BLOCK_DIGITS = 4
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """What must be the same where a state is loaded.
+
+    Attributes:
+        graph: digest of operators and parameters, without functions and options.
+        sources: of each source, what :func:`_source` says.
+        tasks: number of tasks of an epoch; None: endless.
+    """
+
+    graph: str = ""
+    sources: list[str] = []
+    tasks: int | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One reader's state.
+
+    Attributes:
+        version: of this format.
+        seed: of the epoch's order and all that is random; None: nothing was read yet, and none was chosen.
+        epoch: its number.
+        graph: see :class:`Identity`; ``sources`` and ``tasks`` likewise, empty where nothing was read yet.
+        done: all tasks below were yielded to their end, and
+        later: those of this :meth:`TaskSet.text`.
+        begun: outputs yielded of other tasks.
+        ended: the reader was told that there is no more in this epoch.
+        rank: which of
+        ranks: readers this is; what is left of the epoch is what none of them has.
+        helpers: the readers are processes of one DataLoader without a service, each with tasks of its own.
+    """
+
+    version: int = VERSION
+    seed: int | None = None
+    epoch: int = 0
+    graph: str = ""
+    sources: list[str] = []
+    tasks: int | None = None
+    done: int = 0
+    later: str = ""
+    begun: list[tuple[int, int]] = []
+    ended: bool = False
+    rank: int = 0
+    ranks: int = 1
+    helpers: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """What it can be loaded into."""
+        return Identity(self.graph, self.sources, self.tasks)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that is read next."""
+        return self.epoch + self.ended
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing of its epoch was yielded."""
+        return not (self.done or self.later or self.begun or self.ended)
+
+    def tasks_done(self) -> TaskSet:
+        """Tasks that were yielded to their end."""
+        return TaskSet.parse(self.done, self.later)
+
+
+def pack(checkpoint: Checkpoint) -> dict[str, Any]:
+    """As a dict of plain values, which any checkpoint format takes."""
+    state = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
+    return {**state, "sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
+
+
+def unpack(state: Any) -> Checkpoint:
+    """What :func:`pack` was given.
+
+    Raises:
+        StateError: if this is no such dict.
+    """
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if version is None:
+        raise StateError(f"a state is a dict that state_dict() gave, not {type(state).__name__} {str(state)[:60]}")
+    if version != VERSION:
+        raise StateError(f"the state has version {version!r}, this millrace reads {VERSION}: load it with a newer one")
+    unknown = sorted(set(state) - set(Checkpoint.__struct_fields__))
+    if unknown:
+        raise StateError(f"the state has {', '.join(map(repr, unknown))}, which state_dict() never writes")
+    try:
+        found = msgspec.convert(dict(state), Checkpoint)
+        found.tasks_done()
+    except (msgspec.ValidationError, ValueError) as error:
+        raise StateError(f"the state is damaged: {error}") from error
+    counts = [found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
+    tops = [found.done, found.tasks_done().bits.bit_length() + found.done]
+    tops += [task + 1 for task, _ in found.begun if not found.helpers]
+    if min(counts) < 0 or not 0 <= found.rank < found.ranks:
+        raise StateError(f"the state is damaged: no number in it can be {min([*counts, found.rank])}")
+    if found.tasks is not None and not found.helpers and max(tops) > found.tasks:
+        raise StateError(f"the state is damaged: task {max(tops) - 1} of {found.tasks}")
+    return found
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    """What all readers of one epoch have yielded together."""
+
+    epoch: int
+    done: int = 0
+    later: str = ""
+    begun: list[tuple[int, int]] = []
+
+    def tasks_done(self) -> TaskSet:
+        """Tasks that were yielded to their end."""
+        return TaskSet.parse(self.done, self.later)
+
+
+def alike(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse states that are not of one run.
+
+    Raises:
+        StateError: says what differs, or whose is twice there.
+    """
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        for name in ("seed", "graph", "sources", "tasks", "ranks", "helpers"):
+            if getattr(other, name) != getattr(first, name):
+                raise StateError(
+                    f"the states are not of one run: {name} is {getattr(first, name)!r} with rank {first.rank} and "
+                    f"{getattr(other, name)!r} with rank {other.rank}"
+                )
+    ranks = [checkpoint.rank for checkpoint in checkpoints]
+    if len(set(ranks)) < len(ranks):
+        raise StateError(f"these are the states of ranks {sorted(ranks)}: give each rank's once")
+
+
+def merge(checkpoints: Sequence[Checkpoint]) -> Merged:
+    """What the readers of one run, at unequal steps perhaps, have yielded of the epoch that is not over for all.
+
+    Raises:
+        StateError: they are not all there, not of one run, or too far apart.
+    """
+    alike(checkpoints)
+    first = checkpoints[0]
+    absent = sorted(set(range(first.ranks)) - {checkpoint.rank for checkpoint in checkpoints})
+    if absent:
+        raise StateError(
+            f"what is left of an epoch is known from the states of all {first.ranks} ranks; "
+            f"missing: {', '.join(map(str, absent))}"
+        )
+    epoch = min(checkpoint.next_epoch for checkpoint in checkpoints)
+    ahead = next((checkpoint for checkpoint in checkpoints if checkpoint.epoch > epoch), None)
+    if ahead is not None:
+        raise StateError(
+            f"rank {ahead.rank} is in epoch {ahead.epoch} and another rank in epoch {epoch}: what was read of that one "
+            "is no longer known. Save the states of all ranks before any begins the next epoch"
+        )
+    return said(checkpoints, epoch)
+
+
+def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
+    """What these states, of all ranks or of some, say that was yielded of an epoch."""
+    done, begun = TaskSet(), dict[int, int]()
+    for checkpoint in checkpoints:
+        if checkpoint.epoch == epoch:
+            done |= checkpoint.tasks_done()
+            for task, outputs in checkpoint.begun:
+                begun[task] = max(outputs, begun.get(task, 0))
+    left = sorted((task, outputs) for task, outputs in begun.items() if task not in done)
+    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left)
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+def identity(graph: g.Graph, tables: Mapping[int, SplitTable], tasks: int | None) -> Identity:
+    """What states of this pipeline over these sources must agree with."""
+    return Identity(graph_digest(graph), prints(graph, tables), tasks)
+
+
+def graph_digest(graph: g.Graph) -> str:
+    """Digest of the operators and their parameters: what decides which outputs a task has, the functions aside."""
+    return _digest(msgspec.json.encode(outline(graph)), 16)
+
+
+def prints(graph: g.Graph, tables: Mapping[int, SplitTable]) -> list[str]:
+    """What identifies the sources' split tables, in about two hundred characters each."""
+    return [_source(str(graph.nodes[number]), tables[number]) for number in sorted(tables)]
+
+
+def fit(state: Identity, here: Identity) -> None:
+    """Refuse a state of another pipeline, or of other data.
+
+    Raises:
+        StateError: says what changed, and in which source and split.
+    """
+    if state.graph and here.graph and state.graph != here.graph:
+        raise StateError(
+            "the state is of a pipeline with other operators or parameters; what a task yields would be another. "
+            "Functions and with_options may change, the rest may not: load it into the pipeline that it was saved from"
+        )
+    if state.sources and here.sources and state.sources != here.sources:
+        raise StateError(f"the state is of other data: {_difference(state.sources, here.sources)}")
+    if state.sources and here.sources and state.tasks != here.tasks:
+        raise StateError(
+            f"the state is of an epoch of {state.tasks or 'endless'} tasks, here it has {here.tasks or 'no end'}; "
+            "give the same tasks= as there"
+        )
+
+
+def _source(label: str, table: SplitTable) -> str:
+    """``label|count|digest of each block of splits``: names the first block that differs without holding all."""
+    entries: Sequence[Any] = table.splits or list(zip(table.locations, table.sizes, strict=True))
+    edges = _edges(len(entries))
+    blocks = [_digest(msgspec.json.encode([_what(e) for e in entries[a:b]]), _BLOCK_DIGITS) for a, b in pairwise(edges)]
+    whole = _digest(msgspec.json.encode([table.count, *blocks]), 8)
+    return f"{label[:80]}|{table.count}|{len(entries)}|{whole}{''.join(blocks)}"
+
+
+def _what(entry: Split | tuple[str, int]) -> Any:
+    """What of a split decides what is read; not when it was written."""
+    if isinstance(entry, Split):
+        return (entry.location, entry.start, entry.stop, entry.count, entry.bytes)
+    return entry
+
+
+def _edges(count: int) -> list[int]:
+    blocks = min(count, _BLOCKS)
+    return [block * count // blocks for block in range(blocks + 1)] if blocks else []
+
+
+def _difference(there: Sequence[str], here: Sequence[str]) -> str:
+    if len(there) != len(here):
+        return f"it has {len(there)} sources, there are {len(here)} here"
+    label, old, new = next(
+        (new.rsplit("|", 3)[0], old.rsplit("|", 3)[1:], new.rsplit("|", 3)[1:])
+        for old, new in zip(there, here, strict=True)
+        if old != new
+    )
+    if old[1] != new[1]:
+        return f"{label} had {old[1]} splits and has {new[1]}"
+    if old[0] != new[0]:
+        return f"{label} had {old[0]} elements and has {new[0]}"
+    edges = _edges(int(new[1]))
+    width = _BLOCK_DIGITS
+    for block, (first, end) in enumerate(pairwise(edges)):
+        at = 8 + block * width
+        if old[2][at : at + width] != new[2][at : at + width]:
+            which = f"split {first}" if end == first + 1 else f"one of splits {first} to {end - 1}"
+            return f"{label}: {which} is another"
+    return f"{label} is another"
+
+
+def _digest(data: bytes, digits: int) -> str:
+    return hashlib.blake2b(data, digest_size=digits // 2).hexdigest()
+
+
+def parse_all(states: Any) -> tuple[Checkpoint, ...]:
+    """One state, or the list of all ranks' states.
+
+    Raises:
+        StateError: if it is neither, or they are not of one run.
+    """
+    given: Iterable[Any] = states if isinstance(states, (list, tuple)) else [states]
+    found = tuple(unpack(state) for state in given)
+    if not found:
+        raise StateError("there is no state in an empty list")
+    alike(found)
+    return found

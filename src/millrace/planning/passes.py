@@ -1,0 +1,102 @@
+"""One reader's passes over a dataset: which epoch comes next, where it begins, and how far the last one was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millrace.errors import StateError
+from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, merge, pack, parse_all
+
+Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
+"""An epoch's number, or what says it when told which is the next and what it begins with; None: the next."""
+Share = tuple[int, int]
+"""(i, n): the i-th of n helpers of one reader."""
+
+
+class Passes:
+    """What a dataset remembers of its own iterators.
+
+    Attributes:
+        following: number of the epoch after the last one begun.
+        loaded: states that the next pass begins with. They stay until an element is asked for: who makes iterators
+            and asks them for nothing, as loaders do, loses nothing.
+    """
+
+    def __init__(self) -> None:
+        self.following = 0
+        self.loaded: tuple[Checkpoint, ...] = ()
+        self._now: Callable[[], Checkpoint] | None = None
+
+    def load(self, states: Any, here: Identity) -> None:
+        """The next pass begins where these were taken.
+
+        Args:
+            states: one, or those of all ranks.
+            here: what is known of the pipeline that they are loaded into.
+
+        Raises:
+            StateError: it is no state, or one of another pipeline.
+        """
+        loaded = parse_all(states)
+        for each in loaded:
+            fit(each.identity, here)
+        self.loaded, self._now = loaded, None
+
+    def choose(self, number: Number) -> tuple[int, tuple[Checkpoint, ...]]:
+        """The epoch of a pass, of which ``following`` is the least, and the states that it begins with."""
+        if isinstance(number, int):
+            return number, ()
+        return self.following if number is None else number(self.following, self.loaded), self.loaded
+
+    def begin(self, number: int, now: Callable[[], Checkpoint]) -> None:
+        """A pass over epoch ``number`` begins; ``now`` says how far it is, also when it is over."""
+        self.following = number + 1
+        self._now = now
+
+    def started(self) -> None:
+        """Somebody asks the pass for elements."""
+        self.loaded = ()
+
+    def state(self, fresh: Callable[[], Checkpoint]) -> dict[str, Any]:
+        """How far the last pass was read; ``fresh`` is what there is to say before the first."""
+        if self._now is not None:
+            return pack(self._now())
+        return pack(self.loaded[0] if self.loaded else fresh())
+
+    def copy(self) -> Passes:
+        """For a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
+        twin = Passes()
+        twin.following, twin.loaded = self.following, self.loaded
+        return twin
+
+
+def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: bool = False) -> Merged:
+    """Where a reader without a service begins.
+
+    Args:
+        loaded: its own state, or those of all ranks.
+        share: which helper it is; None: it reads alone.
+        at_end: begin at the end of an epoch that had ended, not with the next one.
+
+    Raises:
+        StateError: the states are not this reader's.
+    """
+    first = loaded[0]
+    if first.untouched:
+        return Merged(epoch=first.epoch)
+    if share is None and not first.helpers:
+        if not (at_end and len(loaded) == first.ranks == 1):
+            return merge(loaded)
+    elif share is None:
+        raise StateError(
+            f"the state is that of process {first.rank} of {first.ranks} in a DataLoader: load it there, with "
+            f"num_workers={first.ranks}"
+        )
+    elif not first.helpers or len(loaded) > 1 or share != (first.rank, first.ranks):
+        whose = f"process {first.rank} of {first.ranks}" if first.helpers else "one that read alone"
+        raise StateError(
+            f"the state is of {whose}, and this is process {share[0]} of {share[1]} in a DataLoader: without a "
+            "service a state is loaded with the num_workers that it was saved with"
+        )
+    return Merged(epoch=first.epoch, done=first.done, later=first.later, begun=first.begun)

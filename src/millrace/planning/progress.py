@@ -1,0 +1,131 @@
+"""How far an epoch was read: which tasks to their end, and how many outputs of the others."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+MOST_TASKS = 1 << 27
+"""Tasks that a set read from text may have beyond its first gap: a bound on what 64 KiB of it could become."""
+
+
+class TaskSet:
+    """A growing set of tasks: all below ``low``, and those whose bit is set in ``bits``, which begins there.
+
+    Tasks are read about in their order, so that there are few bits; with several readers each has bits for the others'.
+    """
+
+    __slots__ = ("_text", "bits", "low")
+
+    def __init__(self, low: int = 0, bits: int = 0) -> None:
+        self.low, self.bits = low, bits
+        self._text: str | None = None
+        self._close_gap()
+
+    @classmethod
+    def of(cls, tasks: Iterable[int]) -> TaskSet:
+        """The set of these."""
+        found = cls()
+        for task in tasks:
+            found.add(task)
+        return found
+
+    def add(self, task: int) -> None:
+        """One more; harmless if it is there."""
+        if task >= self.low:
+            self.bits |= 1 << (task - self.low)
+            self._close_gap()
+
+    def _close_gap(self) -> None:
+        self._text = None
+        if self.bits & 1:
+            count = (~self.bits & (self.bits + 1)).bit_length() - 1
+            self.bits >>= count
+            self.low += count
+
+    def __contains__(self, task: int) -> bool:
+        return task < self.low or bool(self.bits >> (task - self.low) & 1)
+
+    def __len__(self) -> int:
+        return self.low + self.bits.bit_count()
+
+    def __or__(self, other: TaskSet) -> TaskSet:
+        less, more = sorted((self, other), key=lambda each: each.low)
+        return TaskSet(more.low, more.bits | less.bits >> (more.low - less.low))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskSet) and (self.low, self.bits) == (other.low, other.bits)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def copy(self) -> TaskSet:
+        """Another of the same tasks."""
+        return TaskSet(self.low, self.bits)
+
+    def bitmap(self) -> bytes:
+        """``bits`` as bytes, the lowest first: quick to look up."""
+        return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
+
+    def text(self) -> str:
+        """``bits`` as text: deflated, base64. Where readers take turns that is short however many tasks there are."""
+        if self._text is None:
+            self._text = base64.b64encode(zlib.compress(self.bitmap(), 1)).decode() if self.bits else ""
+        return self._text
+
+    @classmethod
+    def parse(cls, low: int, text: str) -> TaskSet:
+        """The set that has this ``low`` and :meth:`text`.
+
+        Raises:
+            ValueError: if it is no such text.
+        """
+        if low < 0:
+            raise ValueError(f"a set of tasks does not begin at {low}")
+        if not text:
+            return cls(low)
+        try:
+            stream = zlib.decompressobj()
+            bitmap = stream.decompress(base64.b64decode(text, validate=True), MOST_TASKS // 8)
+        except (binascii.Error, zlib.error) as error:
+            raise ValueError(f"not a deflated set of tasks: {error}") from error
+        if not stream.eof:
+            raise ValueError("not a whole deflated set of tasks, or far too many of them")
+        return cls(low, int.from_bytes(bitmap, "little"))
+
+
+class Progress:
+    """What one reader has yielded of an epoch. One thread notes what it yields, others may say what ends.
+
+    Args:
+        done: tasks that were yielded to their end before.
+        begun: outputs yielded of others.
+    """
+
+    def __init__(self, done: TaskSet | None = None, begun: Mapping[int, int] | None = None) -> None:
+        self._done = TaskSet() if done is None else done.copy()
+        self._begun = dict(begun or {})
+        self._ends: deque[tuple[int, int]] = deque()
+        self._totals: dict[int, int] = {}
+
+    def yielded(self, task: int, outputs: int) -> None:
+        """So many outputs of the task, those before a resume included, were yielded."""
+        if task not in self._done:
+            self._begun[task] = outputs
+
+    def ends(self, task: int, outputs: int) -> None:
+        """The task has so many outputs in all. May be said by any thread, before or after they are yielded."""
+        self._ends.append((task, outputs))
+
+    def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
+        """Tasks of which all was yielded, and how many outputs of each other."""
+        while self._ends:
+            task, outputs = self._ends.popleft()
+            self._totals[task] = outputs
+        for task in [task for task, total in self._totals.items() if self._begun.get(task, 0) >= total]:
+            self._done.add(task)
+            del self._totals[task]
+            self._begun.pop(task, None)
+        return self._done, sorted((task, outputs) for task, outputs in self._begun.items() if outputs)

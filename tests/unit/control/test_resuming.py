@@ -1,0 +1,328 @@
+"""Jobs that go on from saved states: what is left comes once, to as many consumers as there are then."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.control.control_driver import STRUCTURE, FakeConsumer, FakePlan, Service
+from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, disturb, settle
+
+from millrace.control import actions as act
+from millrace.control import events as ev
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint, graph_digest
+from millrace.planning.progress import TaskSet
+
+SEED = 11
+WAYS = sorted(set(KINDS) - {"off"})
+
+
+def state_of(
+    service: Service, peer: FakeConsumer, ranks: int, before: tuple[Checkpoint, ...] = (), **fields: Any
+) -> Checkpoint:
+    """What the client would say: all that it has read since, and what it loaded."""
+    epoch = peer.epoch.epoch if peer.epoch is not None else 0
+    done = TaskSet.of(peer.complete)
+    for state in before:
+        if state.epoch == epoch:
+            done |= state.tasks_done()
+    known = Checkpoint(
+        seed=SEED,
+        epoch=epoch,
+        graph=graph_digest(unpack(STRUCTURE)),
+        sources=service.prints,
+        tasks=service.plan.length,
+        done=done.low,
+        later=done.text(),
+        rank=peer.joined.consumer,
+        ranks=ranks,
+    )
+    return msgspec.structs.replace(known, **fields)
+
+
+def states_of(service: Service, peers: list[FakeConsumer], before: tuple[Checkpoint, ...] = ()) -> list[Checkpoint]:
+    return [state_of(service, peer, len(peers), before) for peer in peers]
+
+
+def loads(
+    service: Service, states: list[Checkpoint], consumers: int, *, own: bool = False, job: str = "a", **kind: Any
+) -> list[FakeConsumer]:
+    """As many consumers join with these states, each with its own or with all, and begin to read."""
+    life = len(service.events)  # any number that was not there before
+    peers = [
+        service.join(
+            f"{life}.{i}",
+            job,
+            consumer=i,
+            num_consumers=consumers,
+            states=states[i : i + 1] if own else states,
+            begin=False,
+            **kind,
+        )
+        for i in range(consumers)
+    ]
+    for peer in peers:
+        assert peer.failure is None
+        begin(service, peer)
+    return peers
+
+
+def begin(service: Service, peer: FakeConsumer) -> None:
+    service.begin(peer, peer.resumed if peer.joined.waits else peer.joined.epoch + 1)
+
+
+def read_some(service: Service, rng: random.Random) -> None:
+    for _ in range(rng.randrange(25)):
+        service.work(read=rng.random() < 0.7, room=2)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 10**9),
+    plan=st.sampled_from(PLANS),
+    kind=st.sampled_from(WAYS),
+    counts=st.lists(st.integers(1, 3), min_size=2, max_size=4),
+    anew=st.booleans(),
+)
+def test_stopped_again_and_again_each_task_is_read_once(seed, plan, kind, counts, anew):
+    """With as many or other numbers of consumers, at the same service or another, while workers die."""
+    rng = random.Random(seed)
+    service = Service(FakePlan(*plan))
+    names = ["w0", "w1"]
+    for name in names:
+        service.add_worker(name)
+    peers = [service.join(f"c{i}", num_consumers=counts[0], consumer=i, **KINDS[kind]) for i in range(counts[0])]
+    read: list[int] = []
+    before: tuple[Checkpoint, ...] = ()
+    for count in counts[1:]:
+        read_some(service, rng)
+        for _ in range(rng.randrange(3)):
+            disturb(service, rng, names)
+        calm(service, names)
+        if any(peer.epoch is None for peer in peers):
+            continue  # nothing has begun to be said
+        states = states_of(service, peers, before)
+        read += [task for peer in peers for task in peer.complete]
+        before = tuple(states)
+        for peer in peers:
+            peer.connected = rng.random() < 0.5  # some are still there
+            if not peer.connected:
+                service.say(inp.ClientSessionLost(peer.client))
+        if anew:
+            service = Service(FakePlan(*plan))
+            names = ["v0"]
+            service.add_worker("v0")
+        former, peers = peers, loads(service, states, count, own=count == len(peers), **KINDS[kind])
+        if not anew:
+            assert all(peer.failure.kind == "ConsumerConflictError" for peer in former if peer.connected)
+            for peer in former:
+                del service.consumers[peer.client]
+    calm(service, names)
+    settle(service, peers, 2)
+    read += [task for peer in peers for task in peer.complete]
+    assert sorted(read) == list(range(service.plan.length or 0))
+    assert service.replayed().snapshot() == service.state.snapshot()
+    assert service.restored().snapshot() == service.state.snapshot()
+    for peer in peers:
+        service.begin(peer)
+    settle(service, peers, 2)
+    assert sorted(task for peer in peers for task in peer.complete) == list(range(service.plan.length or 0))
+
+
+def running(plan: FakePlan | None = None, consumers: int = 1, **kind: Any) -> tuple[Service, list[FakeConsumer]]:
+    service = Service(plan or FakePlan(8))
+    service.add_worker("w0")
+    peers = [service.join(f"c{i}", num_consumers=consumers, consumer=i, **kind) for i in range(consumers)]
+    service.work()
+    return service, peers
+
+
+def test_what_was_begun_goes_on_where_it_was():
+    service, [peer] = running()
+    state = state_of(service, peer, 1, done=2, later="", begun=[(3, 7)])
+    [peer] = loads(service, [state], 1)
+    service.plan_tasks(service.workers["w0"])
+    leases = {lease.ref.task: lease.received for worker in service.workers.values() for lease in worker.leases.values()}
+    assert leases == {2: 0, 3: 7}
+    assert {task: read.start for task, read in peer.reads.items()} == leases
+
+
+def test_only_leftovers_of_what_was_read_run_again_and_after_what_is_read():
+    service, [peer] = running(FakePlan(9, 3))
+    state = state_of(service, peer, 1, done=8, later="")  # two groups of three with their tails
+    [peer] = loads(service, [state], 1)
+    first = len(service.events)
+    service.run()
+    assert sorted(peer.complete) == [8, 9, 10, 11, 12]
+    order = [event.task for event in service.events[first:] if isinstance(event, ev.TaskLeased) and not event.epoch]
+    assert sorted(order) == [*range(13)]
+    assert order[:3] == [8, 9, 10]
+    assert order[-1] == 12
+
+
+def test_ranks_wait_for_one_another_and_are_told_where_they_go_on():
+    service, peers = running(consumers=2)
+    first, second = states_of(service, peers)
+    first = msgspec.structs.replace(first, ended=True)
+    for peer in peers:
+        service.say(inp.ClientSessionLost(peer.client))
+    one = service.join("n0", states=[first], num_consumers=2, begin=False)
+    assert one.joined.waits
+    service.work()
+    assert not any(worker.leases for worker in service.workers.values())
+    late = service.join("late", num_consumers=2, begin=False)
+    assert "waits for the states of its consumers [1]" in late.failure.message
+    two = service.join("n1", states=[second], num_consumers=2, begin=False)
+    assert (two.joined.waits, two.joined.consumer, two.joined.epoch) == (False, 1, -1)
+    assert one.resumed == 0
+    for peer in (one, two):
+        service.begin(peer, 0)
+    service.run()
+    done = first.tasks_done() | second.tasks_done()
+    assert sorted([*one.complete, *two.complete]) == [task for task in range(8) if task not in done]
+
+
+def test_a_rank_that_starts_again_while_others_are_awaited():
+    service, peers = running(consumers=2)
+    first, second = states_of(service, peers)
+    one = service.join("n0", states=[first], num_consumers=2, begin=False)
+    again = service.join("m0", states=[first], num_consumers=2, begin=False)
+    assert one.failure.kind == "ConsumerConflictError"
+    assert (again.failure, again.joined.waits) == (None, True)
+    service.join("n1", states=[second], num_consumers=2, begin=False)
+    assert again.resumed == 0
+
+
+def test_states_too_far_apart_fail_for_all():
+    service, peers = running(consumers=2)
+    first, second = states_of(service, peers)
+    one = service.join("n0", states=[msgspec.structs.replace(first, epoch=2)], num_consumers=2, begin=False)
+    two = service.join("n1", states=[second], num_consumers=2, begin=False)
+    for peer in (one, two):
+        assert peer.failure.kind == "StateError"
+        assert "rank 0 is in epoch 2 and another rank in epoch 0" in peer.failure.message
+
+
+def test_a_life_before_is_void():
+    """Its leases, its reads and its session, and it cannot come back under the name of the job."""
+    service, [old] = running()
+    state = state_of(service, old, 1)
+    [worker] = service.workers.values()
+    service.work(read=False)
+    held = dict(worker.finished)
+    [new] = loads(service, [state], 1)
+    assert old.failure.kind == "ConsumerConflictError"
+    assert "begun anew" in old.failure.message
+    assert not set(held) & set(worker.finished)
+    assert new.joined.generation != old.joined.generation
+    service.say(inp.ConsumerSaid(old.client, msg.ConsumerReport(0, [msg.TaskProgress(5, 1, complete=True)])))
+    old.failure = None
+    service.rejoin(old)
+    assert "is over" in old.failure.message
+    service.run()
+    assert sorted(new.complete) == [task for task in range(8) if task not in state.tasks_done()]
+
+
+def test_one_list_is_one_load_however_many_bring_it():
+    service, peers = running(consumers=2)
+    states = states_of(service, peers)
+    three = loads(service, states, 3)
+    assert len({peer.joined.generation for peer in three}) == 1
+    again = loads(service, states, 3)
+    assert {peer.failure.kind for peer in three} == {"ConsumerConflictError"}
+    assert len({peer.joined.generation for peer in again}) == 1
+
+
+def test_after_the_job_was_collected_and_the_dispatcher_restarted():
+    service, [peer] = running(FakePlan(9, 3))
+    service.work()
+    state = state_of(service, peer, 1)
+    service.say(inp.ClientSessionLost(peer.client))
+    service.tick(400.0)
+    assert not service.state.jobs
+    [peer] = loads(service, [state], 1)
+    service.work(read=False)
+    service.restart()
+    service.hello("w0")
+    service.rejoin(peer)
+    service.run()
+    assert sorted(peer.complete) == [task for task in range(13) if task not in state.tasks_done()]
+
+
+def test_an_epoch_that_has_ended_is_followed_by_the_next():
+    service, [peer] = running()
+    service.run()
+    state = state_of(service, peer, 1, ended=True)
+    [peer] = loads(service, [state], 1)
+    service.run()
+    assert peer.epoch.epoch == 1
+    assert len(peer.complete) == 8
+    read = state_of(service, peer, 1)  # all of it, and the end was not seen
+    [peer] = loads(service, [read], 1)
+    service.run()
+    assert (peer.epoch.epoch, peer.ends, peer.complete) == (1, [], [])
+
+
+def refused(service: Service, states: list[Checkpoint], **fields: Any) -> str:
+    peer = service.join(f"r{len(service.consumers)}", states=states, begin=False, **fields)
+    assert any(isinstance(action, act.CloseClient) for action in service.last)
+    assert peer.failure.kind == "StateError"
+    message: str = peer.failure.message
+    return message
+
+
+def test_what_cannot_be_loaded_is_refused_and_disturbs_nobody():
+    service, [peer] = running()
+    state = state_of(service, peer, 1)
+    change = msgspec.structs.replace
+    assert "OFF" in refused(service, [state], num_consumers=1, **KINDS["off"])
+    assert "of seed 11, the job is to have 5" in refused(service, [state], seed=5)
+    assert "other operators" in refused(service, [change(state, graph="no")])
+    assert "DataLoader" in refused(service, [change(state, helpers=True)])
+    two = [change(state, ranks=2), change(state, rank=1, ranks=2)]
+    assert "rank 1 of 2" in refused(service, two[1:])
+    assert "rank 1 of 2" in refused(service, two[1:], num_consumers=3)
+    assert "consumer 0 loads the state of rank 1" in refused(service, two[1:], num_consumers=2, consumer=0)
+    assert "not of one run" in refused(service, [two[0], change(two[1], seed=4)])
+    service.run()
+    assert len(peer.complete) == 8
+
+
+def test_other_data_are_found_out_as_they_are_listed():
+    service, [peer] = running()
+    state = state_of(service, peer, 1)
+    service.prints = ["range()|90|0|cd"]
+    [peer] = [service.join("n", states=[state], begin=False)]
+    service.work()
+    assert peer.failure.kind == "StateError"
+    assert "range() had 100 elements and has 90" in peer.failure.message
+
+
+def test_other_tasks_are_found_out_as_well():
+    service, [peer] = running()
+    state = state_of(service, peer, 1, tasks=9)
+    peer = service.join("n", states=[state], tasks=8, begin=False)
+    service.work()
+    assert "an epoch of 9 tasks, here it has 8" in peer.failure.message
+
+
+@pytest.mark.parametrize("way", sorted({*WAYS} - {"custom"}))  # that one is asked about every task
+def test_without_end(way):
+    service, [peer] = running(FakePlan(None), **KINDS[way])
+    for _ in range(6):
+        service.work()
+    state = state_of(service, peer, 1)
+    count = len(peer.complete)
+    assert count > 2
+    [peer] = loads(service, [state], 1, **KINDS[way])
+    for _ in range(6):
+        service.work()
+    assert not set(peer.complete) & set(range(count))
+    assert peer.complete
