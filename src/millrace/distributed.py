@@ -139,11 +139,12 @@ class DistributedDataset(Readable):
             return session.epoch(chosen, keep=self, passes=passes, reload=reload)
         if over:
             reader = session.over(loaded[0], passes, reload)
-            self._session, self._resumed = None, weakref.ref(reader)
-            session.close()  # the loader's next pass may have other processes, before this one has ended
-            return reader
-        reader = session.epoch(following, read=said(loaded, following), keep=self, passes=passes, reload=reload)
+        else:
+            reader = session.epoch(following, read=said(loaded, following), keep=self, passes=passes, reload=reload)
         self._resumed = weakref.ref(reader)
+        if share is not None and (over or not reader.prime()):
+            self._session = None
+            session.close()  # a loader's next pass may have other processes, and that before this one has ended
         return reader
 
     def _reload(self, share: Share | None, state: Any) -> EpochReader:

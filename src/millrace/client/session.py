@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from millrace.client.conversation import CLOSE, Conversation
+from millrace.client.inbox import Arrival
 from millrace.client.tally import Tally
 from millrace.control.messages import JobSpec
 from millrace.errors import ServiceError, ShippingError, StateError
@@ -205,6 +206,7 @@ class EpochReader(Iterator[Any]):
         else:
             self.number = over.epoch
             self.checkpoint = lambda: over
+        self._first: Arrival | None = None
         passes.begin(self.number, self.checkpoint)
         self._watch()
 
@@ -229,7 +231,7 @@ class EpochReader(Iterator[Any]):
         tally, feed = self._tally, self._conversation.feed
         asked = time.perf_counter()
         queued = feed.ready
-        arrival = feed.take(self.number)
+        arrival, self._first = self._first or feed.take(self.number), None
         got = time.perf_counter()
         if arrival is None:
             tally.meter.ended(asked)
@@ -239,6 +241,18 @@ class EpochReader(Iterator[Any]):
         elements = arrival.decoded()
         tally.meter.took(len(elements), asked, got, queued)
         tally.hand_out(elements, arrival)
+
+    def prime(self) -> bool:
+        """Waits for the first elements; False if there are none.
+
+        Raises:
+            MillraceError: why the job cannot go on.
+        """
+        self._first = self._conversation.feed.take(self.number)
+        if self._first is None:
+            self._tally.ended = True
+            self.close()
+        return self._first is not None
 
     @property
     def skipped(self) -> int:

@@ -1,0 +1,170 @@
+"""Loops that go on from saved states on a service: each element once, whoever stopped, and on however many ranks."""
+
+import itertools
+import json
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tests.integration.service.service_driving import WAIT_S, Service
+
+import millrace as mr
+from millrace import ShardingPolicy
+
+COUNT = 600
+ALL = Counter(number for number in range(COUNT) if number % 3)
+OPTIONS = {"tasks": 12, "job_name": "ours"}
+
+
+def pipeline():
+    return mr.Dataset.range(COUNT).shuffle(100).filter(lambda number: number % 3 > 0).batch(7).with_options(seed=5)
+
+
+def passed_on(states):
+    """As checkpoints on a disk."""
+    text = json.dumps(states)
+    assert len(text) < 4096 * (len(states) if isinstance(states, list) else 1)
+    return json.loads(text)
+
+
+def numbers(batches):
+    return [number for batch in batches for number in batch.tolist()]
+
+
+def ranks(stack, service, count, **options):
+    return [
+        stack.enter_context(
+            pipeline().distribute(service.address, num_consumers=count, consumer_index=rank, **{**OPTIONS, **options})
+        )
+        for rank in range(count)
+    ]
+
+
+def all_at_once(action, datasets):
+    """``action`` of each in a thread of its own, as ranks are processes of their own."""
+    with ThreadPoolExecutor(len(datasets)) as pool:
+        return list(pool.map(action, datasets, timeout=WAIT_S))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_reader_stopped_again_and_again(service, deterministic):
+    rng = random.Random(f"{deterministic}")
+    state: Any = None
+    epochs: list[Counter[int]] = [Counter(), Counter()]
+    while True:
+        with pipeline().distribute(service.address, deterministic=deterministic, **OPTIONS) as dataset:
+            if state is not None:
+                dataset.load_state_dict(state)
+            for batch in itertools.islice(dataset, rng.randrange(1, 25)):
+                state = passed_on(dataset.state_dict())
+                epochs[state["epoch"]].update(batch.tolist())
+            state = passed_on(dataset.state_dict())
+            if state["epoch"] == 1 and state["ended"]:
+                break
+    assert epochs == [ALL, ALL]
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.parametrize(("before", "after", "own"), [(1, 3, False), (3, 2, False), (2, 2, True), (2, 1, False)])
+@pytest.mark.parametrize("sharding", [ShardingPolicy.DYNAMIC, ShardingPolicy.STATIC])
+def test_ranks_at_unequal_steps_and_other_ranks_after_that(service, sharding, before, after, own):
+    found: Counter[int] = Counter()
+    states: Any = []
+    with ExitStack() as stack:
+        datasets = ranks(stack, service, before, sharding=sharding)
+        for step, epoch in enumerate(all_at_once(iter, datasets)):
+            found.update(numbers(itertools.islice(epoch, 3 + 4 * step)))
+            states.append(epoch.state_dict())
+        states = passed_on(states)
+    for _ in range(2):  # as if all of them had died at once, twice
+        with ExitStack() as stack:
+            datasets = ranks(stack, service, after, sharding=sharding)
+
+            def read(dataset):
+                dataset.load_state_dict(states[dataset._consumer_index] if own else states)
+                return [numbers(dataset), numbers(dataset)]
+
+            rest = all_at_once(read, datasets)
+        assert found + Counter(n for first, _ in rest for n in first) == ALL
+        assert Counter(n for _, second in rest for n in second) == ALL
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_the_life_before_gets_an_error_and_takes_nothing(service):
+    with (
+        pipeline().distribute(service.address, **OPTIONS) as old,
+        pipeline().distribute(service.address, **OPTIONS) as new,
+    ):
+        epoch = iter(old)
+        head = numbers(itertools.islice(epoch, 5))
+        new.load_state_dict(epoch.state_dict())
+        fresh = iter(new)
+        some = numbers(itertools.islice(fresh, 5))
+        with pytest.raises(mr.ConsumerConflictError, match=r"(begun anew|is over)"):
+            list(epoch)
+        assert Counter(head + some + numbers(fresh)) == ALL
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_from_a_process_without_a_service_and_back(service):
+    dataset = pipeline()
+    elements = iter(dataset)
+    head = numbers(itertools.islice(elements, 9))
+    state = passed_on(elements.state_dict())
+    elements.close()
+    with pipeline().distribute(service.address) as distributed:
+        distributed.load_state_dict(state)
+        epoch = iter(distributed)
+        head += numbers(itertools.islice(epoch, 9))
+        state = passed_on(epoch.state_dict())
+    again = pipeline()
+    again.load_state_dict(state)
+    assert Counter(head + numbers(again)) == ALL
+
+
+def test_after_the_dispatcher_died_with_its_journal_or_for_good(tmp_path):
+    with Service(2, work_dir=tmp_path / "work") as service:
+        with pipeline().distribute(service.address, **OPTIONS) as dataset:
+            epoch = iter(dataset)
+            head = numbers(itertools.islice(epoch, 10))
+            state = passed_on(epoch.state_dict())
+        with pipeline().distribute(service.address, **OPTIONS) as dataset:
+            dataset.load_state_dict(state)
+            epoch = iter(dataset)
+            some = numbers(itertools.islice(epoch, 5))
+            service.restart_dispatcher()
+            assert Counter(head + some + numbers(epoch)) == ALL
+    with Service(1) as another, pipeline().distribute(another.address, **OPTIONS) as dataset:
+        dataset.load_state_dict(state)
+        assert Counter(head + numbers(dataset)) == ALL
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_what_changed_is_said(service, tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    files = mr.Dataset.from_files(str(tmp_path / "*"))
+    with files.distribute(service.address) as dataset:
+        next(iter(dataset))
+        state = dataset.state_dict()
+    (tmp_path / "c").write_text("another")
+    with files.distribute(service.address) as dataset:
+        dataset.load_state_dict(state)
+        with pytest.raises(mr.StateError, match=r"from_files\(\): split 2 is another"):
+            iter(dataset)
+    with pipeline().distribute(service.address) as dataset, pytest.raises(mr.StateError, match="other operators"):
+        dataset.load_state_dict(state)
+    with files.distribute(service.address, seed=4) as dataset, pytest.raises(mr.StateError, match="has seed 4"):
+        dataset.load_state_dict(state)
+    with pipeline().distribute(service.address, num_consumers=2, consumer_index=0, job_name="two") as dataset:
+        state = passed_on(dataset.state_dict())
+        state["done"] = 1
+        state["ranks"] = 2
+    with pipeline().distribute(service.address) as dataset:
+        dataset.load_state_dict(state)
+        with pytest.raises(mr.StateError, match="the state of rank 0 of 2"):
+            iter(dataset)
