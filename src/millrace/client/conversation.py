@@ -22,7 +22,6 @@ from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
 from millrace.client.meter import Rates
 from millrace.client.purity import impurity
-from millrace.client.tally import Tally
 from millrace.control.messages import (
     BeginEpoch,
     ConsumerReport,
@@ -47,11 +46,10 @@ from millrace.errors import (
     PipelineError,
     ServiceError,
     ServiceUnreachableError,
-    StateError,
     VersionMismatchError,
 )
 from millrace.graph.serialize import unpack
-from millrace.planning.checkpoint import Checkpoint, graph_digest
+from millrace.planning.checkpoint import Checkpoint
 from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import put_blob
@@ -150,7 +148,6 @@ class Conversation:
         self._generation = joined.generation
         self._following: int | None = None if joined.waits else joined.epoch + 1
         self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
-        self._graph = graph_digest(unpack(self._spec.structure))
         self.feed = Feed(
             self.job,
             self.consumer,
@@ -252,34 +249,12 @@ class Conversation:
             f"the dispatcher at {self._channel.address} did not let this process join in time"
         )
 
-    def checkpoint(self, epoch: int, tally: Tally) -> Checkpoint:
-        """The state of who reads ``epoch``, without asking anybody.
-
-        Raises:
-            StateError: the job has no states.
-        """
-        if self._spec.sharding == "off":
-            raise StateError(
-                "ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on"
-            )
-        if self.consumer and self._spec.num_consumers is None:
-            raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
-        done, begun = tally.now(self.feed, epoch)
-        return Checkpoint(
-            seed=self.seed,
-            epoch=epoch,
-            graph=self._graph,
-            sources=self.sources,
-            tasks=self.tasks,
-            done=done.low,
-            later=done.text(),
-            begun=begun,
-            ended=tally.ended,
-            rank=self.consumer,
-            ranks=self._spec.num_consumers or 1,
-        )
-
     # -- epochs --------------------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> JobSpec:
+        """What the job is."""
+        return self._spec
 
     @property
     def next_epoch(self) -> int:

@@ -15,7 +15,8 @@ from millrace.client.inbox import Arrival
 from millrace.client.tally import Tally
 from millrace.control.messages import JobSpec
 from millrace.errors import ServiceError, ShippingError, StateError
-from millrace.planning.checkpoint import Checkpoint, Merged, pack
+from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, pack
 from millrace.planning.passes import Passes
 from millrace.wire.compression import Compression
 
@@ -202,7 +203,9 @@ class EpochReader(Iterator[Any]):
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
             self.number = conversation.begin(number, tally.measure)
-            self.checkpoint = functools.partial(conversation.checkpoint, self.number, tally)
+            self.checkpoint = functools.partial(
+                _checkpoint, conversation, graph_digest(unpack(conversation.spec.structure)), self.number, tally
+            )
         else:
             self.number = over.epoch
             self.checkpoint = lambda: over
@@ -307,3 +310,29 @@ class EpochReader(Iterator[Any]):
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
+
+
+def _checkpoint(conversation: Conversation, graph: str, epoch: int, tally: Tally) -> Checkpoint:
+    """The state of who reads ``epoch``, without asking anybody.
+
+    Raises:
+        StateError: the job has no states.
+    """
+    if conversation.spec.sharding == "off":
+        raise StateError("ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on")
+    if conversation.consumer and conversation.spec.num_consumers is None:
+        raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
+    done, begun = tally.now(conversation.feed, epoch)
+    return Checkpoint(
+        seed=conversation.seed,
+        epoch=epoch,
+        graph=graph,
+        sources=conversation.sources,
+        tasks=conversation.tasks,
+        done=done.low,
+        later=done.text(),
+        begun=begun,
+        ended=tally.ended,
+        rank=conversation.consumer,
+        ranks=conversation.spec.num_consumers or 1,
+    )

@@ -104,6 +104,8 @@ def _be_poisoned(service: Service) -> list[str]:
     assert service.state.jobs["poisoned"].poison
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
     return came
+
+
 def _go_on(service: Service) -> None:
     """A job that two consumers go on with, each from its own state, and read to the end of the epoch."""
     left = [service.join(f"saved {rank}", "saved", num_consumers=2, consumer=rank) for rank in range(2)]
