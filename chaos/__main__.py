@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = Run(options, folder, work_dir, draw(options.seed, options.faults, weights), console)
         began = time.monotonic()
         asyncio.run(run.run())
+        if options.keep or not run.fine:
+            shutil.copytree(work_dir, os.path.join(folder, "kept"))  # the disk goes
     _show(run, time.monotonic() - began, console)
     if run.fine and not options.keep:
         shutil.rmtree(folder)
