@@ -151,27 +151,28 @@ class Run:
             await self._crew.close()
 
     async def _play(self, phase: list[tuple[int, bool]], pattern: str, expected: list[Expected]) -> None:
-        jobs = {_name(*job): job for job in phase}
-        readers = await self._crew.consume(
+        trainings = await self._crew.consume(
             [
-                Options(
-                    self._crew.address,
-                    pattern,
-                    self._options.pause,
-                    name,
-                    consumers,
-                    index,
-                    in_order,
-                    self.epochs,
-                    self._options.plant,
-                )
-                for name, (consumers, in_order) in jobs.items()
-                for index in range(consumers)
+                [
+                    Options(
+                        address=self._crew.address,
+                        pattern=pattern,
+                        pause_s=self._options.pause,
+                        job=_name(consumers, in_order),
+                        consumers=consumers,
+                        index=index,
+                        deterministic=in_order,
+                        epochs=self.epochs,
+                        plant=self._options.plant,
+                    )
+                    for index in range(consumers)
+                ]
+                for consumers, in_order in phase
             ]
         )
-        for name, (_, in_order) in jobs.items():
-            read = [reader.read for reader in readers if reader.options.job == name]
-            self.verdicts[name] = judge(expected, read, in_order=in_order)
+        for (consumers, in_order), training in zip(phase, trainings, strict=True):
+            read = [reader.read for reader in training]
+            self.verdicts[_name(consumers, in_order)] = judge(expected, read, in_order=in_order)
 
     async def _strike(self) -> None:
         """Begins each fault when it is time, and waits for all."""

@@ -9,15 +9,16 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from chaos.pipeline import BUFFER_BYTES
-from chaos.reader import LENGTH, Finished, Options, Read, Word
+from chaos.reader import LENGTH, Finished, Options, Over, Read, Saved, Word
 from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.errors import MillraceError
@@ -34,6 +35,7 @@ _SLOW_S = 1.0
 """For a batch. Not longer than that: some faults need something that flows."""
 _PIPE_BYTES = 4096
 """What a consumer can say before anybody listens: a few batches."""
+_LAST_CHARS = 4000
 _LENDING = 4
 """One worker in so many lends memory to the consumers, and no proxy sees what it sends."""
 
@@ -50,18 +52,64 @@ class Worker:
 
 
 class Reader:
-    """A consumer: its process, and what it has read."""
+    """A consumer: one rank of a training.
+
+    Attributes:
+        options: of its process.
+        process: the one that lives, or was the last to.
+        read: what counts if it goes on living.
+        saved: so many of them count however it ends.
+        over: it has come to the end of an epoch, and waits for the others.
+        finished: it has read everything.
+        heard: its process has said something.
+        gone: nobody listens to its process any more, which has ended or was replaced.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.read: list[Read] = []
-        self.finished = asyncio.Event()
+        self.saved = 0
+        self.over = False
+        self.finished = self.heard = False
+        self.gone = asyncio.Event()
 
     @property
     def name(self) -> str:
         """For messages and logs."""
         return f"{self.options.job}-{self.options.index}"
+
+    def save(self, saved: Saved) -> None:
+        """What was read so far counts, and a successor goes on from here."""
+        self.saved = len(self.read)
+        self.options = msgspec.structs.replace(self.options, state=saved.state)
+
+    def forget(self) -> int:
+        """What was not saved was never read; returns how many elements that are."""
+        self.over = self.finished = self.heard = False
+        lost = sum(len(each.numbers) for each in self.read[self.saved :])
+        del self.read[self.saved :]
+        return lost
+
+    def go_on(self) -> None:
+        """Has it begin the next epoch."""
+        self.over = False
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has been killed meanwhile
+            os.write(self.process.stdin.fileno(), b"\n")
+
+    def end(self) -> None:
+        """Has it leave."""
+        assert self.process is not None
+        hang_up(self.process)
+
+
+Training = list[Reader]
+"""The consumers of a job."""
+
+
+T = TypeVar("T", Worker, Reader)
 
 
 class Crew:
@@ -86,14 +134,14 @@ class Crew:
         self.alone = asyncio.Lock()
         self.behind = self.hurried = False
         self.workers: list[Worker] = []
-        self.readers: list[Reader] = []
+        self.trainings: list[Training] = []
         self.read = self.heard = 0
         self._folder, self.work_dir = folder, work_dir
         self._started = 0
         self._address = (HERE, 0)
         self._dispatcher: subprocess.Popen[bytes] | None = None
         self._proxy: Proxy | None = None
-        self._taken: set[Worker | Reader] = set()
+        self._busy: set[Worker | Reader] = set()
         self._changed = asyncio.Condition()
 
     @property
@@ -164,7 +212,7 @@ class Crew:
 
     async def close(self) -> None:
         """Ends all processes and proxies."""
-        readers = [reader.process for reader in self.readers if reader.process is not None]
+        readers = [each.process for training in self.trainings for each in training if each.process is not None]
         processes = [*readers, *(worker.process for worker in self.workers)]
         if self._dispatcher is not None:
             processes.append(self._dispatcher)
@@ -180,32 +228,39 @@ class Crew:
     @contextlib.asynccontextmanager
     async def a_worker(self, rng: random.Random) -> AsyncIterator[Worker]:
         """Any to which nobody else does something now; waits for one."""
-        async with self._one_of(lambda: self.workers, rng) as worker:
+        async with self._taken(lambda: [[worker] for worker in self.workers], rng) as [worker]:
             yield worker
 
     @contextlib.asynccontextmanager
     async def a_reader(self, rng: random.Random) -> AsyncIterator[Reader]:
-        """Any that reads now, to which nobody else does something."""
-
-        def reading() -> list[Reader]:
-            return [each for each in self.readers if each.process is not None and not each.finished.is_set()]
-
-        async with self._one_of(reading, rng) as reader:
+        """Any that reads now, likewise."""
+        async with self._taken(lambda: [[each] for job in self._reading() for each in job], rng) as [reader]:
             yield reader
 
     @contextlib.asynccontextmanager
-    async def _one_of(self, candidates: Callable[[], Sequence[Any]], rng: random.Random) -> AsyncIterator[Any]:
-        def free() -> list[Any]:
-            return [each for each in candidates() if each not in self._taken]
+    async def a_training(self, rng: random.Random) -> AsyncIterator[Training]:
+        """All consumers of any job that is read now, likewise; each has saved something to go on from."""
+        async with self._taken(
+            lambda: [job for job in self._reading() if all(e.options.state for e in job)], rng
+        ) as training:
+            yield training
+
+    def _reading(self) -> list[Training]:
+        return [job for job in self.trainings if all(each.process is not None and not each.finished for each in job)]
+
+    @contextlib.asynccontextmanager
+    async def _taken(self, candidates: Callable[[], list[list[T]]], rng: random.Random) -> AsyncIterator[list[T]]:
+        def free() -> list[list[T]]:
+            return [some for some in candidates() if self._busy.isdisjoint(some)]
 
         async with self._changed:
             await self._changed.wait_for(free)
-            one = rng.choice(free())
-            self._taken.add(one)
+            some = rng.choice(free())
+            self._busy.update(some)
         try:
-            yield one
+            yield some
         finally:
-            self._taken.discard(one)
+            self._busy.difference_update(some)
             await self._notify()
 
     async def _notify(self) -> None:
@@ -243,30 +298,51 @@ class Crew:
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
-    async def consume(self, jobs: Sequence[Options]) -> list[Reader]:
-        """Has consumers read all their epochs, and returns them."""
-        self.readers = [Reader(options) for options in jobs]
+    async def consume(self, jobs: Sequence[Sequence[Options]]) -> list[Training]:
+        """Has the consumers of each job read all their epochs, and returns them."""
+        self.trainings = [[Reader(options) for options in job] for job in jobs]
         async with asyncio.TaskGroup() as group:
-            following = [group.create_task(self._follow(reader)) for reader in self.readers]
-            await self._notify()
-            await asyncio.gather(*(reader.finished.wait() for reader in self.readers))
-            for reader in self.readers:
-                if reader.process is not None:
-                    hang_up(reader.process)
-            await asyncio.gather(*following)
-        return self.readers
+            for training in self.trainings:
+                group.create_task(self._train(training, group))
+        return self.trainings
 
-    async def _follow(self, reader: Reader) -> None:
-        """The life of a consumer."""
-        reader.process = process = self._start_reader(reader)
+    async def _train(self, training: Training, group: asyncio.TaskGroup) -> None:
+        """The lives of a job's consumers, each of which goes on from what was saved in the one before."""
+        while not all(reader.finished for reader in training):
+            for reader in training:
+                self.read -= reader.forget()
+                reader.gone.clear()
+                reader.process = process = self._start_reader(reader)
+                group.create_task(self._follow(reader, process, training))
+            await self._notify()
+            await asyncio.gather(*(reader.gone.wait() for reader in training))
+
+    async def _follow(self, reader: Reader, process: subprocess.Popen[bytes], training: Training) -> None:
+        """One life of a consumer."""
         stream = await _reading(process)
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
-                await self._heard(reader, _words.decode(await stream.readexactly(length)))
+                word = _words.decode(await stream.readexactly(length))
+                if reader.process is process and not reader.gone.is_set():
+                    reader.heard = True
+                    await self._heard(reader, word, training)
         status = await ended(process)
-        if status != 0 or not reader.finished.is_set():
-            raise RuntimeError(f"consumer {reader.name} ended with exit status {status}; see its log in {self._folder}")
+        hang_up(process)
+        if reader.process is process and not reader.gone.is_set():
+            if status != -signal.SIGKILL and not (status == 0 and reader.finished):
+                raise RuntimeError(f"consumer {reader.name} ended with exit status {status}: see {self._folder}")
+            reader.gone.set()
+
+    async def succeeded(self, reader: Reader, process: subprocess.Popen[bytes] | None) -> None:
+        """Waits until a consumer has another process than this, which has said something."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: reader.process is not process and reader.heard)
+
+    def said(self, reader: Reader) -> str:
+        """The last that a consumer's processes have said in their log."""
+        with open(os.path.join(self._folder, f"{reader.name}.log"), errors="replace") as log:
+            return log.read()[-_LAST_CHARS:]
 
     def _start_reader(self, reader: Reader) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -278,7 +354,7 @@ class Crew:
             start_new_session=True,
         )
 
-    async def _heard(self, reader: Reader, word: Word) -> None:
+    async def _heard(self, reader: Reader, word: Word, training: Training) -> None:
         match word:
             case Read():
                 reader.read.append(word)
@@ -286,8 +362,18 @@ class Crew:
                 self.heard += len(word.numbers)
                 if self.behind and not self.hurried:
                     await asyncio.sleep(_SLOW_S)
+            case Saved():
+                reader.save(word)
+            case Over():
+                reader.over = True
+                if all(each.over for each in training):
+                    for each in training:
+                        each.go_on()
             case Finished():
-                reader.finished.set()
+                reader.finished = True
+                if all(each.finished for each in training):
+                    for each in training:
+                        each.end()
         await self._notify()
 
 

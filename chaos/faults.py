@@ -7,9 +7,10 @@ import errno
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable
 
-from chaos.crew import GUARD_S, HEARTBEAT_S, Crew
+from chaos.crew import GUARD_S, HEARTBEAT_S, Crew, Reader
 from millrace.clusters.processes import hang_up
 from millrace.testing import processes, proxy
 from millrace.testing.processes import NotFiredError
@@ -18,6 +19,7 @@ _BULK_BYTES = 4096
 """Least piece of a connection with a worker that is harmed: inside of a batch, which is larger."""
 _FILLER = "filler"
 
+Lives = dict[Reader, subprocess.Popen[bytes] | None]
 Run = Callable[[Crew, random.Random], Awaitable[str]]
 
 
@@ -97,6 +99,45 @@ async def stop_consumer(crew: Crew, rng: random.Random) -> str:
     return f"{reader.name} was in state T for {seconds:.2f} s"
 
 
+async def kill_consumers(crew: Crew, rng: random.Random) -> str:
+    """SIGKILL of one; who has started them ends the others, and starts all again from what each has saved."""
+    async with crew.a_training(rng) as training:
+        before = await _kill(rng.sample(training, len(training)))
+        await _succeeded(crew, before)
+    return (
+        f"{training[0].options.job}: {len(before)} were alive and are dead; their successors go on from what is saved"
+    )
+
+
+async def replace_consumer(crew: Crew, rng: random.Random) -> str:
+    """One is stopped and replaced, with all others of its job; then it goes on, and must not disturb."""
+    async with crew.a_training(rng) as training:
+        one, *others = rng.sample(training, len(training))
+        process = one.process
+        assert process is not None
+        async with processes.stopped(process):
+            one.gone.set()
+            before = await _kill(others)
+            await _succeeded(crew, {one: process, **before})
+        status = await asyncio.wait_for(processes.ended(process), GUARD_S)
+    if status != 1 or "ConsumerConflictError" not in crew.said(one):
+        raise NotFiredError(f"{one.name} went on when it had a successor, and ended with exit status {status}")
+    return f"{one.name} was in state T, has a successor, and was told so when it went on"
+
+
+async def _kill(readers: list[Reader]) -> Lives:
+    before = {reader: reader.process for reader in readers}
+    for process in before.values():
+        assert process is not None
+        await processes.kill(process)
+    return before
+
+
+async def _succeeded(crew: Crew, before: Lives) -> None:
+    for reader, process in before.items():
+        await crew.succeeded(reader, process)
+
+
 def harm(kind: proxy.Kind, *, bulk: bool, least_s: float = 0.0, most_s: float = 0.0) -> Run:
     """What a proxy does to a connection with the dispatcher, or with a worker (``bulk``)."""
 
@@ -145,7 +186,9 @@ KINDS: dict[str, tuple[float, Run]] = {
     "worker retired": (20, retire_worker),
     "dispatcher killed": (30, kill_dispatcher),
     "dispatcher stopped": (15, stop_dispatcher),
+    "consumer killed": (30, kill_consumers),
     "consumer stopped": (15, stop_consumer),
+    "consumer stopped, replaced": (10, replace_consumer),
     "control connection cut": (25, harm(proxy.Kind.CUT, bulk=False)),
     "control connection delayed": (15, harm(proxy.Kind.DELAY, bulk=False, least_s=0.1, most_s=3.0)),
     "control connection half-open": (5, harm(proxy.Kind.HALF_OPEN, bulk=False, least_s=0.5, most_s=6.0)),

@@ -1,12 +1,14 @@
 """A consumer as a process of its own: ``python -m chaos.reader OPTIONS``, which says on standard output what it reads.
 
-It is a training: what it has read counts once it is *saved*, together with the state of the iterator. What it read
-after that is forgotten with it, and read again by its successor. It ends when standard input is closed, and not before
-that, as a job ends with its last consumer.
+It is one rank of a training. What it has read counts once it is *saved*, together with the state of the iterator; what
+it read after that is forgotten with it, and read again by whoever comes after it. All ranks save at the end of an epoch
+before any of them begins the next: at its end each waits for a line on standard input. It ends when that is closed, and
+not before, as a job ends with its last consumer.
 """
 
 from __future__ import annotations
 
+import random
 import struct
 import sys
 from typing import Any, BinaryIO
@@ -16,6 +18,8 @@ import msgspec
 from chaos.pipeline import pipeline, prints
 from millrace.client.inbox import EpochInbox
 
+SAVED = 0.1
+"""Of the batches, on average, is followed by a checkpoint."""
 LENGTH = struct.Struct("<I")
 
 
@@ -32,6 +36,7 @@ class Options(msgspec.Struct, frozen=True):
         deterministic: as for ``distribute``.
         epochs: to read.
         plant: a bug to plant, see :data:`PLANTS`; empty: none.
+        state: to go on from, in msgpack; empty: from nothing.
     """
 
     address: str
@@ -43,6 +48,7 @@ class Options(msgspec.Struct, frozen=True):
     deterministic: bool
     epochs: int
     plant: str = ""
+    state: bytes = b""
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
@@ -53,11 +59,21 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     prints: list[bytes]
 
 
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    """All that was read so far counts; whoever comes after this process goes on from ``state``, in msgpack."""
+
+    state: bytes
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """An epoch was read to its end, and that is saved; the next one begins when all ranks have come that far."""
+
+
 class Finished(msgspec.Struct, frozen=True, tag=True):
     """All epochs were read to their ends."""
 
 
-Word = Read | Finished
+Word = Read | Saved | Over | Finished
 
 
 def main() -> None:
@@ -72,14 +88,32 @@ def main() -> None:
         consumer_index=options.index,
         deterministic=options.deterministic,
     )
-    said = sys.stdout.buffer
     with dataset:
-        for _ in range(options.epochs):
-            for batch in (epoch := iter(dataset)):
-                numbers, hashes = zip(*prints(batch), strict=True)
-                say(said, Read(epoch.number, list(numbers), list(hashes)))
-        say(said, Finished())
+        if options.state:
+            dataset.load_state_dict(msgspec.msgpack.decode(options.state))
+        _read(dataset, options, sys.stdout.buffer)
         sys.stdin.read()
+
+
+def _read(dataset: Any, options: Options, said: BinaryIO) -> None:
+    rng = random.Random(options.state)
+    # Who has read an epoch to its end loads that, too: others may not have, and wait for all states.
+    resumed, epoch = bool(options.state), 0
+    while resumed or epoch < options.epochs:
+        batches = iter(dataset)
+        if batches.number >= options.epochs:
+            break
+        say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
+        for batch in batches:
+            numbers, hashes = zip(*prints(batch), strict=True)
+            say(said, Read(batches.number, list(numbers), list(hashes)))
+            if rng.random() < SAVED:
+                say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
+        resumed, epoch = False, batches.number + 1
+        say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
+        say(said, Over())
+        sys.stdin.readline()
+    say(said, Finished())
 
 
 def say(stream: BinaryIO, word: Word) -> None:

@@ -6,7 +6,7 @@ from chaos.schedule import LAST, apportion, draw
 from hypothesis import given
 from hypothesis import strategies as st
 
-WEIGHTS = st.dictionaries(st.text(max_size=3), st.integers(1, 100), min_size=1)
+WEIGHTS = st.lists(st.integers(1, 100), min_size=1, max_size=20).map(lambda weights: dict(enumerate(weights)))
 
 
 @given(count=st.integers(0, 400), weights=WEIGHTS)
