@@ -122,8 +122,7 @@ class Crew:
     Attributes:
         control, bulk: harms that wait for connections to the dispatcher, and from consumers to workers.
         alone: held by who does something to the dispatcher.
-        behind: consumers are to be slow, as faults are not done as fast as elements are read;
-        hurried: but not while somebody waits for what only they cause.
+        behind: consumers are to be slow, as faults are not done as fast as elements are read.
         read: elements that count as read now, over all consumers.
         heard: elements that consumers have said ever to have read.
     """
@@ -132,7 +131,7 @@ class Crew:
         self.control: Orders = collections.deque()
         self.bulk: Orders = collections.deque()
         self.alone = asyncio.Lock()
-        self.behind = self.hurried = False
+        self.behind = False
         self.workers: list[Worker] = []
         self.trainings: list[Training] = []
         self.read = self.heard = 0
@@ -360,7 +359,7 @@ class Crew:
                 reader.read.append(word)
                 self.read += len(word.numbers)
                 self.heard += len(word.numbers)
-                if self.behind and not self.hurried:
+                if self.behind:
                     await asyncio.sleep(_SLOW_S)
             case Saved():
                 reader.save(word)

@@ -11,15 +11,18 @@ from __future__ import annotations
 import random
 import struct
 import sys
+import threading
 from typing import Any, BinaryIO
 
 import msgspec
 
 from chaos.pipeline import pipeline, prints
 from millrace.client.inbox import EpochInbox
+from millrace.errors import ServiceError, ServiceUnreachableError
 
 SAVED = 0.1
 """Of the batches, on average, is followed by a checkpoint."""
+_AGAIN_S = 1.0
 LENGTH = struct.Struct("<I")
 
 
@@ -100,7 +103,7 @@ def _read(dataset: Any, options: Options, said: BinaryIO) -> None:
     # Who has read an epoch to its end loads that, too: others may not have, and wait for all states.
     resumed, epoch = bool(options.state), 0
     while resumed or epoch < options.epochs:
-        batches = iter(dataset)
+        batches = _begin(dataset)
         if batches.number >= options.epochs:
             break
         say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
@@ -114,6 +117,18 @@ def _read(dataset: Any, options: Options, said: BinaryIO) -> None:
         say(said, Over())
         sys.stdin.readline()
     say(said, Finished())
+
+
+def _begin(dataset: Any) -> Any:
+    """The next epoch. Who is not let in because the disk is full, or nobody answers, tries again, as launchers do."""
+    while True:
+        try:
+            return iter(dataset)
+        except ServiceError as error:
+            if not isinstance(error, ServiceUnreachableError) and "cannot be written" not in str(error):
+                raise
+            print(error, file=sys.stderr)
+        threading.Event().wait(_AGAIN_S)
 
 
 def say(stream: BinaryIO, word: Word) -> None:
