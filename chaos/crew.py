@@ -96,7 +96,7 @@ class Reader:
         self.over = False
         assert self.process is not None
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has been killed meanwhile
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has been killed meanwhile
             os.write(self.process.stdin.fileno(), b"\n")
 
     def end(self) -> None:
