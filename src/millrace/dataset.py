@@ -347,12 +347,10 @@ class Dataset(Readable):
         Args:
             on_error: what an element that fails in a user's function does: ``"raise"`` (the default), ``"skip"``, or a
                 function of the :class:`millrace.ElementError` that returns the element to use instead.
-            buffer_bytes: bytes that a running task may hold between operators (default 256 MiB); a single element that
-                is larger raises :class:`millrace.ElementTooLargeError`.
+            buffer_bytes: bytes that a running task, and any one element, may have between operators (default 256 MiB).
             num_threads: threads of one process that run user functions.
             seed: seed of everything random that has none of its own.
-            rewrites: whether what runs may differ from what is written where nothing that comes out does, such as two
-                maps run as one (default True); False to look for a fault with every operator by itself.
+            rewrites: two maps may run as one, and the like, if the same comes out (default True; False to find faults).
         """
         options = arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites)
         return self._then(g.WithOptions, **options)
@@ -393,6 +391,7 @@ class Dataset(Readable):
         visitation: Visitation = Visitation.EXACTLY_ONCE,
         deterministic: bool = False,
         num_consumers: int | None = None,
+        equal_steps: bool = False,
         consumer_index: int | None = None,
         sharing: Sharing | None = None,
         workers: int | str = "auto",
@@ -408,11 +407,11 @@ class Dataset(Readable):
         Args:
             service: ``"grpc://host:port"`` of a dispatcher; None: one embedded here, from the first ``iter()`` on.
             job_name: consumers of one name share one job; None: a job of one's own.
-            sharding: which worker runs which task; or a pure function of (task numbers, worker ids) that returns for
-                each task the index of a worker.
+            sharding: which worker runs which task; or a pure function (tasks, workers) -> a worker's index for each.
             visitation: how often an element may come.
             deterministic: elements in plan order: the same in every run with this seed, on any number of workers.
             num_consumers: how many processes read the job; None: whoever joins.
+            equal_steps: all of them get equally many elements of an epoch; what cannot be divided is left out.
             consumer_index: which of them this is; None: the lowest that is free.
             sharing: not yet; nor target_workers.
             workers: of an embedded service: a number, or "auto": one per core.
@@ -435,6 +434,7 @@ class Dataset(Readable):
             visitation=visitation,
             deterministic=deterministic,
             num_consumers=num_consumers,
+            equal_steps=equal_steps,
             consumer_index=consumer_index,
             sharing=sharing,
             workers=workers,

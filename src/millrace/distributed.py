@@ -75,6 +75,7 @@ class DistributedDataset(Readable):
         visitation: Visitation,
         deterministic: bool,
         num_consumers: int | None,
+        equal_steps: bool,
         consumer_index: int | None,
         sharing: Sharing | None,
         workers: Any,
@@ -91,6 +92,7 @@ class DistributedDataset(Readable):
         self._compression = compression
         self._consumer_index = consumer_index
         _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
+        _check_equal(equal_steps, num_consumers, visitation)
         _check_later(sharing, target_workers, accelerators)
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
@@ -98,6 +100,7 @@ class DistributedDataset(Readable):
             "visitation": visitation.value,
             "deterministic": deterministic,
             "num_consumers": num_consumers,
+            "equal_steps": equal_steps,
             "seed": _seed(dataset, job_name) if seed is None else seed,
             "tasks": tasks,
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
@@ -368,6 +371,17 @@ def _check(
         raise PipelineError(f"consumer_index must be from 0 to {(num_consumers or 1) - 1}, not {consumer_index}")
     if workers != "auto" and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise PipelineError(f'workers is "auto" or a number of at least 1, not {workers!r}')
+
+
+def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
+    if not isinstance(equal_steps, bool):
+        raise PipelineError(f"equal_steps is True or False, not {equal_steps!r}")
+    if equal_steps and num_consumers is None:
+        raise PipelineError("equal_steps=True needs num_consumers: between how many processes is an epoch divided?")
+    if equal_steps and visitation is not Visitation.EXACTLY_ONCE:
+        raise PipelineError(
+            f"equal_steps=True cannot be with {visitation}: elements that are lost would be missing from one consumer"
+        )
 
 
 def _members(kind: type[enum.Enum]) -> str:

@@ -219,7 +219,7 @@ def test_a_lost_workers_tasks_go_to_another(loop: Loop, peers: list[Peer]) -> No
 
 
 def test_a_decision_that_fails_ends_the_senders_session_and_no_other(loop: Loop, peers: list[Peer]) -> None:
-    def planner(graph: Any, tables: Any, *, tasks: int | None, seed: int) -> Any:
+    def planner(graph: Any, tables: Any, *, tasks: int | None, seed: int, ranks: int | None) -> Any:
         raise RuntimeError("a bug")
 
     address = loop.dispatcher(planner=planner).address

@@ -21,7 +21,7 @@ import msgspec
 from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
 from millrace.client.meter import Rates
-from millrace.client.purity import impurity
+from millrace.client.purity import Reruns
 from millrace.control.messages import (
     BeginEpoch,
     ConsumerReport,
@@ -35,6 +35,7 @@ from millrace.control.messages import (
     Notice,
     ReadTasks,
     Resumed,
+    StepsReady,
     TaskProgress,
     ToConsumer,
 )
@@ -48,7 +49,6 @@ from millrace.errors import (
     ServiceUnreachableError,
     VersionMismatchError,
 )
-from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint
 from millrace.version import __version__
 from millrace.wire.backoff import delays
@@ -131,8 +131,9 @@ class Conversation:
         self._measure: Measure | None = None
         self._generation = 0
         self._notices: set[str] = set()
-        self._reruns = self._differed = 0
-        self._impure = ""
+        self._reruns = Reruns()
+        self.left_out = 0
+        """Elements, over all epochs, that were not used as other consumers had no more."""
         self._sending = threading.RLock()
         self._session: ClientSession | None = None
         self._threads: list[threading.Thread] = []
@@ -352,11 +353,13 @@ class Conversation:
                 self.feed.assign(epoch, reads)
             case EpochEnds(epoch=epoch, tasks=tasks):
                 self.feed.ends(epoch, tasks)
-            case EpochBegun(epoch=epoch, tasks=count, sources=sources):
+            case StepsReady(epoch=epoch, steps=steps, last=last):
+                self.feed.allow(epoch, steps, last=last)
+            case EpochBegun(epoch=epoch, tasks=count, sources=sources, held=held):
                 with self._lock:
                     if epoch == self._wanted:
                         self.tasks, self.sources = count, sources
-                        self.feed.begin(epoch, in_order=self._spec.deterministic)
+                        self.feed.begin(epoch, in_order=self._spec.deterministic, held=held)
                         self._begun = epoch
                         self._changed.notify_all()
             case Resumed(epoch=epoch):
@@ -405,31 +408,23 @@ class Conversation:
         if epoch < 0 and everything:
             epoch, tasks = self._left
         measure = self._measure
-        report = ConsumerReport(max(self._wanted, 0), reruns=self._reruns, differed=self._differed, impure=self._impure)
+        report = ConsumerReport(max(self._wanted, 0))
         if epoch >= 0 and measure is not None:
             handed, rates = measure()
-            report = msgspec.structs.replace(
-                report,
-                epoch=epoch,
-                tasks=tasks,
-                batches=handed,
-                batch_time_s=rates.batch_time_s,
-                wait_s=rates.wait_s,
-                queue_elements=rates.queue_elements,
-            )
-        self._send(report)
+            arrived, all_here = self.feed.arrived
+            speed = (rates.batch_time_s, rates.wait_s, rates.queue_elements)
+            report = ConsumerReport(epoch, tasks, handed, *speed, arrived=arrived, all_here=all_here)
+        reruns, differed, impure = self._reruns.told
+        known = {"reruns": reruns, "differed": differed, "impure": impure, "left_out": self.left_out}
+        self._send(msgspec.structs.replace(report, **known))
 
     def _compared(self, epoch: int, rerun: Rerun) -> None:
         """A task that was run again was held against what had come of it before."""
-        self._reruns += 1
-        if rerun.outcome is not Outcome.SAME:
-            text = impurity(unpack(self._spec.structure), epoch, rerun)
-            self._differed += 1
-            self._impure = self._impure or text
-            if rerun.outcome is not Outcome.OTHER and self._spec.visitation == "exactly_once":
-                self._fail(PipelineError(text))  # the guarantee is broken, and known to be
-            elif self._differed == 1:
-                self._notice(text)
+        text = self._reruns.add(self._spec.structure, epoch, rerun)
+        if text and rerun.outcome is not Outcome.OTHER and self._spec.visitation == "exactly_once":
+            self._fail(PipelineError(text))  # the guarantee is broken, and known to be
+        elif text and self._reruns.told[1] == 1:
+            self._notice(text)
         self._wake()
 
     def _wake(self) -> None:

@@ -71,6 +71,7 @@ class Feed:
         self._pool = CreditPool(buffer_bytes)
         self._memory = BufferPool(buffer_bytes // IDLE_PART)
         self._inbox: EpochInbox | None = None
+        self._allowed: tuple[int, bool] | None = None
         self._failure: MillraceError | None = None
         self._closed = False
         self._retry: set[str] = set()
@@ -79,12 +80,16 @@ class Feed:
 
     # -- epochs --------------------------------------------------------------------------------------------------------
 
-    def begin(self, epoch: int, *, in_order: bool) -> None:
-        """The epoch to read from now on; what was held of another is dropped."""
+    def begin(self, epoch: int, *, in_order: bool, held: bool = False) -> None:
+        """The epoch to read from now on; what was held of another is dropped.
+
+        ``held``: its elements are not to be used before :meth:`allow` says so.
+        """
         with self._lock:
             if self._inbox is not None and self._inbox.number == epoch:
                 return  # said again after the dispatcher was lost
             self._inbox = EpochInbox(epoch, in_order=in_order)
+            self._allowed = (0, False) if held else None
             orders = self._route(self._pool.clear())
             self._changed.notify_all()
         _send_all(orders)
@@ -130,6 +135,48 @@ class Feed:
             if self._inbox is not None and self._inbox.number == epoch:
                 self._inbox.ends(tasks)
                 self._changed.notify_all()
+        self._wake()
+
+    def allow(self, epoch: int, steps: int, *, last: bool) -> None:
+        """So many elements of the epoch may be used in all, and with ``last`` never more."""
+        with self._changed:
+            current = self._inbox is not None and self._inbox.number == epoch
+            if current and self._allowed is not None and not self._allowed[1]:
+                self._allowed = max(self._allowed[0], steps), last
+                self._changed.notify_all()
+
+    def usable(self, epoch: int, used: int) -> int | None:
+        """Waits until more than ``used`` elements may be used, and says how many; None: there is no limit.
+
+        As many as ``used``: there will be no more.
+
+        Raises:
+            MillraceError: what made the job fail.
+            ServiceError: if the feed was closed.
+        """
+        with self._changed:
+            while True:
+                self._check()
+                if self._inbox is None or self._inbox.number != epoch:
+                    return used
+                if self._allowed is None:
+                    return None
+                steps, last = self._allowed
+                if steps > used or last:
+                    return max(steps, used)
+                self._changed.wait()
+
+    @property
+    def arrived(self) -> tuple[int, bool]:
+        """Elements of the epoch that came, and whether these are all."""
+        with self._changed:
+            return (0, False) if self._inbox is None else (self._inbox.arrived, self._inbox.all_here)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ServiceError("the session was closed while an epoch was being read")
 
     def fail(self, error: MillraceError) -> None:
         """From now on reading raises ``error``; the first one counts."""
@@ -153,10 +200,7 @@ class Feed:
         """
         while True:
             with self._lock:
-                if self._failure is not None:
-                    raise self._failure
-                if self._closed:
-                    raise ServiceError("the session was closed while an epoch was being read")
+                self._check()
                 inbox = self._inbox
                 if inbox is None or inbox.number != epoch:
                     return None
@@ -291,12 +335,13 @@ class Feed:
                 upto, complete = inbox.holds(header.task)
                 # Said before the user can have it: what may be sent again to a successor was never written to here.
                 _send(connection, [delivery.Received(header.epoch, header.task, upto, complete)])
+            held = fresh and self._allowed is not None
             orders = [] if fresh else self._route(self._pool.used(address, size))
             self._changed.notify_all()
         _send_all(orders)
         for rerun in reruns:
             self._compared(header.epoch, rerun)
-        if complete:
+        if complete or held:
             self._wake()
 
     def _short(self, address: str, header: delivery.Short) -> None:

@@ -109,6 +109,8 @@ class EpochInbox:
         self.number = number
         self.ready = 0
         """Elements that lie ready."""
+        self.arrived = 0
+        """Elements that came, taken or not."""
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
         self.in_order = in_order
@@ -172,6 +174,7 @@ class EpochInbox:
             inbox.held += fresh
             inbox.messages.append(Arrival(payload, count, count - fresh, size, worker, inbox, inbox.held))
             self.ready += fresh
+            self.arrived += fresh
             if not self.in_order:
                 self._arrived.append(inbox)
         ended = last and not inbox.complete
@@ -222,7 +225,12 @@ class EpochInbox:
     @property
     def finished(self) -> bool:
         """Everything was taken that there will be."""
-        if self._share is None or self.ready:
+        return not self.ready and self.all_here
+
+    @property
+    def all_here(self) -> bool:
+        """Everything has arrived that there will be."""
+        if self._share is None:
             return False
         return all((inbox := self._tasks.get(task)) is not None and inbox.complete for task in self._share)
 

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from millrace.client.inbox import Outcome, Rerun
 from millrace.graph.nodes import FromList, Graph, Node, WithOptions
+from millrace.graph.serialize import unpack
 
 _REMEDY = (
     "What is random must come from a parameter called rng, and nothing from clocks, counters or what other elements "
     "left behind; or say visitation=Visitation.AT_MOST_ONCE, and nothing is run again"
 )
+
+
+class Reruns:
+    """Tasks that were run again and held against what had come of them.
+
+    Attributes:
+        told: how many; how many of them gave something else; the sentences about the first of these.
+    """
+
+    def __init__(self) -> None:
+        self.told = (0, 0, "")
+
+    def add(self, structure: bytes, epoch: int, rerun: Rerun) -> str:
+        """One more, of the pipeline of this structure; what is to be said about it, empty if it gave the same."""
+        compared, differed, first = self.told
+        text = "" if rerun.outcome is Outcome.SAME else impurity(unpack(structure), epoch, rerun)
+        self.told = (compared + 1, differed + bool(text), first or text)
+        return text
 
 
 def impurity(graph: Graph, epoch: int, rerun: Rerun) -> str:

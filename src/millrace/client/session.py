@@ -200,6 +200,8 @@ class EpochReader(Iterator[Any]):
         self._conversation = conversation
         self._passes, self._reload = passes, reload
         self._tally = tally = Tally(read)
+        self._used = 0
+        self._surplus: list[Any] = []  # decoded, and held until all consumers have as much
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
             self.number = conversation.begin(number, tally.measure)
@@ -234,14 +236,21 @@ class EpochReader(Iterator[Any]):
         tally, feed = self._tally, self._conversation.feed
         asked = time.perf_counter()
         queued = feed.ready
-        arrival, self._first = self._first or feed.take(self.number), None
+        arrival, self._first = self._first, None
+        if arrival is None and not self._surplus:
+            arrival = feed.take(self.number)
+        if arrival is not None:
+            self._surplus = arrival.decoded()
+        limit = feed.usable(self.number, self._used) if self._surplus else 0
         got = time.perf_counter()
-        if arrival is None:
+        elements, self._surplus = _cut(self._surplus, None if limit is None else limit - self._used)
+        self._used += len(elements)
+        if not elements:
+            self._conversation.left_out += len(self._surplus) + (feed.ready if self._surplus else 0)
             tally.meter.ended(asked)
             tally.ended = True
             self.close()
             raise StopIteration
-        elements = arrival.decoded()
         tally.meter.took(len(elements), asked, got, queued)
         tally.hand_out(elements, arrival)
 
@@ -297,6 +306,7 @@ class EpochReader(Iterator[Any]):
         self._session = self._keep = None
         self._tally.now(self._conversation.feed, self.number)
         self._tally.hand_out([], None)
+        self._surplus = []
         if self._finalizer.detach() is not None:
             self._conversation.end(self.number)
 
@@ -312,6 +322,11 @@ class EpochReader(Iterator[Any]):
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
 
 
+def _cut(elements: list[Any], count: int | None) -> tuple[list[Any], list[Any]]:
+    """The first ``count`` of the elements (None: all), and the others."""
+    return (elements, []) if count is None or count >= len(elements) else (elements[:count], elements[count:])
+
+
 def _checkpoint(conversation: Conversation, graph: str, epoch: int, tally: Tally) -> Checkpoint:
     """The state of who reads ``epoch``, without asking anybody.
 
@@ -320,6 +335,8 @@ def _checkpoint(conversation: Conversation, graph: str, epoch: int, tally: Tally
     """
     if conversation.spec.sharding == "off":
         raise StateError("ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on")
+    if conversation.spec.equal_steps:
+        raise StateError("with equal_steps=True the plan depends on how many consumers there are: it has no states")
     if conversation.consumer and conversation.spec.num_consumers is None:
         raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
     done, begun = tally.now(conversation.feed, epoch)

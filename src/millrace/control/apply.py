@@ -152,6 +152,7 @@ def _table_recorded(state: State, event: ev.TableRecorded) -> None:
     job.tables_digest = event.digest
     job.length = event.length
     job.prints = event.prints
+    job.equal = event.equal
     job.lister = ""
 
 

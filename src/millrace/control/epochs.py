@@ -10,11 +10,12 @@ from millrace.control.messages import (
     ReadTasks,
     Resumed,
     RevokeTask,
+    StepsReady,
     TaskRead,
     TaskRef,
 )
 from millrace.control.state import Job, LiveTask, State
-from millrace.control.supply import all_dealt, missing, newest, share_dealt
+from millrace.control.supply import all_dealt, in_turn, missing, newest, share_dealt
 from millrace.control.turn import Turn
 from millrace.planning.checkpoint import merge
 from millrace.planning.plan import owed
@@ -58,7 +59,7 @@ def settle_epoch(turn: Turn, job: Job, number: int, consumer: int | None = None)
     if not epoch.settled and all_dealt(job, epoch):
         turn.emit(ev.EpochSettled(job.name, number))
         consumer = None
-    if epoch.settled or job.spec.deterministic:
+    if epoch.settled or in_turn(job):
         for reader in job.consumers if consumer is None else [consumer]:
             send_ends(turn, job, number, reader)
 
@@ -77,7 +78,8 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     epoch = job.epochs.get(number)
     if epoch is None or job.tables is None:
         return
-    turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints))
+    turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints, held_back(job)))
+    tell_steps(turn, job, number, consumer)
     reads = []
     for task in sorted(epoch.unread.get(consumer, ())):
         live = epoch.live[task]
@@ -89,6 +91,38 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     send_ends(turn, job, number, consumer)
 
 
+def held_back(job: Job) -> bool:
+    """Consumers are to get equally many elements, and only reading them tells how many there are."""
+    return job.spec.equal_steps and not job.equal
+
+
+def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
+    """Tell a consumer (None: all that read the epoch, if it is news) how many elements all of them have by now.
+
+    Whoever has left, or is past the epoch, holds nobody up any more.
+    """
+    if not held_back(job):
+        return
+    have = []
+    for index in {*job.consumers, *missing(job)}:
+        place = job.consumers.get(index)
+        sight = turn.observed.clients.get(place.client) if place is not None else None
+        report = sight.report if sight is not None else None
+        if place is None or place.epoch <= number:
+            known = report is not None and report.epoch == number
+            have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
+    steps, more = min(have, default=(0, True))
+    before = turn.observed.steps.get((job.name, number), StepsReady(number, 0))
+    told = before if before.last else StepsReady(number, steps, not more)  # who ends there may leave before the others
+    if consumer is not None:
+        turn.to_consumer(job, consumer, told)
+    elif told != before:
+        turn.observed.steps[job.name, number] = told
+        for index, place in job.consumers.items():
+            if place.epoch == number:
+                turn.to_consumer(job, index, told)
+
+
 def close_epochs(turn: Turn, job: Job) -> None:
     """Forget the epochs that all consumers have left behind."""
     if job.consumers and not missing(job):  # who was never seen starts at the beginning
@@ -97,6 +131,7 @@ def close_epochs(turn: Turn, job: Job) -> None:
             for task, live in job.epochs[number].live.items():
                 tell_void(turn, job, number, task, live)
             turn.emit(ev.EpochClosed(job.name, number))
+            turn.observed.steps.pop((job.name, number), None)
 
 
 def tell_void(turn: Turn, job: Job, epoch: int, task: int, live: LiveTask) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.messages import Failure, JobSpec, Place, Poison, TaskProgress
+from millrace.control.messages import Failure, JobSpec, TaskProgress
+from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.tables import SplitTable
 
@@ -167,13 +168,17 @@ class ListingAsked(Event, frozen=True):
 
 
 class TableRecorded(Event, frozen=True):
-    """The job's sources are known, and with them how many tasks consumers get in an epoch (None: without end)."""
+    """The job's sources are known, and with them how many tasks consumers get in an epoch (None: without end).
+
+    ``equal``: the tasks give all consumers equally many elements.
+    """
 
     job: str
     tables: dict[int, SplitTable]
     digest: str
     length: int | None
     prints: list[str] = []
+    equal: bool = False
 
 
 # -- epochs and tasks --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
-from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch
+from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_steps
 from millrace.control.inputs import JoinRequested
 from millrace.control.leasing import drop, settle, take_back
 from millrace.control.messages import (
@@ -36,7 +36,7 @@ from millrace.control.places import (
 )
 from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.state import Job
-from millrace.control.supply import epoch_length, missing
+from millrace.control.supply import epoch_length, in_turn, missing
 from millrace.control.turn import Turn
 from millrace.errors import MillraceError
 from millrace.graph import serialize
@@ -156,6 +156,7 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
         for progress in news:
             if progress.complete:
                 settle(turn, job, message.epoch, progress.task)
+    tell_steps(turn, job, message.epoch)
 
 
 def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
@@ -177,7 +178,9 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
     data = msgspec.msgpack.encode(message.tables)
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     turn.act(StoreBlob(job.name, digest, data))
-    turn.emit(ev.TableRecorded(job.name, message.tables, digest, epoch_length(job.spec, plan), message.prints))
+    turn.emit(
+        ev.TableRecorded(job.name, message.tables, digest, epoch_length(job.spec, plan), message.prints, plan.equal)
+    )
     failure = check_data(turn.state, job)
     if failure is not None:
         fail_job(turn, job, failure)
@@ -217,7 +220,7 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
         tasks = [task for task in sorted(epoch.unread.get(consumer, ())) if task in epoch.live]
         for task in tasks:
             heirs = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number]
-            if job.spec.deterministic or not heirs:
+            if in_turn(job) or not heirs:
                 drop(turn, job, number, task)
                 continue
             if epoch.live[task].worker:
@@ -227,6 +230,7 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
     turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
     for number in list(job.epochs):
         settle_epoch(turn, job, number)
+        tell_steps(turn, job, number)
     close_epochs(turn, job)
 
 
@@ -241,6 +245,7 @@ def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
 def remove_job(turn: Turn, job: Job, reason: str) -> None:
     """Forget the job."""
     turn.emit(ev.JobRemoved(job.name, reason))
+    turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}
     close_everywhere(turn, job.name)
     turn.act(DropBlobs(job.name))
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.tables import SplitTable
 
@@ -48,18 +49,6 @@ class TaskRef(msgspec.Struct, frozen=True, array_like=True):
     task: int
 
 
-Place = tuple[int, ...]
-"""What a worker is at: (node, then the element's origin node, split, repetition and position, how often the node has
-been given it before). Negative nodes stand for what is no function: see :mod:`millrace.engine.watch`."""
-
-
-class Poison(msgspec.Struct, frozen=True):
-    """What ended the workers that came to it. ``where``: in words, e.g. ``map(decode) of train/0007.jpg``."""
-
-    place: Place
-    where: str
-
-
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a job is: the same for all its consumers.
 
@@ -72,6 +61,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         visitation: "exactly_once", "at_most_once" or "zero_once_or_more".
         deterministic: every consumer reads its tasks in plan order.
         num_consumers: expected number, None if whoever joins.
+        equal_steps: every consumer reads equally many elements of an epoch.
         seed: of everything random without a seed of its own; None: drawn by the dispatcher when the job begins.
         tasks: number of tasks of an epoch; None: by the data's size.
         epochs: epochs that will be read; None if unknown. Nothing is prepared beyond.
@@ -89,6 +79,12 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: int | None = None
     epochs: int | None = None
     python: str = ""
+    equal_steps: bool = False
+
+    @property
+    def ranks(self) -> int | None:
+        """Consumers that are to get equally many elements; None: it does not matter."""
+        return self.num_consumers if self.equal_steps else None
 
 
 # -- worker to dispatcher ----------------------------------------------------------------------------------------------
@@ -164,12 +160,9 @@ class TaskFinished(Message, frozen=True):
 
 
 class TaskAt(Message, frozen=True):
-    """Where the run of a task that asks for care is: it goes on once the dispatcher has answered with TaskGoOn.
+    """Where the run of a task that asks for care is, also in words. It goes on once TaskGoOn, of the same number, came.
 
-    Attributes:
-        number: of this message in the lease, from 1.
-        place: empty: it waits, and does nothing that could end the process.
-        where: in words.
+    No ``place``: it waits, and does nothing that could end the process.
     """
 
     ref: TaskRef
@@ -288,10 +281,8 @@ class LeaseTask(Message, frozen=True):
     again: bool = False
     """It was leased before. Of what the consumer has, the last output is kept all the same, to be compared."""
     care: int = 0
-    """How many workers have ended that had it, up to 2. 1: say when it begins; 2: say before each element, and run
-    nothing else that asks for care meanwhile."""
-    poison: list[Poison] = []
-    """What is not to be touched: it counts as an element that the function failed on."""
+    """Workers that ended with it, up to 2. 1: say when it begins; 2: say before each element, and run it alone."""
+    poison: list[Poison] = []  # not to be touched, and to count as what a function failed on
 
 
 class RevokeTask(Message, frozen=True):
@@ -302,7 +293,7 @@ class RevokeTask(Message, frozen=True):
 
 
 class TaskGoOn(Message, frozen=True):
-    """The dispatcher knows where the run of the lease is: answer to TaskAt."""
+    """Answer to TaskAt: it is known where the run is."""
 
     ref: TaskRef
     lease: int
@@ -384,6 +375,11 @@ class ConsumerReport(Message, frozen=True):
     """Of which gave something else."""
     impure: str = ""
     """What is to be said about the first of these."""
+    arrived: int = 0
+    """Elements of the epoch that are here or were handed out; with ``all_here`` there will be no others."""
+    all_here: bool = False
+    left_out: int = 0
+    """Elements, over all epochs, that were not used as other consumers had no more."""
 
 
 class LeaveJob(Message, frozen=True):
@@ -414,12 +410,24 @@ class Resumed(Message, frozen=True):
 
 
 class EpochBegun(Message, frozen=True):
-    """The epoch's number and how many tasks the whole job has in it (None: without end)."""
+    """The epoch's number and how many tasks the whole job has in it (None: without end).
+
+    ``held``: no element is to be used before StepsReady allows it.
+    """
 
     epoch: int
     tasks: int | None
     sources: list[str] = []
     """What identifies the data, for states."""
+    held: bool = False
+
+
+class StepsReady(Message, frozen=True):
+    """Every consumer has so many elements of the epoch; with ``last`` one of them gets no more than these."""
+
+    epoch: int
+    steps: int
+    last: bool = False
 
 
 class TaskRead(msgspec.Struct, frozen=True, array_like=True):
@@ -489,4 +497,4 @@ ToWorker = (
     | JobFailed
 )
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
-ToConsumer = JobJoined | Resumed | EpochBegun | ReadTasks | EpochEnds | JobFailed | Notice
+ToConsumer = JobJoined | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice

@@ -8,6 +8,7 @@ from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSa
 from millrace.control.messages import (
     ConsumerReport,
     LeaveJob,
+    StepsReady,
     TaskAt,
     TaskFailed,
     TaskFinished,
@@ -46,6 +47,8 @@ class Observed(msgspec.Struct):
 
     workers: dict[str, WorkerSight] = {}
     clients: dict[str, ClientSight] = {}
+    steps: dict[tuple[str, int], StepsReady] = {}
+    """By job and epoch, what consumers were told that they may use."""
 
     def want(self, worker: str) -> int:
         """Unfinished leases that the worker wants to hold, at least one."""

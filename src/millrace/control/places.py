@@ -63,6 +63,11 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
             "with ShardingPolicy.OFF what is read depends on the workers, so deterministic=True cannot be kept; "
             "shard with ShardingPolicy.DYNAMIC or STATIC"
         )
+    elif spec.equal_steps and (spec.num_consumers is None or spec.visitation != "exactly_once"):
+        wrong = (
+            "equal_steps=True needs num_consumers, to know between whom, and Visitation.EXACTLY_ONCE, as elements that "
+            "are lost would be missing from one of them"
+        )
     elif spec.num_consumers is not None and spec.num_consumers < 1:
         wrong = f"num_consumers is at least 1, not {spec.num_consumers}"
     elif spec.tasks is not None and spec.tasks < 1:
@@ -108,7 +113,7 @@ def same_job(job: Job, spec: JobSpec) -> None:
     differ = []
     if serialize.digest(spec.structure) != job.digest:
         differ.append("the pipeline (its operators or their parameters)")
-    for field in ("sharding", "visitation", "deterministic", "tasks", "num_consumers"):
+    for field in ("sharding", "visitation", "deterministic", "tasks", "num_consumers", "equal_steps"):
         mine, theirs = getattr(spec, field), getattr(job.spec, field)
         if mine != theirs:
             differ.append(f"{field} ({mine!r} here, {theirs!r} there)")

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from millrace.control import events as ev
 from millrace.control.jobs import fail_job
-from millrace.control.messages import Failure, Notice, Poison
+from millrace.control.messages import Failure, Notice
 from millrace.control.state import CARE, Job
 from millrace.control.turn import Turn
+from millrace.control.whereabouts import Poison
 
 MOST_DEATHS = 16
 """Workers that may end with one task without anything being found."""

@@ -30,6 +30,8 @@ def check_states(message: JoinJob) -> JoinJob:
     wrong = ""
     if spec.sharding == "off":
         wrong = "with ShardingPolicy.OFF an epoch is not the data, so that there is no place in it to go on from"
+    elif spec.equal_steps:
+        wrong = "with equal_steps=True the plan depends on how many consumers there are, so it has no states"
     elif states[0].helpers:
         wrong = "the state is of a DataLoader's process without a service, which had tasks of its own"
     elif spec.seed != states[0].seed and None not in (spec.seed, states[0].seed):

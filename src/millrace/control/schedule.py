@@ -9,7 +9,7 @@ from millrace.control.leasing import in_the_way, lease
 from millrace.control.membership import release_retired
 from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 from millrace.control.state import Epoch, Job, Worker
-from millrace.control.supply import Offer, active, by_worker, offer, some_pending, starving, unread, wanted
+from millrace.control.supply import Offer, active, by_worker, in_turn, offer, some_pending, starving, unread, wanted
 from millrace.control.turn import Turn
 from millrace.control.turns import (
     assign_workers,
@@ -204,7 +204,7 @@ def _greedy(job: Job, consumer: int, found: Offer) -> bool:
 
     Who is first, be it by a moment, is not to find all of a small epoch prepared for it alone.
     """
-    if job.spec.deterministic:
+    if in_turn(job):
         return False
     dealt = job.epochs[found.epoch].dealt
     return any(dealt.get(rival, 0) < dealt.get(consumer, 0) for rival in active(job))

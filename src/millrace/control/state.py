@@ -13,7 +13,8 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.events import AnyEvent
-from millrace.control.messages import Failure, JobSpec, Place, Poison
+from millrace.control.messages import Failure, JobSpec
+from millrace.control.whereabouts import Place, Poison
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint
@@ -35,6 +36,14 @@ class PlanLike(Protocol):
         """A task gives as many elements as it has units."""
 
     @property
+    def equal(self) -> bool:
+        """Consumers that are dealt the tasks in turn get equally many elements."""
+
+    @property
+    def left_out(self) -> int:
+        """Elements that are in no task, so that the others can be dealt equally."""
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the user."""
 
@@ -48,7 +57,9 @@ class PlanLike(Protocol):
 class Planner(Protocol):
     """The signature of :func:`millrace.planning.plan.make_plan`."""
 
-    def __call__(self, graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None, seed: int) -> PlanLike:
+    def __call__(
+        self, graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None, seed: int, ranks: int | None
+    ) -> PlanLike:
         """The plan of a graph over these tables."""
 
 
@@ -214,6 +225,7 @@ class Job(msgspec.Struct):
     Attributes:
         served: number of the turn in which it last got or lost a worker: the lower, the longer it has waited.
         length: tasks of an epoch as consumers see them; None without end, or not known yet.
+        equal: the plan gives all consumers equally many elements, if they are dealt its tasks in turn.
         lister: the worker that lists its sources.
         left: consumers that were there and won't be waited for.
         cuts: how often its task was too long for a turn.
@@ -237,6 +249,7 @@ class Job(msgspec.Struct):
     tables: dict[int, SplitTable] | None = None
     tables_digest: str = ""
     length: int | None = None
+    equal: bool = False
     lister: str = ""
     failure: Failure | None = None
     consumers: dict[int, Consumer] = {}
@@ -382,7 +395,8 @@ class State:
         Raises:
             PipelineError: if it can't be planned.
         """
-        return (self._planner or _default_planner())(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed)
+        planner = self._planner or _default_planner()
+        return planner(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed, ranks=spec.ranks)
 
     def plan(self, job: Job) -> PlanLike:
         """The plan of a job whose tables are known."""

@@ -4,8 +4,8 @@ A walk is a way through an epoch's tasks that remembers how far it has come (``E
 without end is never enumerated:
 
     dynamic                    one walk for all             ""
-    dynamic, deterministic     one per consumer             "c1"
-    static, custom             one per share                "o3" ("o3c1" if deterministic)
+    dynamic, dealt in turn     one per consumer             "c1"
+    static, custom             one per share                "o3" ("o3c1" if dealt in turn)
     off                        the epoch's numbers, and      ""
                                each worker's own order       "off:worker"
 """
@@ -33,13 +33,18 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def stride(job: Job) -> int:
-    """Number of consumers that a deterministic job is dealt to."""
+    """Number of consumers that tasks are dealt to in turn."""
     return job.spec.num_consumers or 1
 
 
 def runs_again(job: Job) -> bool:
     """What is lost with a worker is computed again: it was promised, or an unsharded epoch keeps its length."""
     return job.spec.visitation == "exactly_once" or job.spec.sharding == "off"
+
+
+def in_turn(job: Job) -> bool:
+    """Task i belongs to consumer i mod N, whoever is faster."""
+    return job.spec.deterministic or job.spec.equal_steps
 
 
 def by_worker(job: Job) -> bool:
@@ -216,11 +221,11 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
         job: which has the walk.
         epoch: which has the walk.
         share: number of the share if the sharding is by worker, else -1.
-        consumer: matters if the job is deterministic.
+        consumer: matters if tasks are dealt in turn.
     """
-    every = stride(job) if job.spec.deterministic else 1
-    mine = consumer if job.spec.deterministic else 0
-    key = f"c{consumer}" if job.spec.deterministic else ""
+    every = stride(job) if in_turn(job) else 1
+    mine = consumer if in_turn(job) else 0
+    key = f"c{consumer}" if in_turn(job) else ""
     if share < 0:
         at = epoch.cursors.get(key, mine)
         at += max(0, -(-(epoch.low - at) // every)) * every
@@ -296,14 +301,14 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
     """Every task of the epoch has its consumer, those aside that were dealt to consumers that left."""
     if job.length is None:
         return False
-    if not job.spec.deterministic:
+    if not in_turn(job):
         return sum(epoch.dealt.values()) >= job.length
     return all(share_dealt(job, epoch, consumer) for consumer in range(stride(job)) if consumer not in job.left)
 
 
 def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
     """The consumer will get no further task of the epoch. In a fixed order that doesn't depend on what others read."""
-    if job.spec.deterministic and job.length is not None:
+    if in_turn(job) and job.length is not None:
         return epoch.dealt.get(consumer, 0) >= len(range(consumer, job.length, stride(job)))
     return epoch.settled
 

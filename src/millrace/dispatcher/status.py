@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.control.messages import Poison
 from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
+from millrace.control.whereabouts import Poison
 
 STALE_S = 20.0
 """Reports older than this say nothing about now."""
@@ -96,6 +96,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         },
         "failure": job.failure.message if job.failure is not None else None,
         "why": _why_job(state, job, serving),
+        "left_out": sum(report.left_out for report in reports) + _undivided(state, job),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
@@ -115,6 +116,11 @@ def _notes(job: Job, impure: list[str]) -> list[str]:
     if careful:
         notes.append(f"{careful} tasks ended {CARE} workers each and are run element by element, to find out why")
     return list(dict.fromkeys(filter(None, [*impure, *notes])))
+
+
+def _undivided(state: State, job: Job) -> int:
+    """Elements of an epoch that nobody gets, so that all consumers get equally many."""
+    return state.plan(job).left_out if job.tables is not None and job.failure is None else 0
 
 
 def _visits(state: State, job: Job, number: int) -> list[str]:

@@ -38,6 +38,7 @@ class Program:
         tables: split table of every source, by node id (see :func:`list_sources`).
         seed: the job's seed, 64 bits.
         tasks: number of tasks of an epoch; None: by the data's size.
+        ranks: consumers that get equally many elements; None: it does not matter.
         threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
@@ -58,6 +59,7 @@ class Program:
         *,
         seed: int,
         tasks: int | None = None,
+        ranks: int | None = None,
         threads: int | None = None,
         allocate: Allocate = np.empty,
         consecutive: bool = False,
@@ -65,7 +67,7 @@ class Program:
     ) -> None:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
-        self.plan: Plan = plan_of(self._units, tasks)
+        self.plan: Plan = plan_of(self._units, tasks, ranks)
         self._exact = self._units.exact
         self._options = graph.options()
         self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from millrace.control.messages import Place
+from millrace.control.whereabouts import Place
 from millrace.elements.chunk import Origin
 
 BEGINNING: Place = (-1, 0)

@@ -70,8 +70,13 @@ class Plan:
     Attributes:
         length: number of tasks, tails included; None without end.
         exact: each unit gives one element.
+        equal: consumers that are dealt the tasks in turn get equally many elements; ``left_out``: but for so many,
+            that nobody gets.
         warnings: what the user should know about it, a sentence each.
     """
+
+    equal = False
+    left_out = 0
 
     def __init__(
         self,
@@ -193,7 +198,45 @@ def owed(task: Callable[[int], Task], done: TaskSet) -> tuple[list[int], list[in
     return again, freed
 
 
-def make_plan(graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None = None, seed: int = 0) -> Plan:
+class EqualPlan(Plan):
+    """``units`` elements for ``ranks`` consumers that are dealt its tasks in turn.
+
+    Cut into rounds of a task for each rank, all of one size, so that all ranks get equally many. What cannot be
+    divided, fewer elements than there are ranks, is at the end and left out.
+    """
+
+    equal = True
+
+    def __init__(self, units: int, size: int, ranks: int) -> None:
+        super().__init__(units, size, exact=True)
+        self._each, self.left_out = divmod(units, ranks)
+        self._ranks = ranks
+        self._rounds = math.ceil(self._each / size)
+        self.length = self._rounds * ranks
+
+    def task(self, index: int) -> Task:
+        """Task number ``index``.
+
+        Raises:
+            IndexError: if there is none.
+        """
+        if not 0 <= index < self._rounds * self._ranks:
+            raise IndexError(f"task {index} of a plan of {self.length}")
+        turn, rank = divmod(index, self._ranks)
+        before = self._each * turn // self._rounds
+        size = self._each * (turn + 1) // self._rounds - before
+        start = self._ranks * before + rank * size
+        return Task(index, start, start + size)
+
+
+def make_plan(
+    graph: Graph,
+    tables: Mapping[int, SplitTable],
+    *,
+    tasks: int | None = None,
+    seed: int = 0,
+    ranks: int | None = None,
+) -> Plan:
     """Cuts one epoch of ``graph`` into tasks.
 
     Args:
@@ -201,11 +244,12 @@ def make_plan(graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | No
         tables: split table of every source, by node id.
         tasks: number of tasks wanted (tails not counted); None: by the data's size.
         seed: the job's seed.
+        ranks: consumers that are to get equally many elements; None: it does not matter.
     """
-    return plan_of(UnitMap(graph, tables, seed), tasks)
+    return plan_of(UnitMap(graph, tables, seed), tasks, ranks)
 
 
-def plan_of(units_of: UnitMap, tasks: int | None = None) -> Plan:
+def plan_of(units_of: UnitMap, tasks: int | None = None, ranks: int | None = None) -> Plan:
     """As :func:`make_plan`, of an analysis that is there already."""
     graph = units_of.graph
     try:
@@ -216,6 +260,8 @@ def plan_of(units_of: UnitMap, tasks: int | None = None) -> Plan:
             "Put it before operators that change the number of elements, or do without it, and the work can be shared."
         )
         return Plan(-1, 1, warnings=(warning,))
+    if ranks is not None and root.yields is Yield.ONE and root.count < INFINITE:
+        return EqualPlan(root.count, _size(root, tasks), ranks)
     return Plan(
         root.count, _size(root, tasks), period=root.period, tails=root.collecting, exact=root.yields is Yield.ONE
     )

@@ -102,6 +102,7 @@ class Job:
                     tables,
                     seed=opened.seed,
                     tasks=opened.spec.tasks,
+                    ranks=opened.spec.ranks,
                     threads=self._threads,
                     allocate=self._allocate,
                 )

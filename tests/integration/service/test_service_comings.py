@@ -161,3 +161,26 @@ def test_a_worker_whose_task_never_ends_leaves_all_the_same(own_service, gate, k
         keeper.open()
         check(reading.result())
     wait_for_end(own_service.workers[slow])
+
+
+@pytest.mark.parametrize("own_service", [2], indirect=True)
+@pytest.mark.parametrize("known", [True, False])
+def test_equal_steps_when_a_worker_dies_at_the_end_of_an_epoch(own_service, gate, keeper, known):
+    def look(number):
+        if number == 3950:
+            gate.pass_through()
+        return number
+
+    dataset = mr.Dataset.range(4000).map(look)
+    dataset = dataset.batch(BATCH) if known else dataset.filter(lambda number: number % 3 != 0).batch(BATCH)
+    with Reading(readers(dataset, own_service, 3, equal_steps=True), 2) as reading:
+        own_service.kill(own_service.named(keeper.wait()))
+        keeper.open()
+        read = reading.result()
+    for epoch in zip(*read, strict=True):
+        steps = [len(batches) for batches in epoch]
+        assert len(set(steps)) == 1
+        assert max(Counter(n for batches in epoch for batch in batches for n in batch.tolist()).values()) == 1
+        if known:
+            assert steps[0] == 4000 // BATCH // 3
+        assert steps[0] > 0

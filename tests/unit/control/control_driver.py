@@ -30,6 +30,8 @@ class FakePlan:
     def __init__(self, mains: int | None, fan_in: int = 0) -> None:
         self.warnings: tuple[str, ...] = ()
         self.exact = not fan_in
+        self.equal = False
+        self.left_out = 0
         self.mains = mains
         self.fan_in = fan_in
         self.tasks: list[Task] = []
@@ -199,7 +201,7 @@ class Service:
         self.prints = ["range()|100|0|ab"]
 
     def fresh_state(self) -> State:
-        return State(self.settings, planner=lambda graph, tables, *, tasks, seed: self.plan)
+        return State(self.settings, planner=lambda graph, tables, *, tasks, seed, ranks: self.plan)
 
     def say(self, item: Any) -> list[Any]:
         if self.deaf:

@@ -11,6 +11,7 @@ from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.poison import MOST_DEATHS, MOST_POISON, PLANNING_DEATHS
+from millrace.control.whereabouts import Poison
 from millrace.planning.tables import positions_table
 
 MAP = (1, 0, 0, 0, 17, 0)
@@ -70,7 +71,7 @@ def test_two_deaths_suspect_a_task_and_two_more_convict_an_element():
     service, peer = planned()
     assert [die_at(service, 0, MAP) for _ in range(4)] == [0, 1, 2, 2]
     [found] = kinds(service, ev.PoisonFound)
-    assert found == ev.PoisonFound("a", 0, 0, msg.Poison(MAP, "map(decode) of a.jpg"), everywhere=True)
+    assert found == ev.PoisonFound("a", 0, 0, Poison(MAP, "map(decode) of a.jpg"), everywhere=True)
     [notice] = peer.notices
     assert notice.startswith("map(decode) of a.jpg has ended the process of every worker that came to it")
     for lease in next(iter(service.workers.values())).leases.values():

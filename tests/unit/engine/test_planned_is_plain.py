@@ -109,3 +109,15 @@ def test_structure_is_enough_to_plan(runs, data):
     assert [slot.value for slot in serialize.pack(full)[1]] == [slot.value for slot in slots]
     rebuilt = Dataset(full.root)
     assert same(runs.epoch(rebuilt, seed=1), runs.epoch(case.dataset, seed=1))
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 300), st.integers(1, 9), st.integers(2, 7), st.integers(1, 40), st.integers(0, 9))
+def test_drop_remainder_drops_less_than_a_batch_however_many_tasks_there_are(runs, count, size, every, tasks, seed):
+    kept = Dataset.range(count).shuffle(50).filter(lambda number: number % every > 0)
+    for dataset in (kept, Dataset.range(count).shuffle(50)):
+        total = len(runs.epoch(dataset, tasks=tasks, seed=seed))
+        batches = runs.epoch(dataset.batch(size, drop_remainder=True), tasks=tasks, seed=seed)
+        assert [len(batch) for batch in batches] == [size] * (total // size)
+        short = runs.epoch(dataset.batch(size), tasks=tasks, seed=seed)
+        assert sum(len(batch) < size for batch in short) == (total % size > 0)

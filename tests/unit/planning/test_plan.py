@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.graph import nodes as g
-from millrace.planning.plan import FAN_IN, Plan, Task, make_plan
+from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
 from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
 
 units = st.integers(1, 3000)
@@ -197,3 +197,23 @@ def test_the_number_of_tasks_of_empty_data_that_are_collected():
 
     assert source(positions_table(90), grow).length == 0
     assert source(positions_table(90), lambda node: g.Repeat(inputs=(grow(node),))).length == 0
+
+
+@given(st.integers(0, 5000), st.integers(1, 700), st.integers(1, 9))
+def test_in_an_equal_plan_every_rank_gets_equally_many_units(units, size, ranks):
+    plan = EqualPlan(units, size, ranks)
+    tasks = [plan.task(index) for index in range(plan.length or 0)]
+    shares = [sum(task.stop - task.start for task in tasks[rank::ranks]) for rank in range(ranks)]
+    assert shares == [units // ranks] * ranks
+    assert plan.left_out == units - sum(shares) < ranks
+    assert [unit for task in tasks for unit in range(task.start, task.stop)] == list(range(sum(shares)))
+    assert all(0 < task.stop - task.start <= size for task in tasks)
+    with pytest.raises(IndexError):
+        plan.task(plan.length or 0)
+
+
+def test_counts_that_are_not_known_cannot_be_divided_beforehand():
+    known, unknown = g.Range(start=0, stop=100), g.Filter(inputs=(g.Range(start=0, stop=100),), fn=g.Opaque(None, "f"))
+    plans = [make_plan(g.Graph(node), {0: positions_table(100)}, ranks=3) for node in (known, unknown)]
+    assert [plan.equal for plan in plans] == [True, False]
+    assert [plan.left_out for plan in plans] == [1, 0]
