@@ -233,6 +233,10 @@ class Server(http.server.ThreadingHTTPServer):
         self.requests: list[tuple[str, str, str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_port}/"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # who has read enough may leave
+            super().handle_error(request, client_address)
+
 
 @pytest.fixture
 def site(files: Path) -> Iterator[Server]:
