@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint unit integration demo chaos bench format constraints clean
+.PHONY: help setup test lint unit integration demo resume chaos bench format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -36,6 +36,9 @@ integration: .venv/dev.stamp ## tests with real processes, sockets and servers
 
 demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns
 	@$(BIN)/millrace demo
+
+resume: .venv/dev.stamp ## stopped at every step of every operator and source, and gone on elsewhere; an hour
+	@$(BIN)/pytest --quiet tests/matrix
 
 chaos: .venv/dev.stamp ## 300 faults in real processes, and a look at every element; CHAOS='--seed 1 --epochs 64'
 	@$(BIN)/python -m chaos $(CHAOS)

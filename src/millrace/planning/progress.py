@@ -8,6 +8,8 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+PLAIN_BYTES = 2048
+"""Bytes of a set that are written as they are: deflating more takes longer than a step should wait."""
 MOST_TASKS = 1 << 27
 """Tasks that a set read from text may have beyond its first gap: a bound on what 64 KiB of it could become."""
 
@@ -70,9 +72,12 @@ class TaskSet:
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
     def text(self) -> str:
-        """``bits`` as text: deflated, base64. Where readers take turns that is short however many tasks there are."""
+        """``bits`` in base64; deflated if there are many, after a ``~``: that is short where readers take turns."""
         if self._text is None:
-            self._text = base64.b64encode(zlib.compress(self.bitmap(), 1)).decode() if self.bits else ""
+            bitmap = self.bitmap()
+            deflated = len(bitmap) > PLAIN_BYTES
+            encoded = base64.b64encode(zlib.compress(bitmap, 1) if deflated else bitmap).decode()
+            self._text = f"~{encoded}" if deflated else encoded
         return self._text
 
     @classmethod
@@ -84,15 +89,15 @@ class TaskSet:
         """
         if low < 0:
             raise ValueError(f"a set of tasks does not begin at {low}")
-        if not text:
-            return cls(low)
         try:
-            stream = zlib.decompressobj()
-            bitmap = stream.decompress(base64.b64decode(text, validate=True), MOST_TASKS // 8)
+            bitmap = base64.b64decode(text.removeprefix("~"), validate=True)
+            if text.startswith("~"):
+                stream = zlib.decompressobj()
+                bitmap = stream.decompress(bitmap, MOST_TASKS // 8)
+                if not stream.eof:
+                    raise ValueError("not a whole set of tasks, or one of far too many")
         except (binascii.Error, zlib.error) as error:
-            raise ValueError(f"not a deflated set of tasks: {error}") from error
-        if not stream.eof:
-            raise ValueError("not a whole deflated set of tasks, or far too many of them")
+            raise ValueError(f"not a set of tasks: {error}") from error
         return cls(low, int.from_bytes(bitmap, "little"))
 
 

@@ -83,7 +83,7 @@ def read_some(service: Service, rng: random.Random) -> None:
         service.work(read=rng.random() < 0.7, room=2)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**9),
     plan=st.sampled_from(PLANS),

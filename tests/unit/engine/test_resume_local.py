@@ -38,7 +38,7 @@ def texts(elements: Any) -> list[str]:
     return [repr(element) for element in elements]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_pipeline_goes_on_from_every_step(runs, data):
     case = pipeline(data.draw, runs, most=5)
@@ -78,7 +78,7 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
         made.close()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
     """Any tasks are done and any others begun: what is left is the rest of each."""

@@ -49,7 +49,7 @@ def test_a_state_is_plain_and_comes_back():
         ({"version": 2}, "has version 2"),
         ({**pack(STATE), "more": 1}, "has 'more', which"),
         ({**pack(STATE), "epoch": "two"}, "damaged: Expected `int`"),
-        ({**pack(STATE), "later": "?"}, "damaged: not a deflated"),
+        ({**pack(STATE), "later": "?"}, "damaged: not a set of tasks"),
         ({**pack(STATE), "epoch": -1}, "no number in it can be -1"),
         ({**pack(STATE), "begun": [[1, -2]]}, "no number in it can be -2"),
         ({**pack(STATE), "rank": 2, "ranks": 2}, "damaged"),

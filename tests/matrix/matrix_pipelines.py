@@ -1,0 +1,136 @@
+"""A pipeline for every operator and every source, of about twenty steps an epoch; workers get this file too."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import millrace as mr
+from millrace import Dataset
+
+EPOCHS = 3
+TASKS = 6
+
+
+def numbers(count: int = 400) -> Dataset:
+    return Dataset.range(count)
+
+
+def random(number: Any, rng: np.random.Generator) -> tuple[Any, float]:
+    return number, float(rng.random())
+
+
+def some(number: int) -> list[int]:
+    return [number] * (number % 3)
+
+
+def part(number: int) -> Dataset:
+    return Dataset.range(number, number + number % 4)
+
+
+def kept(number: int) -> bool:
+    return number % 3 > 0
+
+
+def length(number: int) -> int:
+    return number % 40
+
+
+def ragged(number: int) -> np.ndarray:
+    return np.arange(number % 7)
+
+
+def key(number: int) -> int:
+    return number % 3
+
+
+def window(key: int, elements: Dataset) -> Dataset:
+    return elements.batch(16)
+
+
+def fails(number: int) -> int:
+    if number % 5 == 0:
+        raise ValueError(number)
+    return number
+
+
+class MapStyle:
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def files(root: Path, ending: str) -> list[str]:
+    return [str(root / f"{number}.{ending}") for number in range(7)]
+
+
+OPERATORS = {
+    "range": lambda root: numbers().batch(20),
+    "from_list": lambda root: Dataset.from_list(list(range(400))).batch(20),
+    "from_files": lambda root: Dataset.from_files(str(root / "files" / "*.bin")).batch(20),
+    "from_tfrecords": lambda root: Dataset.from_tfrecords(files(root, "tfrecord")).padded_batch(20),
+    "from_webdataset": lambda root: Dataset.from_webdataset(files(root, "tar")).padded_batch(20),
+    "from_parquet": lambda root: Dataset.from_parquet(files(root, "parquet"), columns=["number"]).batch(20),
+    "from_map_style": lambda root: Dataset.from_map_style(MapStyle()).batch(20),
+    "map": lambda root: numbers().map(random).batch(20),
+    "filter": lambda root: numbers(600).filter(kept).batch(20),
+    "flat_map": lambda root: numbers().flat_map(some).batch(20),
+    "interleave": lambda root: numbers(270).interleave(part, cycle_length=3, block_length=2).batch(20),
+    "shuffle": lambda root: numbers().shuffle(400).map(random).batch(20),
+    "shuffle in a window": lambda root: numbers(600).flat_map(some).shuffle(50).map(random).batch(30),
+    "batch": lambda root: numbers().batch(20, drop_remainder=True).map(random),
+    "padded_batch": lambda root: numbers().map(ragged).padded_batch(20),
+    "bucket_by_sequence_length": lambda root: numbers().bucket_by_sequence_length(
+        length, [10, 20], [20, 20, 20], no_padding=True
+    ),
+    "group_by_window": lambda root: numbers().group_by_window(key, window, window_size=20),
+    "rebatch": lambda root: numbers(600).filter(kept).batch(8).rebatch(20),
+    "unbatch": lambda root: numbers(40).batch(8).unbatch().map(random).batch(2),
+    "repeat": lambda root: numbers(200).shuffle(200).repeat(2).batch(20),
+    "repeat of what collects": lambda root: numbers(300).filter(kept).batch(20).repeat(2),
+    "take": lambda root: numbers().take(390).batch(20),
+    "skip": lambda root: numbers().skip(10).batch(20),
+    "shard": lambda root: numbers(800).shard(2, 1).batch(20),
+    "zip": lambda root: Dataset.zip(numbers(), numbers().map(random)).batch(20),
+    "concatenate": lambda root: numbers(200).concatenate(numbers(300).filter(kept)).batch(20),
+    "sample_from_datasets": lambda root: Dataset.sample_from_datasets([numbers(200), numbers(200)], seed=3).batch(20),
+    "enumerate": lambda root: numbers().enumerate().batch(20),
+    "prefetch": lambda root: numbers(600).filter(kept).batch(20).prefetch(2),
+    "cache": lambda root: numbers().cache().batch(20),
+    "autocache": lambda root: numbers().autocache().batch(20),
+    "with_options": lambda root: numbers(500).map(fails).batch(20).with_options(on_error="skip"),
+    "one sequence": lambda root: numbers(600).filter(kept).take(390).batch(20),
+}
+
+
+def read(
+    address: str, name: str, root: str, states: Any, steps: int | None, tasks: int | None = TASKS
+) -> tuple[list[tuple[int, str]], list[Any]]:
+    """Goes on from ``states`` (None: begins): so many steps, (epoch, element as text), and the states behind each.
+
+    In process if the address is empty.
+    """
+    dataset = OPERATORS[name](Path(root)).with_options(seed=9)
+    reader = dataset.distribute(address, deterministic=True, tasks=tasks) if address else dataset
+    found: list[tuple[int, str]] = []
+    if states is not None:
+        reader.load_state_dict(states)
+    behind = [reader.state_dict()]
+    while (steps is None or len(found) < steps) and _epoch(behind[-1]) < EPOCHS:
+        for element in reader:
+            behind.append(reader.state_dict())
+            found.append((behind[-1]["epoch"], repr(element)))
+            if len(found) == steps:
+                break
+        else:
+            behind[-1] = reader.state_dict()  # the end was seen
+    if isinstance(reader, mr.DistributedDataset):
+        reader.close()
+    return found, behind
+
+
+def _epoch(state: Any) -> int:
+    epoch: int = state["epoch"] + state["ended"]
+    return epoch
