@@ -31,7 +31,8 @@ from millrace.errors import ElementTooLargeError
 from millrace.functions.shipping import pack
 from millrace.graph import serialize
 from millrace.wire import compression as compressing
-from millrace.wire.bulk import BulkServer
+from millrace.wire import delivery
+from millrace.wire.bulk import BulkServer, bulk_connect
 from millrace.wire.failures import error_of
 from millrace.worker.desk import Desk
 
@@ -105,6 +106,16 @@ def read(feed, epoch=0, limit=None):
 
 def all_tasks(service, tasks, epoch=0):
     return [service.run(task, epoch) for task in range(tasks)]
+
+
+def test_a_consumer_of_another_job_of_that_name_is_not_served():
+    with (
+        Service(mr.Dataset.range(10)) as service,
+        bulk_connect(service.server.address, None, 10.0) as connection,
+    ):
+        connection.send(delivery.Open("job", 0, "client", generation=7))
+        with pytest.raises(mr.ServiceError):
+            connection.receive(delivery.TO_READER)
 
 
 def test_all_elements_of_all_tasks_arrive_once(feed):

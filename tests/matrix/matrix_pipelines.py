@@ -45,7 +45,7 @@ def key(number: int) -> int:
 
 
 def window(key: int, elements: Dataset) -> Dataset:
-    return elements.batch(16)
+    return elements.batch(20)
 
 
 def fails(number: int) -> int:

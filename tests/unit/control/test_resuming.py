@@ -167,6 +167,21 @@ def test_only_leftovers_of_what_was_read_run_again_and_after_what_is_read():
     assert order[-1] == 12
 
 
+def test_leftovers_that_became_outputs_that_were_read_are_not_kept():
+    service, [peer] = running(FakePlan(9, 3))
+    done = TaskSet.of(task for task in range(13) if task != 1)
+    state = state_of(service, peer, 1, done=done.low, later=done.text())
+    [peer] = loads(service, [state], 1)
+    service.plan_tasks(service.workers["w0"])
+    [lease] = [number for number, task in service.workers["w0"].leases.items() if not task.ref.epoch]
+    service.finish(service.workers["w0"], lease)
+    assert service.workers["w0"].leftovers
+    service.work()
+    assert peer.complete == [1]
+    assert not service.state.jobs["a"].epochs[0].live
+    assert not any(epoch == 0 for _, epoch, _ in service.workers["w0"].leftovers)
+
+
 def test_ranks_wait_for_one_another_and_are_told_where_they_go_on():
     service, peers = running(consumers=2)
     first, second = states_of(service, peers)
