@@ -18,6 +18,7 @@ from millrace.control.messages import (
     LeftoversLost,
     ListSources,
     OpenJob,
+    OutputsReceived,
     RevokeTask,
     SourcesListed,
     TaskFailed,
@@ -284,6 +285,25 @@ def test_only_leftovers_wanted_keeps_no_outputs():
         assert finished.leftovers
         assert finished.outputs > 0
         assert service.desk.report().lanes[0].buffered_bytes == 0
+
+
+def test_a_run_does_not_wait_for_a_consumer_that_has_its_outputs_from_another_one():
+    dataset = mr.Dataset.range(60).filter(lambda x: True).map(lambda i: np.full(10_000, i, np.int32)).batch(4)
+    with Service(dataset, tasks=2, buffer_bytes=200_000) as service:
+        service.run(0)
+        service.run(1)
+        service.desk.told(OutputsReceived([TaskRef("job", 0, 0), TaskRef("job", 0, 1)]))
+        for task in range(2):
+            assert service.finished(task).leftovers
+
+
+def test_a_lease_that_is_revoked_as_it_finishes_leaves_nothing_behind():
+    with Service(mr.Dataset.range(50).filter(lambda x: True).batch(20), tasks=2) as service:
+        service.run(0)
+        assert service.finished(0).leftovers
+        service.desk.told(RevokeTask(TaskRef("job", 0, 0), service.lease))
+        service.wait(lambda m: isinstance(m, TaskReturned))
+        assert service.desk.held() == []
 
 
 def test_errors_of_user_functions_name_operator_and_element():

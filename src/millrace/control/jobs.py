@@ -10,7 +10,7 @@ from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
 from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_steps
 from millrace.control.inputs import JoinRequested
-from millrace.control.leasing import drop, settle, take_back
+from millrace.control.leasing import drop, settle, spare, take_back
 from millrace.control.messages import (
     BeginEpoch,
     CloseJob,
@@ -155,6 +155,7 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
         turn.emit(ev.Progressed(job.name, consumer, message.epoch, news))
         for progress in news:
             if progress.complete:
+                spare(turn, job, message.epoch, progress.task)
                 settle(turn, job, message.epoch, progress.task)
     tell_steps(turn, job, message.epoch)
 

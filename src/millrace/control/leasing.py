@@ -8,6 +8,7 @@ from millrace.control.messages import (
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
+    OutputsReceived,
     ReadTasks,
     TaskAt,
     TaskFailed,
@@ -114,6 +115,13 @@ def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     live = job.epochs[epoch].live[task]
     tell_void(turn, job, epoch, task, live)
     turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+
+
+def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
+    """Its consumer has all outputs, so the worker that still runs the task need not wait until they are taken."""
+    live = job.epochs[epoch].live[task]
+    if live.worker and not live.finished:
+        turn.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
 
 
 def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:

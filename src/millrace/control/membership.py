@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.control import events as ev
 from millrace.control.actions import CloseWorker, StopWorkers
 from millrace.control.jobs import open_message
-from millrace.control.leasing import finished, leased_by, lose, take_back
+from millrace.control.leasing import finished, leased_by, lose, spare, take_back
 from millrace.control.messages import (
     ChooseSharding,
     CloseJob,
@@ -56,6 +56,8 @@ def hello(turn: Turn, message: WorkerHello) -> None:
         elif entry_or_none.finished:
             entry = entry_or_none
             finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
+        elif job.epochs[number].live[task].complete:
+            spare(turn, job, number, task)
     _ask_again(turn, worker)
 
 

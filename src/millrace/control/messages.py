@@ -306,6 +306,15 @@ class ForgetTasks(Message, frozen=True):
     refs: list[TaskRef]
 
 
+class OutputsReceived(Message, frozen=True):
+    """The consumer has all outputs of these tasks, of another run perhaps, and takes no more.
+
+    What they leave to their tails is still wanted.
+    """
+
+    refs: list[TaskRef]
+
+
 class CloseJob(Message, frozen=True):
     """The job is over, or the worker no longer serves it: drop all that belongs to it."""
 
@@ -492,6 +501,7 @@ ToWorker = (
     | RevokeTask
     | TaskGoOn
     | ForgetTasks
+    | OutputsReceived
     | CloseJob
     | StopWorker
     | JobFailed

@@ -39,6 +39,7 @@ class TaskBuffer:
         finished: the task ran to its end; then ``end`` is the number of its outputs.
         changed: for a task that was run before, a file of its source that was written since it was listed.
         wanted: the consumer asked for it on the connection it has now.
+        spared: the consumer has all that can come; nothing is kept.
         sent: messages (from the left) already sent on that connection.
         end_sent: the mark of the end was sent on that connection.
     """
@@ -49,6 +50,7 @@ class TaskBuffer:
     finished: bool = False
     skipped: int = 0
     changed: str = ""
+    spared: bool = False
     wanted: bool = False
     sent: int = 0
     end_sent: bool = False
@@ -111,8 +113,8 @@ class LaneBuffer:
         return held == 0 or held + size <= limit
 
     def put(self, key: TaskKey, lease: int, message: Message) -> bool:
-        """Adds a message; False if the lease was forgotten meanwhile."""
-        if not self.has(key, lease):
+        """Adds a message; False if the lease was forgotten or spared meanwhile."""
+        if not self.has(key, lease) or self._tasks[key].spared:
             return False
         task = self._tasks[key]
         task.messages.append(message)
@@ -180,6 +182,18 @@ class LaneBuffer:
             self.forget(key)
             return True
         return False
+
+    def spare(self, key: TaskKey) -> None:
+        """The consumer has all outputs of the task from another run, and may not take them from this one."""
+        task = self._tasks.get(key)
+        if task is not None:
+            task.spared = True
+            self._drop(key, task, task.end)
+
+    def spared(self, key: TaskKey) -> bool:
+        """Whether nothing of the task's outputs is kept any more."""
+        task = self._tasks.get(key)
+        return task is not None and task.spared
 
     def forget(self, key: TaskKey) -> None:
         """Drops a task with all that is kept of it."""

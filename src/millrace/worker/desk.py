@@ -20,6 +20,7 @@ from millrace.control.messages import (
     LeaseTask,
     ListSources,
     OpenJob,
+    OutputsReceived,
     RevokeTask,
     ShardingChosen,
     SourcesFailed,
@@ -100,6 +101,7 @@ class Desk:
                 self._lease(message)
             case RevokeTask(ref=ref, lease=lease):
                 if all(lane.revoke((ref.epoch, ref.task), lease) for lane in self._lanes_of(ref.job)):
+                    self._store.drop((lease,))  # it may just have finished
                     self._tell(TaskReturned(ref, lease))
                 self._poke()
             case ForgetTasks(refs=refs):
@@ -107,6 +109,10 @@ class Desk:
             case TaskGoOn(ref=ref):
                 for lane in self._lanes_of(ref.job):
                     lane.noted(message)
+            case OutputsReceived(refs=refs):
+                for ref in refs:
+                    for lane in self._lanes_of(ref.job):
+                        lane.spare((ref.epoch, ref.task))
             case OpenJob():
                 self._open(message)
             case CloseJob(job=job):

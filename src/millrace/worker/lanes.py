@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Container
 from typing import Protocol
 
+import msgspec
+
 from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskAt, TaskGoOn, TaskRef
 from millrace.engine.watch import RunStoppedError
 from millrace.errors import ElementTooLargeError
@@ -115,6 +117,16 @@ class Lane:
             running = self._running
             if running is not None and (running.ref.epoch, running.ref.task) == key:
                 self._stop = Stop.FORGET
+            self._changed.notify_all()
+
+    def spare(self, key: TaskKey) -> None:
+        """The consumer takes no more outputs of a task; its run goes on for what it leaves over."""
+        with self._changed:
+            self._buffer.spare(key)
+            self._pending = [
+                msgspec.structs.replace(each, received=-1) if (each.ref.epoch, each.ref.task) == key else each
+                for each in self._pending
+            ]
             self._changed.notify_all()
 
     def drop(self, leases: Container[int]) -> None:
@@ -228,9 +240,10 @@ class Lane:
                 f"worker more, e.g. millrace worker --buffer-bytes {2 * message.size}"
             )
         started = time.monotonic()
+        key = (lease.ref.epoch, lease.ref.task)
         with self._changed:
             try:
-                while not self._buffer.room(lease.ref.epoch, message.size):
+                while not self._buffer.spared(key) and not self._buffer.room(lease.ref.epoch, message.size):
                     self._check()
                     if self._pending and self._pending[0].ref.epoch < lease.ref.epoch:
                         # Computed ahead, and nobody reads it before this lane has done what came in meanwhile.
@@ -240,7 +253,7 @@ class Lane:
                 self._check()
             finally:
                 self._blocked_since = 0.0
-            self._buffer.put((lease.ref.epoch, lease.ref.task), lease.lease, message)
+            self._buffer.put(key, lease.lease, message)
             self._sendable.notify()
         return time.monotonic() - started
 

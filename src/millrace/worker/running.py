@@ -133,6 +133,7 @@ class Runner:
             with self._gate.inside(self._job.name, lane.check), self._pace.active():
                 outcome = self._run(lane, lease)
         except StoppedError as stopped:
+            self._store.drop((lease.lease,))
             lane.abandon(lease)
             outcome = TaskReturned(lease.ref, lease.lease) if stopped.stop is Stop.RETURN else None
         except LeftoversMissingError as error:

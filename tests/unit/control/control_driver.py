@@ -74,6 +74,7 @@ class FakeWorker:
         self.open: set[str] = set()
         self.unread: dict[tuple[str, int, int], int] = {}
         self.stale: list[int] = []
+        self.spared: list[msg.TaskRef] = []
         self.planning: deque[Any] = deque()
         self.stopped = False
         self.connected = True
@@ -89,6 +90,10 @@ class FakeWorker:
         elif isinstance(message, msg.ForgetTasks):
             for ref in message.refs:
                 self.forget(ref)
+        elif isinstance(message, msg.OutputsReceived):
+            self.spared += message.refs
+            for ref in message.refs:
+                self.unread.pop((ref.job, ref.epoch, ref.task), None)
         elif isinstance(message, msg.CloseJob):
             self.open.discard(message.job)
             self.leases = {k: v for k, v in self.leases.items() if v.ref.job != message.job}

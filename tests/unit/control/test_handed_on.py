@@ -79,6 +79,22 @@ def test_workers_forget_the_leftovers_of_an_epoch_that_nobody_reads_any_more():
     assert not {task for _, epoch, task in worker.leftovers if epoch == 0}
 
 
+def test_who_runs_a_task_again_that_has_been_read_meanwhile_need_not_wait_for_its_reader():
+    service = Service(FakePlan(4, 4))
+    worker = service.add_worker("w")
+    service.join("x")
+    service.plan_tasks(worker)
+    [(lease, ref)] = [(lease.lease, lease.ref) for lease in worker.leases.values() if lease.ref.task == 0]
+    service.say(inp.ConsumerSaid("x", msg.ConsumerReport(0, [msg.TaskProgress(0, 2, complete=True)])))
+    assert worker.spared == [ref]
+    worker.spared = []
+    service.say(inp.WorkerSessionLost("w"))
+    service.hello("w")
+    assert worker.spared == [ref]
+    service.finish(worker, lease)
+    assert (("a", 0, 0) in worker.leftovers) == bool(service.state.workers["w"].kept)
+
+
 def test_who_was_given_up_is_told_so_when_it_comes_back():
     service, _, one, two = two_readers(FakePlan(6), seed=3)
     service.say(inp.ClientSessionLost("x"))

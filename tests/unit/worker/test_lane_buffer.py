@@ -157,6 +157,31 @@ def test_what_is_computed_ahead_does_not_block_an_earlier_epoch():
     assert buffer.room(0, 100)
 
 
+def test_outputs_that_the_consumer_has_from_another_run_take_no_room():
+    buffer = LaneBuffer(10)
+    buffer.begin(KEY, 2, 0)
+    buffer.put(KEY, 2, message(0))
+    assert not buffer.room(0, 10)
+    buffer.spare(KEY)
+    assert buffer.spared(KEY)
+    assert buffer.bytes == 0
+    assert not buffer.put(KEY, 2, message(1))
+    assert buffer.bytes == 0
+    assert buffer.finish(KEY, 2, 2, 0)
+    buffer.forget(KEY)
+    assert not buffer.spared(KEY)
+
+
+def test_who_asks_for_them_all_the_same_gets_their_end():
+    buffer = LaneBuffer(10)
+    buffer.begin(KEY, 2, 0)
+    buffer.spare(KEY)
+    buffer.read(KEY, 2, 2)
+    assert buffer.next() is None
+    buffer.finish(KEY, 2, 2, 0)
+    assert drain(buffer) == [(KEY, 2, 0, True)]
+
+
 def test_a_message_of_a_forgotten_lease_is_dropped():
     buffer = LaneBuffer(100)
     buffer.begin(KEY, 1, 0)
