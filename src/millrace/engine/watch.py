@@ -1,7 +1,7 @@
 """Running a task with care: what ended workers is not touched again, and before each step it is said where the run is.
 
 A *place* is (node, origin's node, split, repetition, position, how often the node was given that element before): the
-same in each run of a task. Places below are no function's, and of these only the last number counts.
+same in each run of a task. Places below are no function's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BEGINNING: Place = (-1, 0)
 """Before the first step: the pipeline is built, leftovers are fetched."""
 
 
-def between(outputs: int) -> Place:
-    """Between two steps, after so many outputs: elements are put together or encoded."""
-    return (-2, outputs)
+def between(outputs: int, steps: int) -> Place:
+    """Between two steps, after so many outputs and steps: elements are put together or encoded."""
+    return (-2, outputs, steps)
 
 
 class RunStoppedError(Exception):

@@ -32,6 +32,7 @@ class Steps:
         self._lane, self._lease, self._tell, self._gate = lane, lease, tell, gate
         self._name = f"lease {lease.lease}"
         self._number = 0
+        self._steps = 0
         self.outputs = 0
 
     @contextmanager
@@ -61,10 +62,15 @@ class Steps:
 
     def _step(self, place: Place, where: str) -> None:
         if place:
+            self._steps += 1
             self._at(place, where)
         else:
+            # With the steps: many lie within one output, and two workers that were stopped from outside while it was
+            # made would else seem to have ended at the same place.
             what = f"output {self.outputs} of task {self._lease.ref.task}"
-            self._at(between(self.outputs), f"putting {what} together, which is no function of the pipeline,")
+            self._at(
+                between(self.outputs, self._steps), f"putting {what} together, which is no function of the pipeline,"
+            )
 
     def _at(self, place: Place, where: str) -> None:
         self._lane.announce(self._message(place, where), self._tell)
