@@ -95,9 +95,7 @@ class Reader:
         """Has it begin the next epoch."""
         self.over = False
         assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # it has been killed meanwhile
-            os.write(self.process.stdin.fileno(), b"\n")
+        go_on(self.process)
 
     def end(self) -> None:
         """Has it leave."""
@@ -374,6 +372,13 @@ class Crew:
                     for each in training:
                         each.end()
         await self._notify()
+
+
+def go_on(process: subprocess.Popen[bytes]) -> None:
+    """Has a consumer that waits at the end of an epoch begin the next."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ValueError):  # it has been killed meanwhile
+        os.write(process.stdin.fileno(), b"\n")
 
 
 async def _reading(process: subprocess.Popen[bytes]) -> asyncio.StreamReader:

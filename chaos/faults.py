@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable
 
-from chaos.crew import GUARD_S, HEARTBEAT_S, Crew, Reader
+from chaos.crew import GUARD_S, HEARTBEAT_S, Crew, Reader, go_on
 from millrace.clusters.processes import hang_up
 from millrace.testing import processes, proxy
 from millrace.testing.processes import NotFiredError
@@ -119,7 +119,11 @@ async def replace_consumer(crew: Crew, rng: random.Random) -> str:
             one.gone.set()
             before = await _kill(others)
             await _succeeded(crew, {one: process, **before})
+            go_on(process)  # if it waits at the end of an epoch
+            hang_up(process)
         status = await asyncio.wait_for(processes.ended(process), GUARD_S)
+    if status == 0:  # it had read everything before it was stopped, and could not disturb anybody
+        return await replace_consumer(crew, rng)
     if status != 1 or "ConsumerConflictError" not in crew.said(one):
         raise NotFiredError(f"{one.name} went on when it had a successor, and ended with exit status {status}")
     return f"{one.name} was in state T, has a successor, and was told so when it went on"
