@@ -100,19 +100,14 @@ class Desk:
             case LeaseTask():
                 self._lease(message)
             case RevokeTask(ref=ref, lease=lease):
-                if all(lane.revoke((ref.epoch, ref.task), lease) for lane in self._lanes_of(ref.job)):
-                    self._store.drop((lease,))  # it may just have finished
-                    self._tell(TaskReturned(ref, lease))
-                self._poke()
+                self._revoke(ref, lease)
             case ForgetTasks(refs=refs):
                 self._forget(refs)
             case TaskGoOn(ref=ref):
                 for lane in self._lanes_of(ref.job):
                     lane.noted(message)
             case OutputsReceived(refs=refs):
-                for ref in refs:
-                    for lane in self._lanes_of(ref.job):
-                        lane.spare((ref.epoch, ref.task))
+                self._spare(refs)
             case OpenJob():
                 self._open(message)
             case CloseJob(job=job):
@@ -144,6 +139,17 @@ class Desk:
             self._tell(TaskReturned(message.ref, message.lease))
         else:
             lane.submit(message)
+
+    def _revoke(self, ref: TaskRef, lease: int) -> None:
+        if all(lane.revoke((ref.epoch, ref.task), lease) for lane in self._lanes_of(ref.job)):
+            self._store.drop((lease,))  # it may just have finished
+            self._tell(TaskReturned(ref, lease))
+        self._poke()
+
+    def _spare(self, refs: Sequence[TaskRef]) -> None:
+        for ref in refs:
+            for lane in self._lanes_of(ref.job):
+                lane.spare((ref.epoch, ref.task))
 
     def _forget(self, refs: Sequence[TaskRef]) -> None:
         for ref in refs:
