@@ -17,6 +17,7 @@ import grpc.aio
 import msgspec
 
 from millrace.control import messages as msg
+from millrace.control.reports import LaneReport, NodeMeasure
 from millrace.dataset import Dataset
 from millrace.functions.shipping import pack as pack_functions
 from millrace.graph import serialize
@@ -225,8 +226,8 @@ class Worker:
     def beat(self) -> None:
         """The report of a worker that is busy with one lane and four operators."""
         self._busy_s += self._crowd.heartbeat_s
-        lanes = [msg.LaneReport(0, True, 0.0, _LANE_BYTES)]
-        nodes = [msg.NodeMeasure(i, name, 100_000, 10**9, self._busy_s) for i, name in enumerate(_NODES)]
+        lanes = [LaneReport(0, True, 0.0, _LANE_BYTES)]
+        nodes = [NodeMeasure(i, name, 100_000, 10**9, self._busy_s) for i, name in enumerate(_NODES)]
         self.peer.send(msg.WorkerReport(2, self._job, lanes, nodes, self._busy_s))
 
     def _told(self, message: Any) -> None:

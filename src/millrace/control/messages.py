@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.reports import LaneReport, NodeMeasure
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.tables import SplitTable
@@ -113,26 +114,6 @@ class WorkerHello(Message, frozen=True):
     version: str = ""
     python: str = ""
     held: list[HeldTask] = []
-
-
-class LaneReport(msgspec.Struct, frozen=True, array_like=True):
-    """How a worker fares for one consumer."""
-
-    consumer: int
-    running: bool
-    blocked_s: float
-    """Seconds that its buffer has been full without anybody reading from it; 0 if it isn't."""
-    buffered_bytes: int
-
-
-class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
-    """What one operator did in this worker for this job, so far."""
-
-    node: int
-    label: str
-    elements: int
-    bytes: int
-    active_s: float
 
 
 class WorkerReport(Message, frozen=True):

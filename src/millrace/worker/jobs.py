@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millrace.control.messages import NodeMeasure, OpenJob
+from millrace.control.messages import (
+    OpenJob,
+)
+from millrace.control.reports import NodeMeasure
 from millrace.errors import PipelineError, ProtocolError
 from millrace.planning.checkpoint import prints
 from millrace.planning.tables import SplitTable

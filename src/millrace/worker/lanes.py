@@ -13,7 +13,14 @@ from typing import Protocol
 
 import msgspec
 
-from millrace.control.messages import HeldTask, LaneReport, LeaseTask, TaskAt, TaskGoOn, TaskRef
+from millrace.control.messages import (
+    HeldTask,
+    LeaseTask,
+    TaskAt,
+    TaskGoOn,
+    TaskRef,
+)
+from millrace.control.reports import LaneReport
 from millrace.engine.watch import RunStoppedError
 from millrace.errors import ElementTooLargeError
 from millrace.wire import delivery

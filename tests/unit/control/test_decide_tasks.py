@@ -9,6 +9,7 @@ from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.reports import LaneReport
 from millrace.dispatcher.status import status
 
 
@@ -326,9 +327,9 @@ def blocked_service():
 def test_a_worker_blocked_by_its_consumers_is_given_to_who_waits():
     service, waiting = blocked_service()
     service.now += 1
-    service.report("w", lanes=[msg.LaneReport(0, True, 4.0, 100)])
+    service.report("w", lanes=[LaneReport(0, True, 4.0, 100)])
     assert service.state.workers["w"].job == "slow"
-    service.report("w", lanes=[msg.LaneReport(0, True, 6.0, 100)])
+    service.report("w", lanes=[LaneReport(0, True, 6.0, 100)])
     service.say(inp.Tick())
     assert service.state.workers["w"].job == "quick"
     service.plan_tasks(service.workers["w"])

@@ -13,6 +13,7 @@ from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.reports import LaneReport
 from millrace.control.state import Crew, State
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -97,7 +98,7 @@ def settle(service: Service, peers: list[FakeConsumer], room: int) -> None:
             service.now += 6.0
             for name, worker in service.workers.items():
                 if name in service.state.workers:
-                    lanes = [msg.LaneReport(task.consumer, True, blocked, 0) for task in worker.leases.values()]
+                    lanes = [LaneReport(task.consumer, True, blocked, 0) for task in worker.leases.values()]
                     service.report(name, lanes=lanes)
             for peer in peers:
                 if peer.epoch is not None:

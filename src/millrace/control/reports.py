@@ -1,0 +1,25 @@
+"""Parts of what a worker reports of itself: how it fares for one consumer, what one operator did."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LaneReport(msgspec.Struct, frozen=True, array_like=True):
+    """How a worker fares for one consumer."""
+
+    consumer: int
+    running: bool
+    blocked_s: float
+    """Seconds that its buffer has been full without anybody reading from it; 0 if it isn't."""
+    buffered_bytes: int
+
+
+class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
+    """What one operator did in this worker for this job, so far."""
+
+    node: int
+    label: str
+    elements: int
+    bytes: int
+    active_s: float
