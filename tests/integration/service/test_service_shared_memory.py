@@ -10,7 +10,11 @@ from tests.integration.service.service_driving import Service
 import millrace as mr
 from millrace.elements import shared
 
-pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
+# Alone: two of these failed once beside other tests, and never by themselves; the cause is not known yet.
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory"),
+]
 
 SHAPE = (32, 224, 56, 3)
 COUNT = 40
