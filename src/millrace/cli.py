@@ -9,10 +9,10 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from millrace.errors import MillraceError, PipelineError
 from millrace.version import __version__
@@ -341,12 +341,22 @@ def _token(options: argparse.Namespace) -> str | None:
 
 def _end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
     """Has SIGTERM and SIGINT call ``stop`` (a second one again, which ends at once), and the parent's end likewise."""
+    # Not by a Python handler. Only the main thread runs those, it waits in a lock, and nothing wakes it if the kernel
+    # gives the signal to another thread (one that is just starting takes it). What C writes here wakes its reader.
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    signal.set_wakeup_fd(told.detach())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
+    os.register_at_fork(after_in_child=_without_signals)
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop(signal.Signals(number).name)
+    def listen() -> None:
+        with heard:
+            while numbers := heard.recv(16):
+                for number in numbers:
+                    stop(signal.Signals(number).name)
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    threading.Thread(target=listen, name="millrace-signals", daemon=True).start()
 
     def ended(reason: str) -> None:
         stop(reason)
@@ -355,6 +365,13 @@ def _end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
 
     if parent_pipe:
         _watch_parent(ended)
+
+
+def _without_signals() -> None:
+    """A process that user code forks ends by itself, as any does: its signals are not this process's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _watch_parent(ended: Callable[[str], object]) -> None:
