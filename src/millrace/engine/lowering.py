@@ -19,12 +19,12 @@ from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed, Route
 from millrace.engine.fused import run_fused
-from millrace.engine.naming import repetition_of
 from millrace.engine.reading import read_positions, read_splits, read_whole_splits
 from millrace.engine.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
 from millrace.graph.rewrites.fusion import Fused
 from millrace.ops import OPERATORS
+from millrace.planning.keys import repetition_of
 from millrace.planning.permutation import permute
 from millrace.planning.units import INFINITE, Yield
 from millrace.sources.contract import PositionSource, SequentialSource

@@ -8,7 +8,7 @@ import numpy as np
 
 from millrace.elements.chunk import Origin
 from millrace.graph import nodes as g
-from millrace.planning.keys import derive, mix
+from millrace.planning.keys import derive, mix, repetition_of
 from millrace.planning.permutation import permute
 from millrace.planning.units import Yield
 from millrace.sources import describe
@@ -23,11 +23,6 @@ _MADE = 1 << 61
 def first_made(key: int, position: int) -> int:
     """Position of the first of the elements that a node makes of the one at ``position``."""
     return _MADE | mix(derive(key, position)) >> 3
-
-
-def repetition_of(repetition: int, turn: int) -> int:
-    """Number of a repetition within a repetition: the turn itself unless there is one around it."""
-    return turn if not repetition else derive(repetition, turn) >> 1
 
 
 def name_of(task: RunningTask, origin: Origin, position: int) -> str:

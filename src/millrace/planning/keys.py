@@ -31,6 +31,11 @@ def derive(*parts: int) -> int:
     return key
 
 
+def repetition_of(repetition: int, turn: int) -> int:
+    """Number of a repetition within a repetition: the turn itself unless there is one around it."""
+    return turn if not repetition else derive(repetition, turn) >> 1
+
+
 def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """:func:`mix` of each number."""
     out = values + _ARRAY_GAMMA

@@ -1,0 +1,168 @@
+"""What units are made of: 128-bit numbers that are the same in every plan, job and process.
+
+A unit that two pipelines make by the same operators of the same piece of the same source has one identity, wherever
+their plans have it. Hashes of hashes, as in :mod:`.keys`, in two lanes of 64 bits: they have to tell units apart, and
+withstand nobody; what may be read by whom is not decided by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.graph import nodes as g
+from millrace.planning.keys import mix, mix_array, repetition_of
+from millrace.planning.permutation import permute
+from millrace.planning.tables import SplitTable
+from millrace.planning.units import Positions, UnitMap
+
+Identities = npt.NDArray[np.uint64]
+"""Of n units: uint64 of shape (n, 2)."""
+
+ShuffleKey = Callable[[int, g.Shuffle, int], int]
+"""Key of a permuting shuffle's order, of its node's number, the node, and the repetition."""
+
+_LANES = np.array([mix(1), mix(2)], np.uint64)
+
+
+def itemised(units: UnitMap, number: int) -> bool:
+    """Whether each unit of node ``number`` can be told from all others, and made without them."""
+    return units.plannable(number) and not units.of(number).task_local
+
+
+def identities(
+    units: UnitMap, number: int, at: Positions, order: ShuffleKey, *, random: bool = False, repetition: int = 0
+) -> Identities:
+    """Identities of units of a node.
+
+    Args:
+        units: of the graph.
+        number: of the node, which is :func:`itemised`.
+        at: its units, int64 of shape (n,).
+        order: of the shuffles below it, in the epoch.
+        random: what is below the node depends on where in the plan an element is, too, because a random function's
+            generator does: then so do identities.
+        repetition: of a ``repeat`` above.
+    """
+    return _Walk(units, order, random).of(number, at, repetition)
+
+
+class _Walk:
+    def __init__(self, units: UnitMap, order: ShuffleKey, random: bool) -> None:
+        self.units, self.order, self.random = units, order, random
+
+    def of(self, number: int, at: Positions, repetition: int) -> Identities:
+        node = self.units.graph.nodes[number]
+        found = self._found(number, node, at, repetition)
+        if self.random and isinstance(node, _PLACES):
+            return _with(found, self.units.graph.keys[number], repetition, at)
+        return found
+
+    def _found(self, number: int, node: g.Node, at: Positions, repetition: int) -> Identities:
+        if isinstance(node, g.Source):
+            return _of_source(node, self.units.tables[number], self.units.starts.get(number), at)
+        below = [self.units.graph.id_of(child) for child in node.inputs]
+        match node:
+            case g.Zip():
+                return _together([self.of(child, at, repetition) for child in below])
+            case g.Enumerate():
+                return _with(self.of(below[0], at, repetition), at + node.start)
+            case g.Batch() | g.PaddedBatch():
+                return self._of_batches(node, below[0], at, repetition)
+            case g.Concatenate():
+                counts = np.array([self.units.of(child).count for child in below])
+                ends = np.cumsum(counts)
+                which = np.searchsorted(ends, at, side="right")
+                return self._of_inputs(below, which, at - (ends - counts)[which], repetition)
+            case g.SampleFromDatasets():
+                return self._of_inputs(below, *self.units.mixtures[number].resolve(at), repetition)
+            case g.Repeat():
+                return self._of_turns(below[0], at, repetition)
+            case g.Skip():
+                at = at + node.count
+            case g.Shard():
+                at = at * node.num_shards + node.index
+            case g.Shuffle():
+                at = permute(at, self.units.of(below[0]).count, self.order(number, node, repetition))
+        return self.of(below[0], at, repetition)
+
+    def _of_batches(self, node: g.Batch | g.PaddedBatch, child: int, at: Positions, repetition: int) -> Identities:
+        count = self.units.of(child).count
+        rows = at[:, None] * node.batch_size + np.arange(node.batch_size, dtype=np.int64)
+        there = rows < count
+        parts = self.of(child, np.minimum(rows, count - 1).ravel(), repetition).reshape(*rows.shape, 2)
+        columns = [np.where(there[:, column, None], parts[:, column], 0) for column in range(rows.shape[1])]
+        return _with(_together(columns), np.count_nonzero(there, axis=1))
+
+    def _of_inputs(self, below: list[int], which: Positions, within: Positions, repetition: int) -> Identities:
+        found = np.empty((len(within), 2), np.uint64)
+        for index in np.unique(which).tolist():
+            chosen = which == index
+            # Its inputs are made by operators of their own.
+            found[chosen] = _with(self.of(below[index], within[chosen], repetition), index)
+        return found
+
+    def _of_turns(self, child: int, at: Positions, repetition: int) -> Identities:
+        count = self.units.of(child).count
+        if not self.random and not self._shuffled(child):
+            return self.of(child, at % count, repetition)
+        turns = at // count
+        found = np.empty((len(at), 2), np.uint64)
+        for turn in np.unique(turns).tolist():
+            chosen = turns == turn
+            found[chosen] = self.of(child, at[chosen] % count, repetition_of(repetition, turn))
+        return found
+
+    def _shuffled(self, number: int) -> bool:
+        return any(isinstance(node, g.Shuffle) for node in g.Graph(self.units.graph.nodes[number]).nodes)
+
+
+_PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, g.SampleFromDatasets, g.Batch, g.PaddedBatch)
+"""Nodes that define positions, after which random functions above them are keyed."""
+
+
+def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: Positions) -> Identities:
+    """Of what a source's own parameters do not say; those are in the fingerprint of the operators."""
+    if isinstance(node, g.Range):
+        return _with(_nothing(len(at)), at * node.step + node.start)
+    if table.locations:
+        return _named([f"{table.locations[index]}\0{table.sizes[index]}" for index in at.tolist()])
+    if not table.splits:
+        return _with(_nothing(len(at)), at)
+    which = at if starts is None else np.searchsorted(starts, at, side="right") - 1
+    pieces, where = np.unique(which, return_inverse=True)
+    splits = [table.splits[index] for index in pieces.tolist()]
+    found = _named([f"{split.location}\0{split.version}\0{split.start}\0{split.stop}" for split in splits])[where]
+    return found if starts is None else _with(found, at - starts[which])
+
+
+def _named(names: list[str]) -> Identities:
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names)
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
+
+
+def _nothing(count: int) -> Identities:
+    return np.zeros((count, 2), np.uint64)
+
+
+def _with(found: Identities, *numbers: int | Positions) -> Identities:
+    """Hashes of identities and numbers, of each the same or one for each."""
+    for number in numbers:
+        column = np.asarray(number).astype(np.uint64)
+        found = _mixed(found ^ mix_array(np.broadcast_to(column, len(found))[:, None] + _LANES))
+    return found
+
+
+def _together(parts: list[Identities]) -> Identities:
+    """Hashes of several identities in order."""
+    found = _nothing(len(parts[0]))
+    for part in parts:
+        found = _mixed(found ^ part)
+    return found
+
+
+def _mixed(found: Identities) -> Identities:
+    return mix_array(found + _LANES)

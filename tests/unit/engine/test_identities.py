@@ -1,0 +1,32 @@
+"""Units that have one identity are one element."""
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.unit.engine.any_pipeline import numbers, pipeline
+
+from millrace.planning.identities import identities
+from millrace.planning.keys import derive
+from millrace.planning.units import UnitMap, Yield
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_equal_identities_are_equal_elements(runs, data):
+    case = pipeline(data.draw, runs)
+    epoch = data.draw(st.integers(0, 1), label="epoch")
+    units = UnitMap(case.dataset.graph, case.dataset.tables())
+    root = len(units.graph.nodes) - 1
+    assume(units.plannable(root) and units.of(root).yields is Yield.ONE and not units.of(root).task_local)
+    elements = [numbers(element) for element in runs.epoch(case.dataset, epoch, seed=0)]
+
+    def order(number, node, repetition):
+        seed, key = node.seed or 0, units.graph.keys[number]
+        return derive(seed, key, epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
+
+    found = identities(units, root, np.arange(len(elements)), order)
+    meant: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for name, element in zip(map(tuple, found.tolist()), elements, strict=True):
+        assert meant.setdefault(name, element) == element
+    some = np.array(data.draw(st.permutations(range(len(elements))), label="order"), np.int64)
+    assert np.array_equal(identities(units, root, some, order), found[some])

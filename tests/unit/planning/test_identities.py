@@ -1,0 +1,98 @@
+"""What one plan or job names another names alike; what is not the same has another name."""
+
+import numpy as np
+import pytest
+
+from millrace.dataset import Dataset
+from millrace.graph import nodes as g
+from millrace.planning.identities import identities, itemised
+from millrace.planning.keys import derive
+from millrace.planning.tables import Split, files_table, splits_table
+from millrace.planning.units import UnitMap
+
+
+def shuffled(seed, epoch=0, keys=None):
+    def key(number, node, repetition):
+        own = seed if node.seed is None else node.seed
+        return (
+            derive(own, keys[number], epoch, repetition) if node.reshuffle_each_iteration else derive(own, keys[number])
+        )
+
+    return key
+
+
+def named(dataset, tables=None, at=None, epoch=0, **how):
+    units = UnitMap(dataset.graph, dataset.tables() if tables is None else tables)
+    root = units.graph.id_of(units.graph.root)
+    assert itemised(units, root)
+    at = np.arange(units.of(root).count) if at is None else np.array(at)
+    found = identities(units, root, at, shuffled(0, epoch, units.graph.keys), **how)
+    assert found.shape == (len(at), 2)
+    assert found.dtype == np.uint64
+    return [tuple(lanes) for lanes in found.tolist()]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Dataset.range(100).shuffle(100, seed=5),
+        Dataset.range(30, 100).concatenate(Dataset.range(1)).take(70).skip(0),
+        Dataset.range(0, 100, 3),
+        Dataset.range(1000).shard(10, 3),
+        Dataset.range(100).repeat(3),
+        Dataset.range(100).shuffle(100).repeat(2),
+        Dataset.range(10, 20).prefetch(2).enumerate().map(lambda pair: pair[1]),
+    ],
+)
+def test_whoever_asks_for_the_same_numbers_names_them_alike(other):
+    elements = list(other)
+    if any(isinstance(node, (g.Concatenate, g.Enumerate)) for node in other.graph.nodes):
+        assert len(set(named(other))) == len(set(elements))
+        return
+    mine = dict(zip(range(1000), named(Dataset.range(1000)), strict=True))
+    found = named(other)
+    if not any(isinstance(node, g.Shuffle) for node in other.graph.nodes):
+        assert found == [mine[element] for element in elements]
+    assert set(found) == {mine[element] for element in elements}
+
+
+def test_what_a_file_is_called_and_what_is_known_of_it():
+    dataset = Dataset.from_files("nowhere/*.jpg")
+
+    def of(locations, sizes):
+        return named(dataset, {0: files_table(locations, sizes)})
+
+    first = of(["a", "b", "c"], [1, 2, 3])
+    assert of(["c", "a"], [3, 1]) == [first[2], first[0]]
+    assert of(["a", "b"], [1, 3])[1] != first[1]
+    assert len(set(first)) == 3
+
+
+def test_records_and_whole_splits():
+    dataset = Dataset.from_tfrecords("nowhere/*.tfrecord")
+    pieces = [Split("a", 0, 100, 0, 3), Split("b", 0, -1, 0, 2)]
+    records = named(dataset, {0: splits_table(pieces)})
+    assert len(set(records)) == 5
+    assert named(dataset, {0: splits_table(pieces[::-1])}) == [*records[3:], *records[:3]]
+    unknown = [Split("a", 0, 100), Split("b", version="1"), Split("b", version="2")]
+    whole = named(dataset, {0: splits_table(unknown)})
+    assert len(set(whole)) == 3
+    assert not set(whole) & set(records)
+
+
+def test_where_an_element_is_matters_only_to_what_is_random():
+    twice = Dataset.range(5).concatenate(Dataset.range(5)).repeat(2)
+    assert len(set(named(twice))) == 10
+    assert len(set(named(twice, random=True))) == 20
+    shuffled_once = Dataset.range(50).shuffle(50)
+    assert set(named(shuffled_once, random=True)) == set(named(shuffled_once, random=True, epoch=1))
+
+
+def test_what_works_on_a_whole_task_has_no_items():
+    for dataset in (
+        Dataset.range(9).filter(bool).batch(2),
+        Dataset.range(9).flat_map(lambda n: [n]).shuffle(3),
+        Dataset.range(9).filter(bool).take(3),
+    ):
+        units = UnitMap(dataset.graph, dataset.tables())
+        assert not itemised(units, len(dataset.graph.nodes) - 1)
