@@ -32,33 +32,41 @@ _INT64 = np.dtype("<i8")
 
 
 class Reader:
-    """Takes buffers from a body one after the other; nothing is believed that the body's size doesn't bear out."""
+    """Takes buffers from a body one after the other; nothing is believed that the body's size doesn't bear out.
 
-    def __init__(self, message: Pieces, start: int, stop: int) -> None:
+    Args:
+        message: what holds the body.
+        start: where in it the body starts.
+        stop: where it ends.
+        own: arrays are copies.
+    """
+
+    def __init__(self, message: Pieces, start: int, stop: int, *, own: bool = False) -> None:
         self._message = message
         self._start = start
         self._size = stop - start
         self._at = 0
         self._cells = self._size * CELLS_PER_BYTE
+        self._own = own
 
-    def read(self, node: Node, rows: int) -> list[Any]:
-        """The values of ``node``, one per row."""
+    def read(self, node: Node, rows: int, wanted: slice) -> list[Any]:
+        """The ``wanted`` values of ``node``, which has one per row; ``wanted`` has a start and a stop within them."""
         self._cells -= rows
         if rows < 0 or self._cells < 0:
             raise ValueError(f"{rows} rows don't fit")
         match node:
             case Fixed():
-                return self._fixed(node, rows)
+                return self._fixed(node, rows, wanted)
             case Ragged():
-                return self._ragged(node, rows)
+                return self._ragged(node, rows, wanted)
             case Blobs():
-                return self._strings(node.kind, rows)
+                return self._strings(node.kind, rows, wanted)
             case Nothing():
-                return [None] * rows
+                return [None] * (wanted.stop - wanted.start)
             case Record():
-                return self._records(node, rows)
+                return self._records(node, rows, wanted)
             case Union():
-                return self._union(node, rows)
+                return self._union(node, rows, wanted)
 
     def _next(self, size: int) -> int:
         """Where the next buffer, of ``size`` bytes, starts in the message."""
@@ -78,69 +86,84 @@ class Reader:
         _check_characters(values)
         return values
 
-    def _offsets(self, rows: int) -> list[int]:
+    def _offsets(self, rows: int, wanted: slice) -> tuple[list[int], int]:
+        """Where the wanted values start, and the last of them ends; where all values end."""
         offsets = self._values(_INT64, (rows + 1,))
         if offsets[0] != 0 or not (offsets[1:] >= offsets[:-1]).all():
             raise ValueError("offsets that aren't in order")
-        listed: list[int] = offsets.tolist()
-        return listed
+        listed: list[int] = offsets[wanted.start : wanted.stop + 1].tolist()
+        return listed, int(offsets[-1])
 
-    def _fixed(self, node: Fixed, rows: int) -> list[Any]:
+    def _owned(self, arrays: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        return [each.copy() for each in arrays] if self._own else arrays
+
+    def _fixed(self, node: Fixed, rows: int, wanted: slice) -> list[Any]:
         if node.kind in _PYTHON_DTYPES:
-            values: list[Any] = self._values(np.dtype(_PYTHON_DTYPES[node.kind]), (rows,)).tolist()
+            values: list[Any] = self._values(np.dtype(_PYTHON_DTYPES[node.kind]), (rows,))[wanted].tolist()
             return values
-        if node.kind == "scalar":
-            return list(self._values(parse_dtype(node.dtype), (rows,)))
         dtype = parse_dtype(node.dtype)
+        if node.kind == "scalar":
+            scalars = self._values(dtype, (rows,))[wanted]
+            return list(scalars.copy() if self._own else scalars)
         if min(node.shape, default=0) < 0:
             raise ValueError(f"shape {node.shape}")
-        start = self._next(dtype.itemsize * math.prod(node.shape) * rows)
-        arrays = self._message.rows(start, rows, node.shape, dtype)
+        size = dtype.itemsize * math.prod(node.shape)
+        start = self._next(size * rows)
+        arrays = self._message.rows(start + size * wanted.start, wanted.stop - wanted.start, node.shape, dtype)
         if dtype.kind in "UV":
             for each in arrays:
                 _check_characters(each)
-        return arrays
+        return self._owned(arrays)
 
-    def _ragged(self, node: Ragged, rows: int) -> list[Any]:
-        offsets = self._offsets(rows)
-        values = self._values(parse_dtype(node.dtype), (offsets[-1],))
+    def _ragged(self, node: Ragged, rows: int, wanted: slice) -> list[Any]:
+        offsets, end = self._offsets(rows, wanted)
+        values = self._values(parse_dtype(node.dtype), (end,))
         arrays = [values[start:stop] for start, stop in pairwise(offsets)]
         if node.ndim == 1:
-            return arrays
+            return self._owned(arrays)
         shapes = self._values(_INT64, (rows, node.ndim))
         if (shapes < 0).any():
             raise ValueError("a negative shape")
-        return [each.reshape(shape) for each, shape in zip(arrays, shapes.tolist(), strict=True)]
+        shaped = [each.reshape(shape) for each, shape in zip(arrays, shapes[wanted].tolist(), strict=True)]
+        return self._owned(shaped)
 
-    def _strings(self, kind: BlobKind, rows: int) -> list[Any]:
-        offsets = self._offsets(rows)
-        data = self._values(np.dtype(np.uint8), (offsets[-1],)).data
+    def _strings(self, kind: BlobKind, rows: int, wanted: slice) -> list[Any]:
+        offsets, end = self._offsets(rows, wanted)
+        data = self._values(np.dtype(np.uint8), (end,)).data
+        first = offsets[0]
         if kind == "str":
-            whole = bytes(data) if offsets[-1] < GATHER * rows else b"\xff"
+            whole = bytes(data[first : offsets[-1]]) if offsets[-1] - first < GATHER * len(offsets) else b"\xff"
             if whole.isascii():
                 text = whole.decode()
-                return [text[start:stop] for start, stop in pairwise(offsets)]
+                return [text[start - first : stop - first] for start, stop in pairwise(offsets)]
         make = _BLOB_MAKERS[kind]
         return [make(data[start:stop]) for start, stop in pairwise(offsets)]
 
-    def _records(self, node: Record, rows: int) -> list[Any]:
-        columns = [self.read(child, rows) for child in node.children]
+    def _records(self, node: Record, rows: int, wanted: slice) -> list[Any]:
+        columns = [self.read(child, rows, wanted) for child in node.children]
+        count = wanted.stop - wanted.start
         if node.kind == "dict":
             keys = node.keys
             if len(keys) != len(columns):
                 raise ValueError(f"{len(keys)} keys for {len(columns)} columns")
             return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)] or [
-                {} for _ in range(rows)
+                {} for _ in range(count)
             ]
-        tuples = list(zip(*columns, strict=True)) if columns else [()] * rows
+        tuples = list(zip(*columns, strict=True)) if columns else [()] * count
         return tuples if node.kind == "tuple" else list(map(list, tuples))
 
-    def _union(self, node: Union, rows: int) -> list[Any]:
+    def _union(self, node: Union, rows: int, wanted: slice) -> list[Any]:
         codes = self._values(np.dtype(np.uint8), (rows,))
         self._values(np.dtype("<i4"), (rows,))  # where each row is in its part, which follows from the codes
-        counts = np.bincount(codes, minlength=len(node.children)).tolist()
-        parts = [iter(self.read(child, count)) for child, count in zip(node.children, counts, strict=True)]
-        return [next(parts[code]) for code in codes.tolist()]
+        kinds = len(node.children)
+        totals, starts, stops = (
+            np.bincount(part, minlength=kinds).tolist() for part in (codes, codes[: wanted.start], codes[: wanted.stop])
+        )
+        parts = [
+            iter(self.read(child, total, slice(start, stop)))
+            for child, total, start, stop in zip(node.children, totals, starts, stops, strict=True)
+        ]
+        return [next(parts[code]) for code in codes[wanted].tolist()]
 
 
 def _check_characters(values: npt.NDArray[Any]) -> None:

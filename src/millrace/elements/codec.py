@@ -50,22 +50,36 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
     return body.message(Header(VERSION, len(elements), root))
 
 
-def decode(message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Pieces) -> list[Any]:
+def decode(
+    message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Pieces,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    own: bool = False,
+) -> list[Any]:
     """The elements of the message at the start of ``message``; what follows its end mark is not looked at.
 
     Arrays are views of ``message`` and keep its memory alive; they are writable if it is. All else is copied. If it is
     aligned to 64 bytes, so are the arrays of a message's first element, and those of the others to their dtype's size.
     Of :class:`Pieces` the first has to hold all that precedes the body.
 
+    Args:
+        message: the bytes.
+        start: the first element that is wanted; what the others weigh is not read.
+        stop: the element before which to stop; None: all that follow.
+        own: arrays are copies, writable, and keep no memory alive but their own.
+
     Raises:
         CodecError: if the bytes are not a whole message of this version, whatever they are.
     """
     try:
         pieces = message if isinstance(message, Pieces) else Pieces([np.frombuffer(message, np.uint8)])
-        header, start, stop = read_heads(pieces.head)
-        if pieces.view(stop, stop + len(END)).tobytes() != END:
+        header, begin, end = read_heads(pieces.head)
+        if pieces.view(end, end + len(END)).tobytes() != END:
             raise ValueError("no end mark after the elements")
-        return Reader(pieces, start, stop).read(header.root, header.rows)
+        first, last, _ = slice(start, stop).indices(header.rows)
+        wanted = slice(first, max(first, last))
+        return Reader(pieces, begin, end, own=own).read(header.root, header.rows, wanted)
     except CodecError:
         raise
     except _MALFORMED as error:

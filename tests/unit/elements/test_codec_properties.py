@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from millrace.elements.codec import decode, encode
+from millrace.elements.tree import flatten
 from millrace.errors import CodecError
 
 dtypes = (
@@ -61,6 +62,17 @@ def test_round_trip(message: list[Any]):
     table = pa.ipc.open_stream(encoded).read_all()
     table.validate(full=True)
     assert table.num_rows == len(message)
+
+
+@given(messages, st.integers(-1, 6), st.none() | st.integers(-1, 6))
+def test_some_elements_of_a_message(message: list[Any], start: int, stop: int | None):
+    encoded = bytearray(b"".join(encode(message)))
+    expected = fingerprint(message[start:stop])
+    assert fingerprint(decode(encoded, start, stop)) == expected
+    owned = decode(encoded, start, stop, own=True)
+    encoded[:] = bytes(len(encoded))
+    assert fingerprint(owned) == expected
+    assert all(leaf.flags.writeable for leaf in flatten(owned)[0] if isinstance(leaf, np.ndarray))
 
 
 @given(dtypes, st.data())
