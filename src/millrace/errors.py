@@ -10,6 +10,10 @@ MillraceError
 ├── ElementError           a user's function failed on one element
 ├── ElementTooLargeError   one element is larger than the memory it must pass through
 ├── StateError             a saved state does not fit where it is loaded
+├── CacheError             cached data could not be written or read; it can be computed again
+│   ├── BlockMissingError      a block is not there, or not any more
+│   ├── BlockDamagedError      a block is not what was written
+│   └── StoreFullError         there is no room for a block
 ├── CodecError             bytes are not an element, or an element cannot become bytes
 └── ServiceError           something between this process and the service
     ├── ServiceUnreachableError  nobody answers at the address
@@ -85,6 +89,22 @@ class ElementTooLargeError(MillraceError, MemoryError):
 
 class StateError(MillraceError, ValueError):
     """A saved state is damaged, or of another pipeline, other data or another run; the message says what changed."""
+
+
+class CacheError(MillraceError, OSError):
+    """Cached data could not be written or read. No data is lost: what was cached can be computed again."""
+
+
+class BlockMissingError(CacheError, FileNotFoundError):
+    """A block is not in its store: it was given up, or removed by somebody else."""
+
+
+class BlockDamagedError(CacheError):
+    """A block is truncated or its bytes are not those that were written; the message names the place."""
+
+
+class StoreFullError(CacheError):
+    """The store has no room for another block, or a quota or limit was reached."""
 
 
 class CodecError(MillraceError, ValueError):

@@ -16,17 +16,18 @@ import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from stat import S_ISDIR
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from millrace.errors import MillraceError, PipelineError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from obstore import GetOptions
+    from typing_extensions import Buffer
 
 READ_AHEAD_BYTES = 1 << 20
 """Bytes that a sequential reader of an object store asks for at a time."""
@@ -425,13 +426,41 @@ class _RemoteRange(io.RawIOBase):
         super().close()
 
 
-def write(location: str, data: bytes) -> None:
-    """Stores ``data`` at a URL; for ``memory://`` and tests."""
+def read_ranges(location: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+    """Bytes ``start`` to ``stop`` of the file at a URL for each of ``ranges``, asked for at once; fewer if it ends."""
+    import obstore
+
+    asked = [each for each in ranges if each[0] < each[1]]
+    with _remote_errors(location):
+        store, key = _open_store(location)
+        starts, stops = [start for start, _ in asked], [stop for _, stop in asked]
+        found = iter(obstore.get_ranges(store, key, starts=starts, ends=stops))
+    return [next(found) if start < stop else b"" for start, stop in ranges]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write(location: str, data: bytes | IO[bytes]) -> None:
+    """Stores ``data``, or what a file holds from its position on, at a URL; it is there wholly or not at all."""
     import obstore
 
     with _remote_errors(location):
         store, key = _open_store(location)
         obstore.put(store, key, data)
+
+
+def delete(location: str) -> None:
+    """Removes the file at a URL.
+
+    Raises:
+        SourceNotFoundError: it does not exist, and the store is one that says so.
+    """
+    import obstore
+
+    with _remote_errors(location):
+        store, key = _open_store(location)
+        obstore.delete(store, key)
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------

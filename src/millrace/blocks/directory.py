@@ -1,0 +1,194 @@
+"""Blocks in a folder of any file system that is mounted: a local disk, NFS, GlusterFS."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import uuid
+from collections.abc import Iterator, Sequence
+
+from millrace.blocks.store import FULL, NAME, checked
+from millrace.elements.exporting import Bytes
+from millrace.elements.shred import Piece
+from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
+from millrace.wire.frames import aligned_buffer
+
+_DRAFTS = ".drafts"
+
+
+class DirectoryStore:
+    """A :class:`~millrace.blocks.store.BlockStore` in a folder, with a folder for each point.
+
+    A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So what a
+    process of this host left behind when it died can be told from what another one is writing, and is removed when
+    the store is opened.
+
+    Args:
+        path: of the folder; it is made if it isn't there.
+        durable: publish when a block is on the disk.
+
+    Raises:
+        CacheError: the folder cannot be made or written to.
+    """
+
+    def __init__(self, path: str, *, durable: bool = False) -> None:
+        self.location = os.path.abspath(path)
+        self._durable = durable
+        self._drafts = os.path.join(self.location, _DRAFTS)
+        with _errors(self.location):
+            os.makedirs(self._drafts, exist_ok=True)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Removes drafts whose writer on this host is gone."""
+        for name in os.listdir(self._drafts):
+            if name.rsplit(".", 2)[0] != platform.node():
+                continue
+            path = os.path.join(self._drafts, name)
+            with contextlib.suppress(OSError), open(path, "rb") as file:  # what cannot be locked is somebody's
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+
+    @contextlib.contextmanager
+    def draft(self) -> Iterator[_Draft]:
+        """A new draft: a file in the folder for drafts."""
+        draft = _Draft(self.location, self._drafts, durable=self._durable)
+        try:
+            yield draft
+        finally:
+            draft.discard()
+
+    def open(self, point: str, name: str) -> _Block:
+        """The block; it holds one file descriptor, and can be read when it has been deleted."""
+        checked(point, name)
+        return _Block(name, os.path.join(self.location, point, name))
+
+    def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
+        """Bytes of each block as (point, name)."""
+        with _errors(self.location):
+            points = [each for each in os.listdir(self.location) if NAME.fullmatch(each)] if point is None else [point]
+            checked(*points)
+            return {(each, name): size for each in points for name, size in self._sizes(each)}
+
+    def _sizes(self, point: str) -> Iterator[tuple[str, int]]:
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),  # of a point that has no blocks
+            os.scandir(os.path.join(self.location, point)) as entries,
+        ):
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    if NAME.fullmatch(entry.name):
+                        yield entry.name, entry.stat().st_size
+
+    def delete(self, point: str, name: str) -> None:
+        """Removes a block, if it is there."""
+        checked(point, name)
+        path = os.path.join(self.location, point, name)
+        with _errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(path)
+
+    def free_bytes(self) -> int | None:
+        """What the file system has left for this user."""
+        with _errors(self.location):
+            found = os.statvfs(self.location)
+        return found.f_bavail * found.f_frsize
+
+
+class _Draft:
+    def __init__(self, root: str, folder: str, *, durable: bool) -> None:
+        self._root = root
+        self._durable = durable
+        while True:
+            self._path = os.path.join(folder, f"{platform.node()}.{os.getpid()}.{uuid.uuid4().hex}")
+            with _errors(self._path):
+                self._file = open(self._path, "xb")  # noqa: SIM115  # closed by publish or discard
+                with contextlib.suppress(OSError):  # a file system without locks, where nothing is swept either
+                    fcntl.flock(self._file, fcntl.LOCK_EX)
+                if os.fstat(self._file.fileno()).st_nlink:
+                    break
+                self._file.close()  # taken for one that was left, before it was locked
+
+    def write(self, data: Piece, /) -> None:
+        with _errors(self._path):
+            self._file.write(data)
+
+    def publish(self, point: str, name: str) -> None:
+        checked(point, name)
+        folder = os.path.join(self._root, point)
+        path = os.path.join(folder, name)
+        with _errors(path):
+            self._file.flush()
+            if self._durable:
+                os.fsync(self._file.fileno())
+            os.makedirs(folder, exist_ok=True)
+            os.rename(self._path, path)
+            self._file.close()
+            if self._durable:
+                for each in (folder, self._root):
+                    _sync_folder(each)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written shall not be written now
+            self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+class _Block:
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.location = path
+        with _errors(path):
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed by close
+            self.nbytes = os.fstat(self._file.fileno()).st_size
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
+        with _errors(self.location):
+            return [self._read(start, stop) for start, stop in ranges]
+
+    def _read(self, start: int, stop: int) -> Bytes:
+        buffer = aligned_buffer(stop - start)
+        at = 0
+        while at < len(buffer):
+            count = os.preadv(self._file.fileno(), [buffer.data[at:]], start + at)
+            if not count:
+                return buffer[:at]
+            at += count
+        return buffer
+
+    def drop(self) -> None:
+        with _errors(self.location):
+            os.fsync(self._file.fileno())  # only pages that are on the disk can be given up
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _sync_folder(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _errors(path: str) -> Iterator[None]:
+    """The system's errors as millrace's, with the path and what to do."""
+    try:
+        yield
+    except MillraceError:
+        raise
+    except FileNotFoundError as error:
+        raise BlockMissingError(f"{path} does not exist, or not any more") from error
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # how NFS says that a file that is open was deleted elsewhere
+            raise BlockMissingError(f"{path} does not exist any more") from error
+        advice = FULL.get(error.errno or 0)
+        if advice:
+            raise StoreFullError(f"{path} cannot be written: {error.strerror}; {advice}") from error
+        raise CacheError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,73 @@
+"""A block: items of cached elements in one immutable file, that can be found and read one by one.
+
+    message | message | ... | index | trailer
+
+* A *message* holds consecutive elements as :mod:`millrace.elements.codec` encodes them, about :data:`MESSAGE_BYTES` of
+  them; a larger element is alone in its message. It may be compressed.
+* The *index* (:class:`Index`, as MessagePack) has packed little-endian columns with a row per item and per message.
+  Elements follow one another in the order of their items, so that an item is found by adding up counts; it may have no
+  elements, or more than a message holds.
+* The *trailer* has a fixed size, and says how long the index is.
+
+Messages are read into memory of their own rather than mapped: up to about a megabyte reading costs less than making
+and undoing a mapping, elements have to be writable, and a disk that fails raises an error and not a signal. So nothing
+in the file has to be aligned.
+
+Checksums cover all but the trailer, whose damage shows as the index not fitting. They are CRC-32 as zlib has it: part
+of Python, computed without the interpreter's lock, and once for what is written and once for what is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from millrace.wire.compression import Compression
+
+MAGIC = b"millrace"
+VERSION = 1
+MESSAGE_BYTES = 64 << 10
+"""Small elements are collected up to so many: with less, what a message costs by itself would show; with more, whoever
+reads single elements from anywhere would read too many others."""
+
+TRAILER = struct.Struct("<8sIIQ")
+"""Magic, version, checksum of the index, bytes of the index."""
+
+CODECS: dict[Compression, tuple[str, int | None]] = {"lz4": ("lz4_raw", None), "zstd": ("zstd", 1)}
+"""Arrow's name and level for each way to compress."""
+
+
+class Index(msgspec.Struct, frozen=True, array_like=True):
+    """What a block holds and where.
+
+    Attributes:
+        keys: 16 bytes per item, in the order of their elements.
+        counts: uint32 per item: its elements.
+        rows: uint32 per message: elements in it.
+        sizes: uint64 per message: bytes in the file. Messages follow one another without gaps.
+        lengths: uint64 per message: bytes before compression, or 0 if it is stored as it is.
+        checksums: uint32 per message, of its bytes in the file.
+        compression: how those messages are compressed that are.
+    """
+
+    keys: bytes
+    counts: bytes
+    rows: bytes
+    sizes: bytes
+    lengths: bytes
+    checksums: bytes
+    compression: Compression | None = None
+
+
+encode_index = msgspec.msgpack.Encoder().encode
+decode_index = msgspec.msgpack.Decoder(Index).decode
+
+
+class BlockInfo(NamedTuple):
+    """A block that was written: its name, its size in bytes, and the number of its items."""
+
+    name: str
+    nbytes: int
+    items: int

@@ -1,0 +1,139 @@
+"""Blocks in an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import numpy as np
+
+from millrace.blocks.store import FULL, NAME, checked
+from millrace.elements.exporting import Bytes
+from millrace.elements.shred import Piece
+from millrace.errors import (
+    BlockMissingError,
+    CacheError,
+    PipelineError,
+    SourceError,
+    SourceNotFoundError,
+    StoreFullError,
+)
+from millrace.sources import storage
+
+
+class ObjectStore:
+    """A :class:`~millrace.blocks.store.BlockStore` under a URL.
+
+    What a block is called is known when it is complete, and objects cannot be renamed. So a draft is a temporary file
+    without a name (in ``TMPDIR``), which is uploaded when it is published.
+
+    Args:
+        location: ``s3://``, ``gs://`` or ``az://`` with a bucket, and a prefix if wanted; or ``memory://PREFIX``.
+
+    Raises:
+        PipelineError: the scheme is none that can be written to.
+    """
+
+    def __init__(self, location: str) -> None:
+        if storage.scheme_of(location) in ("", "http", "https"):
+            raise PipelineError(f"{location}: blocks can be kept in a folder, or at s3://, gs://, az:// or memory://")
+        self.location = location if location.endswith("/") else location + "/"
+
+    @contextlib.contextmanager
+    def draft(self) -> Iterator[_Draft]:
+        """A new draft: a temporary file."""
+        with _spooling(self.location):
+            file = tempfile.TemporaryFile()  # noqa: SIM115  # what happens in the context is not its matter
+        with file:
+            yield _Draft(self.location, file)
+
+    def open(self, point: str, name: str) -> _Block:
+        """The block, whose size is asked for."""
+        checked(point, name)
+        location = f"{self.location}{point}/{name}"
+        with _errors(location):
+            return _Block(name, location, storage.stat(location).size)
+
+    def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
+        """Bytes of each block as (point, name)."""
+        checked(*([] if point is None else [point]))
+        folder = self.location if point is None else f"{self.location}{point}/"
+        with _errors(folder):
+            found = {
+                tuple(each.location.removeprefix(self.location).split("/")): each.size
+                for each in storage.list_folder(folder, recursive=True)
+            }
+        return {
+            (key[0], key[1]): size for key, size in found.items() if len(key) == 2 and all(map(NAME.fullmatch, key))
+        }
+
+    def delete(self, point: str, name: str) -> None:
+        """Removes a block, if it is there."""
+        checked(point, name)
+        location = f"{self.location}{point}/{name}"
+        with _errors(location), contextlib.suppress(SourceNotFoundError):
+            storage.delete(location)
+
+    def free_bytes(self) -> int | None:
+        """None: object stores don't say."""
+        return None
+
+
+class _Draft:
+    def __init__(self, root: str, file: IO[bytes]) -> None:
+        self._root = root
+        self._file = file
+
+    def write(self, data: Piece, /) -> None:
+        with _spooling(self._root):
+            self._file.write(data)
+
+    def publish(self, point: str, name: str) -> None:
+        checked(point, name)
+        location = f"{self._root}{point}/{name}"
+        with _spooling(self._root):
+            self._file.seek(0)
+        with _errors(location):
+            storage.write(location, self._file)
+
+
+class _Block:
+    def __init__(self, name: str, location: str, size: int) -> None:
+        self.name = name
+        self.location = location
+        self.nbytes = size
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
+        with _errors(self.location):
+            found = storage.read_ranges(self.location, [(start, min(stop, self.nbytes)) for start, stop in ranges])
+        return [np.array(memoryview(each), np.uint8) for each in found]  # copied, as elements are to be writable
+
+    def drop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _spooling(root: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = StoreFullError if error.errno in FULL else CacheError
+        raise kind(
+            f"a block for {root} cannot be written to {tempfile.gettempdir()} first: {error.strerror}; free some room "
+            "there, or set TMPDIR to another disk"
+        ) from error
+
+
+@contextlib.contextmanager
+def _errors(location: str) -> Iterator[None]:
+    try:
+        yield
+    except SourceNotFoundError as error:
+        raise BlockMissingError(f"{location} does not exist, or not any more") from error
+    except SourceError as error:
+        raise CacheError(str(error)) from error

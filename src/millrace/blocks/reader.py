@@ -1,0 +1,215 @@
+"""Reads blocks: the index once, then the items that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from millrace.blocks.format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
+from millrace.blocks.keys import KEY_BYTES, Keys, KeyTable, block_name
+from millrace.blocks.store import Block
+from millrace.elements.codec import decode
+from millrace.elements.exporting import Bytes
+from millrace.errors import BlockDamagedError, CodecError
+from millrace.wire.compression import Compression
+
+_TAIL_BYTES = 64 << 10
+"""Read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
+
+
+class BlockIndex:
+    """Which items a block holds, and where.
+
+    Attributes:
+        name: the block's.
+        keys: uint8 of shape (items, 16), in the order in which items were added.
+        counts: int64 of shape (items,): elements of each item.
+        compression: how messages are compressed that became smaller by it.
+        starts: int64 of shape (items + 1,): number of each item's first element in the block, and of all.
+        rows: int64 of shape (messages + 1,): number of each message's first element, and of all.
+        offsets: int64 of shape (messages + 1,): first byte of each message, and the end of the last.
+        lengths: uint64 of shape (messages,): bytes before compression; 0 if it is not compressed.
+        checksums: uint32 of shape (messages,).
+    """
+
+    def __init__(self, index: Index) -> None:
+        """Takes an index apart.
+
+        Raises:
+            ValueError: its columns do not fit one another.
+        """
+        self.name = block_name(index.keys)
+        self.keys: Keys = np.frombuffer(index.keys, np.uint8).reshape(-1, KEY_BYTES)
+        self.counts = np.frombuffer(index.counts, "<u4").astype(np.int64)
+        self.compression: Compression | None = index.compression
+        self.starts = _sums(self.counts)
+        self.rows = _sums(np.frombuffer(index.rows, "<u4"))
+        self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
+        self.lengths = np.frombuffer(index.lengths, "<u8")
+        self.checksums = np.frombuffer(index.checksums, "<u4")
+        messages = {len(self.rows), len(self.offsets), len(self.lengths) + 1, len(self.checksums) + 1}
+        if len(self.keys) != len(self.counts) or len(messages) > 1 or self.starts[-1] != self.rows[-1]:
+            raise ValueError("its columns do not fit one another")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def table(self) -> KeyTable:
+        """The keys, sorted."""
+        return KeyTable(self.keys)
+
+    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """The item of each key (uint8 of shape (k, 16)); int64 of shape (k,), -1 where the block has none."""
+        return self.table.find(keys)
+
+
+def _sums(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def read_index(block: Block) -> BlockIndex:
+    """The index at the end of a block, in one read, or two where it is long.
+
+    Raises:
+        BlockDamagedError: it is not what was written, or belongs to a block of another name.
+        BlockMissingError, CacheError: the block cannot be read.
+    """
+    tail = _read_exactly(block, [(max(0, block.nbytes - _TAIL_BYTES), block.nbytes)])[0]
+    if len(tail) < TRAILER.size:
+        raise _damaged(block, f"it has {block.nbytes} bytes")
+    magic, version, checksum, size = TRAILER.unpack_from(tail.data, len(tail) - TRAILER.size)
+    if magic != MAGIC:
+        raise _damaged(block, "it does not end as blocks do")
+    if version != VERSION:
+        raise _damaged(block, f"it is of format {version}, and this millrace reads format {VERSION}")
+    end = block.nbytes - TRAILER.size
+    if size > end:
+        raise _damaged(block, f"its index of {size} bytes is longer than what precedes the trailer")
+    if size + TRAILER.size <= len(tail):
+        raw = tail[len(tail) - TRAILER.size - size : len(tail) - TRAILER.size]
+    else:
+        (raw,) = _read_exactly(block, [(end - size, end)])
+    if crc32(raw.data) != checksum:
+        raise _damaged(block, "the checksum of its index is wrong")
+    try:
+        index = BlockIndex(decode_index(raw.data))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _damaged(block, f"its index cannot be read: {error}") from error
+    if index.offsets[-1] != end - size:
+        raise _damaged(block, f"its messages have {end - size} bytes, and by its index {index.offsets[-1]}")
+    if index.name != block.name:
+        raise _damaged(block, f"it holds the items of block {index.name}")
+    return index
+
+
+class BlockReader:
+    """Elements of a block's items. Safe to use from several threads.
+
+    The checksum of each message is looked at when it is read for the first time by this reader. Elements are writable,
+    and none shares memory with another: large ones are views of what was read, small ones copies.
+
+    Args:
+        block: open; whoever opened it closes it.
+        index: the block's, if it has been read before; None reads it.
+
+    Raises:
+        As :func:`read_index`.
+    """
+
+    def __init__(self, block: Block, index: BlockIndex | None = None) -> None:
+        self._block = block
+        self.index = read_index(block) if index is None else index
+        self._verified = np.zeros(len(self.index.checksums), np.bool_)
+
+    def read(self, items: Sequence[int] | npt.NDArray[np.int64]) -> list[list[Any]]:
+        """The elements of each of ``items`` (numbers as :meth:`BlockIndex.find` gives them).
+
+        Holds the messages that they lie in meanwhile.
+
+        Raises:
+            BlockDamagedError: the bytes are not those that were written; nothing is returned then.
+            BlockMissingError, CacheError: the block cannot be read.
+        """
+        wanted = np.asarray(items, np.int64)
+        if len(np.unique(wanted)) < len(wanted):  # an item that is asked for twice is read twice, as it isn't shared
+            return [self.read([item])[0] for item in wanted.tolist()]
+        index = self.index
+        starts, stops = index.starts[wanted], index.starts[wanted + 1]
+        first = np.searchsorted(index.rows, starts, side="right") - 1
+        last = np.searchsorted(index.rows, stops - 1, side="right") - 1
+        places = list(zip(first.tolist(), last.tolist(), starts.tolist(), stops.tolist(), strict=True))
+        spans: dict[int, tuple[int, int]] = {}
+        for number, stop_number, start, stop in places:
+            for message in range(number, stop_number + 1) if stop > start else ():
+                low, high = spans.get(message, (start, stop))
+                spans[message] = min(low, start), max(high, stop)
+        decoded = self._elements(spans)
+        found = []
+        for number, stop_number, start, stop in places:
+            elements: list[Any] = []
+            for message in range(number, stop_number + 1) if stop > start else ():
+                begin, some = decoded[message]
+                elements += some[max(start - begin, 0) : stop - begin]
+            found.append(elements)
+        return found
+
+    def _elements(self, spans: dict[int, tuple[int, int]]) -> dict[int, tuple[int, list[Any]]]:
+        """Of each message the elements from one number in the block to another, with the number of the first."""
+        index = self.index
+        messages = sorted(spans)
+        ranges = [(int(index.offsets[message]), int(index.offsets[message + 1])) for message in messages]
+        found = {}
+        for message, raw in zip(messages, _read_exactly(self._block, ranges), strict=True):
+            begin, end = int(index.rows[message]), int(index.rows[message + 1])
+            start, stop = max(spans[message][0], begin), min(spans[message][1], end)
+            data = self._checked(message, raw)
+            try:
+                elements = decode(data, start - begin, stop - begin, own=end - begin > 1)
+            except CodecError as error:
+                raise _damaged(self._block, f"message {message} of {len(index.checksums)}: {error}") from error
+            if len(elements) != stop - start:
+                raise _damaged(self._block, f"message {message} has not the {end - begin} elements of the index")
+            found[message] = start, elements
+        return found
+
+    def _checked(self, message: int, raw: Bytes) -> Bytes:
+        """The message as it was before compression; its checksum is looked at the first time."""
+        if not self._verified[message]:
+            if crc32(raw.data) != self.index.checksums[message]:
+                raise _damaged(self._block, f"the checksum of message {message} of {len(self._verified)} is wrong")
+            self._verified[message] = True
+        length = int(self.index.lengths[message])
+        if not length:
+            return raw
+        from pyarrow import Codec
+
+        try:
+            assert self.index.compression is not None
+            name, _ = CODECS[self.index.compression]
+            return np.frombuffer(Codec(name).decompress(raw, length), np.uint8)
+        except (AssertionError, OSError, ValueError, MemoryError) as error:
+            raise _damaged(self._block, f"message {message} cannot be expanded: {error}") from error
+
+
+def _read_exactly(block: Block, ranges: list[tuple[int, int]]) -> list[Bytes]:
+    found = block.read(ranges)
+    for raw, (start, stop) in zip(found, ranges, strict=True):
+        if len(raw) != stop - start:
+            raise _damaged(block, f"it ends at byte {start + len(raw)}")
+    return found
+
+
+def _damaged(block: Block, what: str) -> BlockDamagedError:
+    return BlockDamagedError(
+        f"{block.location} is damaged: {what}. What it held is computed again; if this happens often, look at the "
+        "disk, or at who else writes there"
+    )

@@ -1,0 +1,165 @@
+"""Writes a block, item by item."""
+
+from __future__ import annotations
+
+import array
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+
+from millrace.blocks.format import (
+    CODECS,
+    MAGIC,
+    MESSAGE_BYTES,
+    TRAILER,
+    VERSION,
+    BlockInfo,
+    Index,
+    encode_index,
+)
+from millrace.blocks.keys import KEY_BYTES, block_name
+from millrace.elements.codec import encode
+from millrace.elements.shred import Piece
+from millrace.elements.tree import nbytes_of, tree_map
+from millrace.wire.compression import Compression
+
+_ITEM_BYTES = KEY_BYTES + 4
+_MESSAGE_HEAD_BYTES = 2048
+"""About what a message and its row of the index have beside the elements."""
+_WORTH = 0.9
+"""A message that keeps more than this share of its size is stored as it is."""
+_COMPRESSED_MAX = 1 << 30
+"""LZ4 has no larger ones."""
+
+
+class Writable(Protocol):
+    """What a block is written to."""
+
+    def write(self, data: Piece, /) -> object:
+        """Takes all of ``data``, which may change afterwards."""
+
+
+class BlockWriter:
+    """Puts items into a file as they come; holds no more than one message of them.
+
+    Args:
+        file: takes the bytes from its start on. Who made it publishes it after :meth:`finish`, or throws it away.
+        compression: of messages that become smaller by it; None: of none.
+
+    Attributes:
+        items: how many there are so far.
+        nbytes_written: bytes that the file has so far.
+    """
+
+    def __init__(self, file: Writable, compression: Compression | None = None) -> None:
+        self._file = file
+        self._compression = compression
+        self.items = 0
+        self._keys = bytearray()
+        self._counts, self._rows, self._checksums = array.array("I"), array.array("I"), array.array("I")
+        self._sizes, self._lengths = array.array("Q"), array.array("Q")
+        self.nbytes_written = 0
+        self._pending: list[Any] = []
+        self._pending_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """About how large the block would be if it were finished now."""
+        waiting = self._pending_bytes + _MESSAGE_HEAD_BYTES if self._pending else 0
+        return self.nbytes_written + waiting + _ITEM_BYTES * self.items + _MESSAGE_HEAD_BYTES
+
+    def add(self, key: bytes, elements: Sequence[Any]) -> None:
+        """The next item. Its elements may be changed afterwards.
+
+        Args:
+            key: 16 bytes.
+            elements: none, one or many.
+
+        Raises:
+            CodecError: an element has no form as bytes; the block has to be thrown away.
+            StoreFullError, CacheError: whatever the file raises; the block has to be thrown away.
+        """
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"an item key of {len(key)} bytes, where {KEY_BYTES} are needed")
+        self._keys += key
+        self._counts.append(len(elements))
+        self.items += 1
+        for element in elements:
+            size = nbytes_of((element,))
+            if self._pending_bytes + size > MESSAGE_BYTES:
+                self._flush()
+            if size >= MESSAGE_BYTES:
+                self._write([element])
+            else:
+                self._pending.append(tree_map(_copied, element))  # what is above may work in place
+                self._pending_bytes += size
+
+    def finish(self) -> BlockInfo:
+        """Writes what is left; the file is then complete.
+
+        Raises:
+            As :meth:`add`.
+        """
+        self._flush()
+        index = encode_index(
+            Index(
+                keys=bytes(self._keys),
+                counts=_packed(self._counts),
+                rows=_packed(self._rows),
+                sizes=_packed(self._sizes),
+                lengths=_packed(self._lengths),
+                checksums=_packed(self._checksums),
+                compression=self._compression,
+            )
+        )
+        trailer = TRAILER.pack(MAGIC, VERSION, crc32(index), len(index))
+        self._put(index)
+        self._put(trailer)
+        return BlockInfo(block_name(bytes(self._keys)), self.nbytes_written, self.items)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._write(self._pending)
+            self._pending, self._pending_bytes = [], 0
+
+    def _write(self, elements: list[Any]) -> None:
+        pieces = encode(elements)
+        length = sum(map(len, pieces))
+        smaller = self._compressed(pieces) if length <= _COMPRESSED_MAX else None
+        checksum, start = 0, self.nbytes_written
+        for piece in pieces if smaller is None else [smaller]:
+            checksum = crc32(piece, checksum)
+            self._put(piece)
+        self._rows.append(len(elements))
+        self._sizes.append(self.nbytes_written - start)
+        self._lengths.append(0 if smaller is None else length)
+        self._checksums.append(checksum)
+
+    def _compressed(self, pieces: list[Piece]) -> memoryview | None:
+        """The message made smaller, if that is wanted and worth it."""
+        if self._compression is None:
+            return None
+        from pyarrow import Codec
+
+        name, level = CODECS[self._compression]
+        raw = b"".join(pieces)
+        smaller = memoryview(Codec(name, compression_level=level).compress(raw)).cast("B")
+        return smaller if smaller.nbytes <= _WORTH * len(raw) else None
+
+    def _put(self, piece: Piece) -> None:
+        self._file.write(piece)
+        self.nbytes_written += len(piece)
+
+
+def _packed(column: array.array[int]) -> bytes:
+    return np.array(column, f"<u{column.itemsize}").tobytes()
+
+
+def _copied(leaf: Any) -> Any:
+    """A leaf of its own if it is one that can be changed."""
+    if type(leaf) is np.ndarray:
+        return leaf.copy()
+    return copy.deepcopy(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf

@@ -1,0 +1,311 @@
+"""Blocks under Hypothesis: what was put in comes out; what was damaged is found out, whatever it is."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from millrace.blocks.format import MESSAGE_BYTES, TRAILER
+from millrace.blocks.keys import KEY_BYTES, KeyTable, block_name
+from millrace.blocks.memory import MemoryStore
+from millrace.blocks.reader import BlockReader, read_index
+from millrace.blocks.writer import BlockWriter
+from millrace.elements.tree import flatten
+from millrace.errors import BlockDamagedError, CodecError, StoreFullError
+from millrace.testing.stores import POINT, get, put
+
+KEYS = [hashlib.blake2b(bytes([number]), digest_size=KEY_BYTES).digest() for number in range(200)]
+COMPRESSIONS = [None, "lz4", "zstd"]
+
+arrays: st.SearchStrategy[np.ndarray] = hnp.arrays(
+    st.sampled_from(["u1", "<f4", "<i8"]).map(np.dtype),
+    hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=5),
+)
+leaves = st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=9) | st.none() | arrays
+elements = leaves | st.dictionaries(st.text(max_size=3), leaves, max_size=3) | st.lists(leaves, max_size=3)
+large = st.integers(MESSAGE_BYTES - 200, 2 * MESSAGE_BYTES).map(lambda size: np.arange(size, dtype=np.uint8))
+medium = st.integers(1000, MESSAGE_BYTES // 2).map(bytes)
+blocks = st.lists(st.lists(elements | large | medium, max_size=4), max_size=12)
+
+
+def write(store: MemoryStore, items: Sequence[Sequence[Any]], compression: Any = None) -> str:
+    """Publishes a block of ``items``, one for each key; its name."""
+    with store.draft() as draft:
+        writer = BlockWriter(draft, compression)
+        for key, some in zip(KEYS, items, strict=False):
+            writer.add(key, some)
+        assert writer.items == len(items)
+        info = writer.finish()
+        draft.publish(POINT, info.name)
+    assert store.blocks()[POINT, info.name] == info.nbytes == writer.nbytes_written
+    assert info.items == len(items)
+    return info.name
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, np.ndarray):
+        return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    return type(found) is type(expected) and found == expected
+
+
+@given(blocks, st.sampled_from(COMPRESSIONS), st.data())
+def test_any_items_come_back(items, compression, data):
+    store = MemoryStore()
+    reader = BlockReader(store.open(POINT, write(store, items, compression)))
+    asked = data.draw(st.lists(st.integers(0, len(items) - 1), max_size=20)) if items else []
+    for numbers in (range(len(items)), asked):
+        assert same(reader.read(numbers), [list(items[number]) for number in numbers])
+
+
+@settings(max_examples=200)
+@given(blocks, st.sampled_from(COMPRESSIONS), st.data())
+def test_any_byte_that_changed_is_found_out(items, compression, data):
+    store = MemoryStore()
+    name = write(store, items, compression)
+    whole = get(store, name)
+    damaged = bytearray(whole)
+    at = data.draw(st.integers(0, len(whole) - 1) | st.integers(max(0, len(whole) - 64), len(whole) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    put(store, name, bytes(damaged))
+    with pytest.raises(BlockDamagedError, match=rf"{name} is damaged: .*computed again"):
+        BlockReader(store.open(POINT, name)).read(range(len(items)))
+
+
+@given(blocks, st.sampled_from(COMPRESSIONS), st.data())
+def test_a_block_cut_short_or_with_a_hole_is_found_out(items, compression, data):
+    store = MemoryStore()
+    name = write(store, items, compression)
+    whole = get(store, name)
+    start = data.draw(st.integers(0, len(whole) - 1))
+    stop = data.draw(st.just(len(whole)) | st.integers(start + 1, len(whole)))
+    put(store, name, whole[:start] + whole[stop:])
+    with pytest.raises(BlockDamagedError):
+        BlockReader(store.open(POINT, name)).read(range(len(items)))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_no_block(data):
+    store = MemoryStore()
+    put(store, "b1", data)
+    with pytest.raises(BlockDamagedError):
+        read_index(store.open(POINT, "b1"))
+
+
+def test_a_checksum_is_looked_at_once(monkeypatch):
+    store = MemoryStore()
+    reader = BlockReader(store.open(POINT, write(store, [[bytes(30_000)]] * 10)))
+    computed = []
+
+    def counted(data):
+        computed.append(len(data))
+        return crc32(data)
+
+    monkeypatch.setattr("millrace.blocks.reader.crc32", counted)
+    reader.read([0, 9])
+    assert len(computed) == 2
+    reader.read([0, 2, 9])
+    assert len(computed) == 3
+
+
+def test_a_block_under_another_name_is_found_out():
+    store = MemoryStore()
+    name = write(store, [[1]])
+    put(store, "b1", get(store, name))
+    with pytest.raises(BlockDamagedError, match=f"it holds the items of block {name}"):
+        read_index(store.open(POINT, "b1"))
+
+
+def test_a_block_of_another_version_is_named():
+    store = MemoryStore()
+    name = write(store, [[1]])
+    whole = bytearray(get(store, name))
+    whole[-TRAILER.size + 8] = 7
+    put(store, name, bytes(whole))
+    with pytest.raises(BlockDamagedError, match="it is of format 7, and this millrace reads format 1"):
+        read_index(store.open(POINT, name))
+
+
+# -- what is where -----------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A block that notes what is read of it."""
+
+    def __init__(self, block):
+        self._block = block
+        self.name, self.location, self.nbytes = block.name, block.location, block.nbytes
+        self.ranges = []
+
+    def read(self, ranges):
+        self.ranges.append([stop - start for start, stop in ranges])
+        return self._block.read(ranges)
+
+    def drop(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_small_elements_share_messages_and_large_ones_are_alone():
+    store = MemoryStore()
+    small, huge = np.zeros(1000, np.uint8), np.zeros(MESSAGE_BYTES, np.uint8)
+    index = read_index(store.open(POINT, write(store, [[small]] * 100 + [[huge, huge]] + [[small]] * 10)))
+    rows = np.diff(index.rows).tolist()
+    assert rows == [58, 42, 1, 1, 10]
+    assert index.counts.tolist() == [1] * 100 + [2] + [1] * 10
+    assert (np.diff(index.offsets) < MESSAGE_BYTES + 2000).all()
+
+
+def test_only_the_messages_of_what_is_asked_for_are_read():
+    store = MemoryStore()
+    name = write(store, [[np.full(30_000, number, np.uint8)] for number in range(100)])
+    block = Counted(store.open(POINT, name))
+    reader = BlockReader(block)
+    assert len(block.ranges) == 1, "the index, in one read"
+    (one,), (other,) = reader.read([71, 3])
+    assert (one[0], other[0]) == (71, 3)
+    assert len(block.ranges) == 2
+    assert len(block.ranges[1]) == 2
+    assert reader.read([]) == []
+    assert BlockReader(store.open(POINT, write(store, [[]]))).read([0]) == [[]]
+
+
+def test_a_long_index_takes_two_reads(monkeypatch):
+    monkeypatch.setattr("millrace.blocks.reader._TAIL_BYTES", 100)
+    store = MemoryStore()
+    block = Counted(store.open(POINT, write(store, [[number] for number in range(100)])))
+    assert len(read_index(block)) == 100
+    assert len(block.ranges) == 2
+
+
+def test_elements_are_writable_and_share_nothing():
+    store = MemoryStore()
+    items = [[{"a": np.zeros(size)}, {"a": np.ones(size)}] for size in (3, 3, MESSAGE_BYTES)]
+    reader = BlockReader(store.open(POINT, write(store, items)))
+    found = [leaf for item in reader.read([0, 1, 2, 2, 0]) for leaf in flatten(item)[0]]
+    for number, array in enumerate(found):
+        array[:] = 10 + number
+    assert [array[-1] for array in found] == [10 + number for number in range(10)]
+    assert same(reader.read([0, 1, 2]), items)
+
+
+def test_elements_hold_no_more_memory_than_they_have():
+    store = MemoryStore()
+    reader = BlockReader(store.open(POINT, write(store, [[np.zeros(100)]] * 50)))
+    ((array,),) = reader.read([7])
+    assert array.base is None
+
+
+def test_what_was_added_may_be_changed_afterwards():
+    store = MemoryStore()
+    small, huge, inner = np.zeros(3), np.zeros(MESSAGE_BYTES), [1]
+    element = {"small": small, "list": inner, "number": np.float32(1)}
+    with store.draft() as draft:
+        writer = BlockWriter(draft)
+        writer.add(KEYS[0], [element, huge])
+        writer.add(KEYS[1], [element])
+        small[:], huge[:] = 9, 9
+        inner.append(2)
+        element["new"] = 1
+        info = writer.finish()
+        draft.publish(POINT, info.name)
+    expected = {"small": np.zeros(3), "list": [1], "number": np.float32(1)}
+    found = BlockReader(store.open(POINT, info.name)).read([0, 1])
+    assert same(found, [[expected, np.zeros(MESSAGE_BYTES)], [expected]])
+
+
+def test_the_size_is_known_while_writing():
+    store = MemoryStore()
+    with store.draft() as draft:
+        writer = BlockWriter(draft)
+        for key in KEYS:
+            writer.add(key, [np.zeros(2000, np.uint8)])
+        expected = writer.nbytes
+        info = writer.finish()
+    assert info.nbytes <= expected <= 1.1 * info.nbytes
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compression_is_of_what_shrinks(compression):
+    store = MemoryStore()
+    noise = np.random.default_rng(1).integers(0, 256, MESSAGE_BYTES, np.uint8)
+    zeros = np.zeros(MESSAGE_BYTES, np.uint8)
+    index = read_index(store.open(POINT, write(store, [[zeros], [noise]], compression)))
+    sizes = np.diff(index.offsets)
+    assert sizes[0] < MESSAGE_BYTES / 50
+    assert sizes[1] > MESSAGE_BYTES
+    assert index.lengths[0] > MESSAGE_BYTES
+    assert index.lengths[1] == 0
+
+
+def test_names_are_those_of_the_keys_in_order():
+    store = MemoryStore()
+    assert write(store, [[1], [2]]) == write(store, [[3], []], "lz4") == block_name(KEYS[0] + KEYS[1])
+    assert block_name(KEYS[1] + KEYS[0]) != block_name(KEYS[0] + KEYS[1])
+    assert len(block_name(b"")) == 32
+
+
+def test_what_cannot_be_written_is_told_to_who_writes():
+    store = MemoryStore(capacity=100_000)
+    with store.draft() as draft:
+        writer = BlockWriter(draft)
+        with pytest.raises(ValueError, match="an item key of 3 bytes, where 16 are needed"):
+            writer.add(b"key", [])
+        with pytest.raises(StoreFullError):
+            writer.add(KEYS[0], [bytes(60_000)] * 3)
+        with pytest.raises(CodecError, match=r'\["what"\] is a object'):
+            writer.add(KEYS[0], [{"what": object()}] * 10_000)
+    assert store.free_bytes() == 100_000
+
+
+def test_threads_read_at_once():
+    store = MemoryStore()
+    items = [[np.full(5000, number, np.uint16)] for number in range(100)]
+    reader = BlockReader(store.open(POINT, write(store, items, "lz4")))
+    together = threading.Barrier(4, timeout=60)
+
+    def work(seed):
+        together.wait()
+        for some in np.random.default_rng(seed).permutation(100).reshape(10, 10):
+            assert same(reader.read(some), [items[number] for number in some])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def as_keys(rows):
+    return np.array([list(row) for row in rows], np.uint8).reshape(-1, KEY_BYTES)
+
+
+alike = st.builds(lambda head, tail: bytes([head]) * 8 + bytes([tail]) * 8, st.integers(0, 3), st.integers(0, 3))
+any_keys = st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES) | alike, max_size=30)
+
+
+@given(any_keys, any_keys)
+def test_keys_are_found_where_they_are(there, asked):
+    asked = there + asked
+    found = KeyTable(as_keys(there)).find(as_keys(asked)).tolist()
+    assert [row >= 0 for row in found] == [key in there for key in asked]
+    assert [there[row] for row in found if row >= 0] == [key for key in asked if key in there]
+
+
+def test_a_block_finds_its_items():
+    store = MemoryStore()
+    index = read_index(store.open(POINT, write(store, [[number] for number in range(100)])))
+    assert index.find(as_keys([KEYS[5], KEYS[150], KEYS[99]])).tolist() == [5, -1, 99]

@@ -1,0 +1,156 @@
+import os
+import platform
+import uuid
+
+import pytest
+
+from millrace.blocks.directory import DirectoryStore
+from millrace.blocks.memory import MemoryStore
+from millrace.blocks.objects import ObjectStore
+from millrace.blocks.store import open_store
+from millrace.errors import BlockMissingError, CacheError, PipelineError, StoreFullError
+from millrace.sources import storage
+from millrace.testing.stores import POINT, BlockStoreSuite, get, put
+
+
+class TestMemory(BlockStoreSuite):
+    reads_after_deletion = True
+
+    @pytest.fixture
+    def store(self):
+        return MemoryStore()
+
+
+class TestDirectory(BlockStoreSuite):
+    reads_after_deletion = True
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        return DirectoryStore(str(tmp_path / "new" / "cache"))
+
+    @pytest.fixture
+    def again(self, store):
+        return DirectoryStore(store.location)
+
+
+class TestDurableDirectory(TestDirectory):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return DirectoryStore(str(tmp_path), durable=True)
+
+
+class TestObjects(BlockStoreSuite):
+    @pytest.fixture
+    def store(self):
+        return ObjectStore(f"memory://{uuid.uuid4().hex}")
+
+    @pytest.fixture
+    def again(self, store):
+        return ObjectStore(store.location)
+
+
+def test_open_store_by_location(tmp_path, monkeypatch):
+    assert isinstance(open_store("memory://prefix/"), ObjectStore)
+    assert isinstance(open_store("s3://bucket/prefix"), ObjectStore)
+    assert isinstance(open_store(str(tmp_path / "a")), DirectoryStore)
+    put(open_store(f"file://{tmp_path}/b%20c"), "b1", b"1")
+    assert (tmp_path / "b c" / POINT / "b1").read_bytes() == b"1"
+    monkeypatch.chdir(tmp_path)
+    assert open_store("here").location == str(tmp_path / "here")
+    for nowhere in ("https://host/path", "ftp://host/path"):
+        with pytest.raises(PipelineError, match=nowhere):
+            open_store(nowhere)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_capacity_of_memory_is_never_exceeded():
+    store = MemoryStore(capacity=100)
+    put(store, "b1", bytes(60))
+    with store.draft() as draft:
+        draft.write(bytes(40))
+        with pytest.raises(StoreFullError, match=r"room for 100 bytes of blocks, and 100 are in use"):
+            draft.write(b"x")
+        assert store.free_bytes() == 0
+    assert store.free_bytes() == 40
+    put(store, "b1", bytes(30))
+    assert store.free_bytes() == 70
+    store.delete(POINT, "b1")
+    assert store.free_bytes() == 100
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+def drafts(store):
+    return sorted(os.listdir(os.path.join(store.location, ".drafts")))
+
+
+def test_a_draft_says_whose_it_is_and_goes(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    with store.draft() as draft:
+        (name,) = drafts(store)
+        assert name.startswith(f"{platform.node()}.{os.getpid()}.")
+        DirectoryStore(str(tmp_path))  # does not take it for one that was left
+        assert drafts(store) == [name]
+        draft.publish(POINT, "b1")
+    with store.draft():
+        assert len(drafts(store)) == 1
+    assert drafts(store) == []
+
+
+def test_what_others_left_is_theirs_to_remove(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    for host in (platform.node(), f"{platform.node()}.elsewhere", "elsewhere"):
+        (tmp_path / ".drafts" / f"{host}.17.{uuid.uuid4().hex}").write_bytes(b"half a block")
+    DirectoryStore(str(tmp_path))
+    assert {name.rsplit(".", 2)[0] for name in drafts(store)} == {f"{platform.node()}.elsewhere", "elsewhere"}
+
+
+def test_what_is_no_block_is_not_listed(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", b"1")
+    (tmp_path / "README").write_text("")
+    (tmp_path / "file").write_text("")
+    (tmp_path / POINT / "b1.bak").write_text("")
+    assert store.blocks() == {(POINT, "b1"): 1}
+    assert store.blocks("file") == {}
+
+
+def test_a_folder_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for place in ("file", "file/below"):
+        with pytest.raises(CacheError, match=rf"{tmp_path}/{place}.*: (File exists|Not a directory)") as caught:
+            DirectoryStore(str(tmp_path / place))
+        assert not isinstance(caught.value, BlockMissingError)
+
+
+def test_free_bytes_of_a_folder_are_those_of_its_file_system(tmp_path):
+    free = DirectoryStore(str(tmp_path)).free_bytes()
+    assert free is not None
+    assert free > 0
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def test_objects_lie_where_they_are_said_to(monkeypatch):
+    root = f"memory://{uuid.uuid4().hex}"
+    put(ObjectStore(root), "b1", b"12")
+    assert storage.read(f"{root}/{POINT}/b1") == b"12"
+    storage.write(f"{root}/{POINT}/deeper/b1", b"")
+    storage.write(f"{root}/readme", b"")
+    assert ObjectStore(root + "/").blocks() == {(POINT, "b1"): 2}
+    assert get(ObjectStore(root), "b1", 1, 2) == b"2"
+
+
+def test_errors_of_who_writes_stay_as_they_are():
+    with pytest.raises(ConnectionError, match="of the pipeline"), ObjectStore("memory://errors").draft():
+        raise ConnectionError("of the pipeline")
+
+
+def test_a_temporary_disk_that_cannot_be_used_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(CacheError, match=rf"{tmp_path}/gone first: .*set TMPDIR"), ObjectStore("memory://x").draft():
+        pass
