@@ -1,0 +1,1 @@
+"""Experiments of the papers that millrace comes from, one command each."""
