@@ -187,3 +187,14 @@ def test_recovery(tmp_path: Path):
     parts = {name: figure["median"] for name, figure in found["results"]["killed, on another host"].items()}
     assert parts.pop("total") == pytest.approx(sum(parts.values()))
     assert sorted(parts) == ["detection", "lease", "replay"]
+
+
+@pytest.mark.parametrize(("paper", "rows"), [("eviction", 2), ("figure8_model", 121)])
+def test_papers(tmp_path: Path, paper: str, rows: int):
+    path = tmp_path / "figures.json"
+    command = ["-m", f"benchmarks.papers.{paper}", "--json", str(path)]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == f"papers.{paper}"
+    assert found["command"] == f"python -m benchmarks.papers.{paper} --json {path}"
+    assert len(found["results"]) == rows
