@@ -7,7 +7,6 @@ import io
 import os
 import re
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
@@ -26,6 +25,7 @@ from millrace.graph import nodes
 from millrace.graph.nodes import Node
 from millrace.sources import list_source, open_source, storage
 from millrace.sources.listing import expand
+from millrace.testing.s3 import s3_bucket
 
 RECORDS = [bytes([i % 256]) * (i * 997 % 30_000) for i in range(300)]
 SAMPLES: list[dict[str, Any]] = [
@@ -88,35 +88,14 @@ def check_formats(place: str) -> None:
 @pytest.fixture(scope="module")
 def s3(files: Path) -> Iterator[str]:
     """``s3://`` URL of a bucket that holds the files."""
-    command = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with (
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        try:
-            assert server.stderr is not None
-            address = next(found[1] for line in server.stderr if (found := re.search(rb"(http://[\d.:]+)", line)))
-            patch.setenv("AWS_ENDPOINT_URL", address.decode())
-            patch.setenv("AWS_ACCESS_KEY_ID", "testing")
-            patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-            patch.setenv("AWS_REGION", "us-east-1")
-            drain = threading.Thread(target=server.stderr.read)
-            drain.start()
-            fill_bucket(files, address.decode())
-            storage.forget_stores()
-            yield "s3://millrace-test/"
-        finally:
-            server.terminate()
-            server.wait()
-            drain.join()
-            storage.forget_stores()
+    with s3_bucket() as bucket:
+        fill_bucket(files, os.environ["AWS_ENDPOINT_URL"])
+        yield bucket
 
 
 def fill_bucket(files: Path, address: str) -> None:
     boto3 = pytest.importorskip("boto3")
     client = boto3.client("s3", endpoint_url=address, region_name="us-east-1")
-    client.create_bucket(Bucket="millrace-test")
     for path in files.rglob("*.*"):
         client.put_object(Bucket="millrace-test", Key=str(path.relative_to(files)), Body=path.read_bytes())
     client.put_object(Bucket="millrace-test", Key="files/2/", Body=b"")  # as consoles mark folders
