@@ -6,18 +6,16 @@ What differs from Cachew:
 * A cache has to pay for its writing within the epochs that are still to come (:func:`later_epochs`).
 * Half a cache is used, and counts by its share; a hit is compared with computing, and left if it is clearly slower.
 * "Equal" is 3 %, or what the noise of the measurements makes of it. Among equals the cheapest is taken: what is kept
-  already, then computing, then what writes the fewest bytes. Processor time isn't counted: a job whose consumer limits
-  it gains no time from a cache, and a cache takes bytes that another job could use, while a worker that does less
-  computes for nobody else until it is let go.
-* A wrong decision is undone (:func:`revisit`), and what was measured replaces what was projected, so that it isn't
-  made again.
+  already, then computing, then what writes the fewest bytes. So a job that its consumer limits writes nothing: what its
+  workers don't compute they compute for nobody else, and what it keeps takes the place of what others could keep.
+* A wrong decision is undone (:func:`revisit`), and not made again by the same measures.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -33,8 +31,8 @@ MARGIN = 0.03
 """Times that differ by less are equal (Cachew's threshold), however small the noise."""
 DRIFT = 0.10
 """Change of the batch time with which a decision is made anew."""
-LOOKS = 2
-"""So many looks in a row have to agree before anything is changed."""
+LOOKS = 5
+"""Looks of which the middle one counts: 500 elements, and 1,000 to see a change (as Cachew 4.3 for scaling)."""
 
 Kind = Literal["profile", "compute", "put", "get"]
 Verdict = Literal["keep", "decide anew", "undo"]
@@ -47,7 +45,8 @@ class Mode(msgspec.Struct, frozen=True):
         kind: "profile": computes everything, is measured, and is not scaled meanwhile; "compute": computes everything;
             "get": reads what is kept and computes the rest; "put": that, and keeps what it computes.
         point: node id of the active point, None without one.
-        slower: how long an element may take of the time that computing takes, as projected; 1 unless writing is slower.
+        slower: how many times as long as computing an element may take until the mode is not worth it: 1, and more
+            while writing, as the epochs after it make up for that.
     """
 
     kind: Kind
@@ -64,8 +63,8 @@ class Point(msgspec.Struct, frozen=True):
         mode: one of :data:`MODES`.
         kept: share of its items that are in the store and that the job may read, between 0 and 1.
         whole: bytes that all of it would take, known or estimated. Not used before the profile.
-        undone: if a decision for it was undone: the time of an element then, over that of computing it. It replaces
-            what would be projected, and is forgotten with the profile that it was compared with.
+        undone: the mode in which a decision for it was undone: after "get" it isn't used again, after "put" nothing is
+            written again. To be forgotten with the profile that it was compared with.
     """
 
     node: int
@@ -73,7 +72,7 @@ class Point(msgspec.Struct, frozen=True):
     mode: str = "auto"
     kept: float = 0.0
     whole: int = 1
-    undone: float | None = None
+    undone: Kind | None = None
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -116,7 +115,8 @@ def choose_mode(
 
     A point whose mode is "cache" is used unmeasured; of several the last, which leaves the least to compute. Before a
     profile a point of which something is kept is used at once, of several the one of which most is kept; it is measured
-    while it is used, and compared then.
+    while it is used, and compared then. To be asked again at the end of each epoch, when more is kept and more epochs
+    are likely.
 
     Args:
         points: all of the pipeline.
@@ -127,23 +127,23 @@ def choose_mode(
     forced = [point for point in points if point.mode == "cache"]
     if forced:
         return _forced(max(forced, key=lambda point: point.node), others=len(forced) - 1)
-    points = [point for point in points if point.mode == "auto"]
+    slow = [point.label for point in points if point.mode == "auto" and point.undone == "get"]
+    points = [point for point in points if point.mode == "auto" and point.undone != "get"]
     if not points:
-        return Decision(Mode("compute"), "computes everything: no point of the pipeline may be cached")
+        why = f"the cache at {' and '.join(slow)} was slower" if slow else "no point of the pipeline may be cached"
+        return Decision(Mode("compute"), f"computes everything: {why}")
     if profile is None:
         return _unmeasured(points)
     assert store is not None, "a profile is compared with what a store does"
     margin = max(MARGIN, 2 * profile.noise)
-    found = {point.node: _projected(point, store, profile) for point in points}
+    found = {point.node: times(profile, store, point.node, point.kept, point.whole) for point in points}
     free = _free(points, found, margin)
-    saving = [
-        (point, each)
-        for point in points
-        if _saves(each := found[point.node], free[1], margin) and _pays(each, free[1], later)
-    ]
+    new = [(point, found[point.node]) for point in points if point.undone is None and found[point.node].written]
+    saving = [each for each in new if _saves(each[1], free, margin) and _pays(each[1], free, later)]
     inputs = _inputs(found, profile, margin, later)
     if not saving:
-        return Decision(_mode_of(free[0]), _why_free(free[0], free[1], points, found, profile, margin, later), inputs)
+        mode = Mode("compute") if free.point is None else Mode("get", free.point.node)
+        return Decision(mode, f"{_why_free(free)}{_why_no_more(free, points, found, profile, margin, later)}", inputs)
     least = min(saving, key=lambda each: _total(each[1], later))[1]
     equal = [
         (point, each)
@@ -151,17 +151,18 @@ def choose_mode(
         if each.after <= (1 + margin) * least.after and _total(each, later) <= (1 + margin) * _total(least, later)
     ]
     point, best = min(equal, key=lambda each: each[1].written)
-    slower = max(1.0, best.put / best.computed)
+    slower = ((1 + later) * free.seconds - later * best.after) / best.computed
     return Decision(Mode("put", point.node, slower), _why_put(point, best, free), inputs)
 
 
 def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decision[Verdict]:
     """Whether a decision still holds.
 
-    "undo": a job with a cache is slower than it was without one, by more than noise, and its consumer isn't the reason.
-    "decide anew": the batch time differs by more than a tenth (or twice the noise) from what it was when the mode
-    began. Both only if the last two looks say so alike. Deciding anew begins a new series of looks, so that it takes
-    another tenth until the next time.
+    "undo": a job with a cache is slower than it was without one, by more than noise, or writes more slowly than pays,
+    and its consumer isn't the reason.
+    "decide anew": the batch time differs by more than a tenth, and by more than noise, from what it was when the mode
+    began. What counts is the middle one of five looks, so that two that were disturbed decide nothing. Deciding anew
+    begins a new series of looks, so that it takes another tenth until the next time.
 
     Args:
         mode: the present one.
@@ -170,26 +171,21 @@ def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decisi
             same number of workers: measures of other numbers of workers can't be compared.
     """
     if len(looks) < LOOKS:
-        return Decision("keep", f"{len(looks)} of {LOOKS} looks at the present mode are there", {"looks": len(looks)})
-    recent = looks[-LOOKS:]
-    now = sum(look.batch_s for look in recent) / LOOKS
-    inputs = {"batch_s": now, "began_s": looks[0].batch_s, "computing_s": computing.batch_s if computing else None}
+        return Decision("keep", f"{len(looks)} looks at the present mode are there, and it takes {LOOKS}")
+    began, now = _middle(looks[:LOOKS]), _middle(looks[-LOOKS:])
+    inputs = {"batch_s": now.batch_s, "began_s": began.batch_s, "computing_s": computing.batch_s if computing else None}
     if computing is not None and mode.kind in {"put", "get"}:
-        limits = [_limit(mode, computing, look) for look in recent]
-        if all(look.batch_s > limit for look, limit in zip(recent, limits, strict=True)):
-            reason = (
-                f"{_ms(now)}/element with the cache beside {_ms(computing.batch_s)} computed: "
-                "it is slower by more than noise"
-            )
+        # Computing would take as long now, too, if it is the consumer that has become slower.
+        limit = max(mode.slower * computing.batch_s, now.batch_s - now.wait_s)
+        if now.batch_s > (1 + _noise(computing, now)) * limit:
+            why = "it is slower by more than noise" if mode.slower <= 1 else "writing takes longer than it can save"
+            reason = f"{_ms(now.batch_s)}/element with the cache beside {_ms(computing.batch_s)} computed: {why}"
             return Decision("undo", reason, inputs)
-    first = looks[0]
-    changes = [_change(first, look) for look in recent]
-    if len(looks) > LOOKS and (min(changes) > 0 or max(changes) < 0):
-        reason = (
-            f"{_ms(now)}/element now beside {_ms(first.batch_s)} when this mode began: what was measured has changed"
-        )
-        return Decision("decide anew", reason, inputs)
-    return Decision("keep", f"{_ms(now)}/element, as when this mode began ({_ms(first.batch_s)})", inputs)
+    change = abs(now.batch_s / began.batch_s - 1) if began.batch_s else 0.0
+    beside = f"{_ms(now.batch_s)}/element now beside {_ms(began.batch_s)} when this mode began"
+    if len(looks) >= 2 * LOOKS and change > max(DRIFT, _noise(began, now)):
+        return Decision("decide anew", f"{beside}: what was measured has changed", inputs)
+    return Decision("keep", f"{beside}: no change that matters", inputs)
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------
@@ -211,82 +207,83 @@ def _unmeasured(points: Sequence[Point]) -> Decision[Mode]:
     return Decision(Mode("profile"), reason)
 
 
-def _projected(point: Point, store: Store, profile: Profile) -> Times:
-    found = times(profile, store, point.node, point.kept, point.whole)
-    if point.undone is None:
-        return found
-    after = found.computed * point.undone
-    return msgspec.structs.replace(found, after=after, got=after if point.kept else found.got)
+class _Free(NamedTuple):
+    """What writes nothing.
+
+    Attributes:
+        point: that is read, None if everything is computed.
+        seconds: per element.
+        computed: seconds per element if everything is computed.
+    """
+
+    point: Point | None
+    seconds: float
+    computed: float
 
 
-Free = tuple[Point | None, float]
-"""What writes nothing: the point that is read, None if nothing is, and seconds per element."""
-
-
-def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) -> Free:
+def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) -> _Free:
     """The best that writes nothing: the fastest hit, unless it is clearly slower than computing."""
-    all_computed = found[points[0].node].computed
+    computed = found[points[0].node].computed
     hits = [point for point in points if point.kept]
-    if hits:
-        best = min(hits, key=lambda point: found[point.node].got)
-        if found[best.node].got <= (1 + margin) * all_computed:
-            return best, found[best.node].got
-    return None, all_computed
+    best = min(hits, key=lambda point: found[point.node].got, default=None)
+    if best is None or found[best.node].got > (1 + margin) * computed:
+        return _Free(None, computed, computed)
+    return _Free(best, found[best.node].got, computed)
 
 
-def _saves(each: Times, free_s: float, margin: float) -> bool:
+def _saves(each: Times, free: _Free, margin: float) -> bool:
     """Epochs that read what is written now are faster by more than noise."""
-    return each.written > 0 and (1 + margin) * each.after < free_s
+    return (1 + margin) * each.after < free.seconds
 
 
-def _pays(each: Times, free_s: float, later: int) -> bool:
-    return _total(each, later) < (1 + later) * free_s
+def _pays(each: Times, free: _Free, later: int) -> bool:
+    """All epochs together, from the one that writes on, are faster."""
+    return _total(each, later) < (1 + later) * free.seconds
 
 
 def _total(each: Times, later: int) -> float:
     return each.put + later * each.after
 
 
-def _mode_of(point: Point | None) -> Mode:
-    return Mode("compute") if point is None else Mode("get", point.node)
-
-
 # -- revisiting --------------------------------------------------------------------------------------------------------
 
 
-def _limit(mode: Mode, computing: Look, look: Look) -> float:
-    """Seconds per element that computing would take at most now: a consumer that has become slower is not held up."""
-    consumer_s = look.batch_s - look.wait_s
-    return (1 + _noise(computing, look)) * max(mode.slower * computing.batch_s, consumer_s)
-
-
-def _change(first: Look, look: Look) -> float:
-    """Relative change of the batch time, 0 if it is less than a drift."""
-    change = look.batch_s / first.batch_s - 1 if first.batch_s else 0.0
-    return change if abs(change) > max(DRIFT, _noise(first, look)) else 0.0
+def _middle(looks: Sequence[Look]) -> Look:
+    """The look of the median batch time, with about half the noise of one (1.25 / sqrt(5) for normal errors)."""
+    middle = sorted(looks, key=lambda look: look.batch_s)[len(looks) // 2]
+    return msgspec.structs.replace(middle, noise=middle.noise / 2)
 
 
 def _noise(first: Look, second: Look) -> float:
-    return max(MARGIN, 2 * math.hypot(first.noise, second.noise))
+    """A relative difference that says nothing: three standard errors, as it is asked for again and again."""
+    return max(MARGIN, 3 * math.hypot(first.noise, second.noise))
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _why_put(point: Point, best: Times, free: Free) -> str:
-    beside = (
-        "computed" if free[0] is None else f"with the cache at {free[0].label}, of which {_share(free[0].kept)} is kept"
-    )
+def _why_put(point: Point, best: Times, free: _Free) -> str:
+    beside = "computed"
+    if free.point is not None:
+        beside = f"with the cache at {free.point.label}, of which {_share(free.point.kept)} is kept"
     fits = "" if best.share >= 1 else f"; {_share(best.share)} of it fits"
     return (
-        f"cache at {point.label}: {_ms(best.after)}/element from the cache beside {_ms(free[1])} {beside}{fits}; "
-        f"worth it from the {_ordinal(_break_even(best, free[1]))} epoch on"
+        f"cache at {point.label}: {_ms(best.after)}/element from the cache beside {_ms(free.seconds)} {beside}{fits}; "
+        f"worth it from the {_break_even(best, free)} epoch on"
     )
 
 
-def _why_free(
-    point: Point | None,
-    free_s: float,
+def _why_free(free: _Free) -> str:
+    if free.point is None:
+        return f"computes everything, {_ms(free.computed)}/element"
+    return (
+        f"cache at {free.point.label}: {_share(free.point.kept)} of it is kept; "
+        f"{_ms(free.seconds)}/element with it beside {_ms(free.computed)} computed"
+    )
+
+
+def _why_no_more(
+    free: _Free,
     points: Sequence[Point],
     found: Mapping[int, Times],
     profile: Profile,
@@ -294,28 +291,28 @@ def _why_free(
     later: int,
 ) -> str:
     """Why nothing is written, from the point that came nearest to being worth it."""
-    if point is None:
-        begin = f"computes everything, {_ms(free_s)}/element"
-    else:
-        all_computed = found[point.node].computed
-        begin = (
-            f"cache at {point.label}: {_share(point.kept)} of it is kept; "
-            f"{_ms(free_s)}/element with it beside {_ms(all_computed)} computed"
-        )
+    hits = [point for point in points if point.kept]
+    if hits and free.point is None:
+        best = min(hits, key=lambda point: found[point.node].got)
+        return f": {_ms(found[best.node].got)} with the {_share(best.kept)} that are kept of {best.label} is slower"
     if profile.wait_s <= margin * profile.batch_s:
         waits = _share(profile.wait_s / profile.batch_s if profile.batch_s else 0.0)
-        return f"{begin}: its consumer waits {waits} of the time, so that nothing makes it faster"
-    new = [each for each in points if found[each.node].written]
+        return f": its consumer waits {waits} of the time, so that nothing makes it faster"
+    if all(point.kept >= 1 for point in points):
+        return ""
+    new = [point for point in points if found[point.node].written]
     if not new:
-        return begin if point is not None else f"{begin}: there is no room for a cache"
-    best = min(new, key=lambda each: found[each.node].after)
+        return ": there is no room for more"
+    best = min(new, key=lambda point: found[point.node].after)
     then = found[best.node]
-    if not _saves(then, free_s, margin):
+    if not _saves(then, free, margin):
         fits = "" if then.share >= 1 else f", of which {_share(then.share)} fits"
-        return f"{begin}: {_ms(then.after)} with a cache at {best.label}{fits} is no gain beyond {100 * margin:.2g} %"
+        return f": {_ms(then.after)} with a cache at {best.label}{fits} is no gain beyond {100 * margin:.2g} %"
+    if best.undone:
+        return f": writing the cache at {best.label} was given up, as it took longer than it could save"
     return (
-        f"{begin}: {_ms(then.after)} with a cache at {best.label}, but {_ms(then.put)} while it is written, so that it "
-        f"is worth it from the {_ordinal(_break_even(then, free_s))} epoch on, and {1 + later} are likely"
+        f": {_ms(then.after)} with a cache at {best.label}, but {_ms(then.put)} while it is written, so that it is "
+        f"worth it from the {_break_even(then, free)} epoch on, and {1 + later} are likely"
     )
 
 
@@ -329,9 +326,9 @@ def _inputs(found: Mapping[int, Times], profile: Profile, margin: float, later: 
     }
 
 
-def _break_even(each: Times, free_s: float) -> int:
-    """Of the epochs from the one that writes on, the number of the first by whose end time was saved in all."""
-    return max(0, math.floor((each.put - each.after) / (free_s - each.after))) + 1
+def _break_even(each: Times, free: _Free) -> str:
+    """The first epoch by whose end time was saved in all, the one that writes being the 1st."""
+    return _ordinal(max(0, math.floor((each.put - each.after) / (free.seconds - each.after))) + 1)
 
 
 def _ordinal(number: int) -> str:

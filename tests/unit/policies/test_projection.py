@@ -44,6 +44,12 @@ def test_an_epoch_that_writes_takes_the_longer_of_computing_and_writing():
     assert (slow.put, fast.put) == pytest.approx((0.050, 0.015))
 
 
+def test_only_what_is_missing_is_written_and_hits_do_not_make_writing_faster():
+    work = profile(Stage(0.020, threads=1, under=UNDER))
+    found = times(work, store(read_s=0.010, write_s=0.050), 1, kept=0.5, whole=100 * MB)
+    assert found.put == pytest.approx(0.025)
+
+
 def test_what_is_saved_grows_with_the_share_that_fits_and_with_what_is_kept():
     work = profile(Stage(0.020, threads=1, under=UNDER))
     found = times(work, store(read_s=0.010, room=30 * MB), 1, kept=0.2, whole=100 * MB)
