@@ -72,11 +72,13 @@ class CreditPool:
         return grants
 
     def short(self, worker: str, size: int, returned: int) -> dict[str, int]:
-        """``worker`` gave ``returned`` bytes back as its next message has ``size``."""
+        """``worker`` gave ``returned`` bytes back as its next message has ``size``; 0: as it has none any more."""
         if worker not in self._granted:
             return {}
         self._granted[worker] -= returned
-        self._short[worker] = size
+        self._short.pop(worker, None)
+        if size:
+            self._short[worker] = size
         if self._forced == worker:  # part of what was granted came back with it
             self._forced = None
         return self._serve()

@@ -210,7 +210,7 @@ class Feed:
                 elif inbox.finished:
                     return None
                 else:
-                    grants = self._force(inbox)
+                    grants = self._pool.force(inbox.needed())
                     if not grants:
                         self._changed.wait()
                         continue
@@ -218,12 +218,6 @@ class Feed:
             _send_all(orders)
             if arrival is not None:
                 return arrival
-
-    def _force(self, inbox: EpochInbox) -> dict[str, int]:
-        if not inbox.in_order:
-            return self._pool.force(None)
-        needed = inbox.needed()
-        return {} if needed is None else self._pool.force(needed)
 
     @property
     def ready(self) -> int:

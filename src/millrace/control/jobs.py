@@ -155,8 +155,8 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
         turn.emit(ev.Progressed(job.name, consumer, message.epoch, news))
         for progress in news:
             if progress.complete:
-                spare(turn, job, message.epoch, progress.task)
                 settle(turn, job, message.epoch, progress.task)
+                spare(turn, job, message.epoch, progress.task)
     tell_steps(turn, job, message.epoch)
 
 

@@ -118,9 +118,9 @@ def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
 
 
 def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
-    """Its consumer has all outputs, so the worker that still runs the task need not wait until they are taken."""
-    live = job.epochs[epoch].live[task]
-    if live.worker and not live.finished:
+    """If the task is only kept for what it leaves over: its worker's buffer is not to wait for the consumer."""
+    live = job.epochs[epoch].live.get(task)
+    if live is not None and live.worker and live.complete:
         turn.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
 
 

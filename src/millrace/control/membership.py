@@ -56,8 +56,7 @@ def hello(turn: Turn, message: WorkerHello) -> None:
         elif entry_or_none.finished:
             entry = entry_or_none
             finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
-        elif job.epochs[number].live[task].complete:
-            spare(turn, job, number, task)
+        spare(turn, job, number, task)
     _ask_again(turn, worker)
 
 

@@ -307,8 +307,11 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
 
 
 def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
-    """The consumer will get no further task of the epoch. In a fixed order that doesn't depend on what others read."""
-    if in_turn(job) and job.length is not None:
+    """The consumer will get no further task of the epoch. In a fixed order that doesn't depend on what others read.
+
+    Who takes the place of one that left has nothing of epochs that were settled without it.
+    """
+    if in_turn(job) and job.length is not None and not epoch.settled:
         return epoch.dealt.get(consumer, 0) >= len(range(consumer, job.length, stride(job)))
     return epoch.settled
 

@@ -6,7 +6,7 @@ import msgspec
 
 from millrace.control.actions import Action, SendToClient, SendToWorker
 from millrace.control.events import AnyEvent
-from millrace.control.messages import ForgetTasks, ReadTasks, ToConsumer, ToWorker
+from millrace.control.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
 from millrace.control.observed import Observed
 from millrace.control.state import Job, State
 
@@ -87,4 +87,6 @@ def _join(first: Action, second: Action) -> Action | None:
         c, d = first.message, second.message
         if isinstance(c, ForgetTasks) and isinstance(d, ForgetTasks):
             return SendToWorker(first.worker, ForgetTasks([*c.refs, *d.refs]))
+        if isinstance(c, OutputsReceived) and isinstance(d, OutputsReceived):
+            return SendToWorker(first.worker, OutputsReceived([*c.refs, *d.refs]))
     return None

@@ -88,7 +88,10 @@ class Delivery(BulkMessage, frozen=True):
 
 
 class Short(BulkMessage, frozen=True):
-    """The next message of ``size`` bytes is larger than the credit left. ``returned``: that credit, given back."""
+    """The next message of ``size`` bytes is larger than the credit left. ``returned``: that credit, given back.
+
+    With size 0: the message for which the credit came need not be sent any more.
+    """
 
     size: int
     count: int

@@ -186,7 +186,9 @@ class LaneBuffer:
     def spare(self, key: TaskKey) -> None:
         """The consumer has all outputs of the task from another run, and may not take them from this one."""
         task = self._tasks.get(key)
-        if task is not None:
+        if task is not None and task.finished:
+            self.forget(key)
+        elif task is not None:
             task.spared = True
             self._drop(key, task, task.end)
 
@@ -247,7 +249,7 @@ class Allowance:
         """What to send now, taken off; None if there is nothing, or it is not allowed yet."""
         parcel = buffer.next()
         if parcel is None:
-            return None
+            return self._return()
         size = 0 if parcel.message is None else parcel.message.size
         if parcel.message is not None and size > self.left:
             if size == self._said:
@@ -259,3 +261,10 @@ class Allowance:
             self.left -= size
             self._said = 0
         return parcel
+
+    def _return(self) -> Short | None:
+        """What came for a message that has been withdrawn meanwhile: others may wait for it."""
+        if not (self._said and self.left):
+            return None
+        returned, self.left, self._said = self.left, 0, 0
+        return Short(0, 0, returned)

@@ -81,6 +81,7 @@ class Lane:
         self._pending: list[LeaseTask] = []
         self._running: LeaseTask | None = None
         self._stop: Stop | None = None
+        self._spared = False  # what runs, perhaps before it put out anything
         self._closed = False
         self._outlet: Outlet | None = None
         self._allowance = Allowance()
@@ -130,6 +131,8 @@ class Lane:
         """The consumer takes no more outputs of a task; its run goes on for what it leaves over."""
         with self._changed:
             self._buffer.spare(key)
+            running = self._running
+            self._spared = self._spared or (running is not None and (running.ref.epoch, running.ref.task) == key)
             self._pending = [
                 msgspec.structs.replace(each, received=-1) if (each.ref.epoch, each.ref.task) == key else each
                 for each in self._pending
@@ -182,7 +185,10 @@ class Lane:
         """A run starts to put out, from output ``first`` on; ``changed``: see :class:`TaskBuffer`."""
         with self._changed:
             self._check()
-            self._buffer.begin((lease.ref.epoch, lease.ref.task), lease.lease, first, changed)
+            key = (lease.ref.epoch, lease.ref.task)
+            self._buffer.begin(key, lease.lease, first, changed)
+            if self._spared:
+                self._buffer.spare(key)
 
     def check(self) -> None:
         """To be called now and then by a run.
@@ -297,6 +303,7 @@ class Lane:
                     return
                 lease = self._running = self._pending.pop(0)
                 self._stop = self._said = None
+                self._spared = False
             self._run(self, lease)
             with self._changed:
                 self._running = None

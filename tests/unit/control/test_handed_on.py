@@ -50,6 +50,17 @@ def test_who_takes_the_place_of_one_that_left_is_not_told_to_read_what_that_one_
     assert not set(one.complete) & set(heir.complete)
 
 
+def test_in_a_fixed_order_who_takes_the_place_of_one_that_left_does_not_wait_for_what_is_settled():
+    service, _, one, two = two_readers(FakePlan(8), deterministic=True)
+    leave(service, one)
+    while not two.done:
+        service.work()
+    assert service.state.jobs["a"].epochs[0].settled
+    heir = service.join("z", num_consumers=2, deterministic=True)
+    assert (heir.joined.consumer, heir.epoch.epoch) == (0, 0)
+    assert heir.done
+
+
 @pytest.mark.parametrize("sharding", ["dynamic", "static"])
 @pytest.mark.parametrize("goes", ["leaves", "reads the next epoch"])
 def test_in_a_fixed_order_tails_do_without_what_a_consumer_that_goes_will_never_read(sharding, goes):
@@ -92,7 +103,19 @@ def test_who_runs_a_task_again_that_has_been_read_meanwhile_need_not_wait_for_it
     service.hello("w")
     assert worker.spared == [ref]
     service.finish(worker, lease)
-    assert (("a", 0, 0) in worker.leftovers) == bool(service.state.workers["w"].kept)
+    assert lease in service.state.workers["w"].kept
+
+
+def test_a_worker_that_keeps_leftovers_is_told_when_the_outputs_were_received():
+    service = Service(FakePlan(4, 4))
+    worker = service.add_worker("w")
+    service.join("x")
+    service.plan_tasks(worker)
+    [lease] = [number for number, lease in worker.leases.items() if lease.ref.task == 0]
+    service.finish(worker, lease)
+    assert not worker.spared
+    service.say(inp.ConsumerSaid("x", msg.ConsumerReport(0, [msg.TaskProgress(0, 1, complete=True)])))
+    assert worker.spared == [msg.TaskRef("a", 0, 0)]
 
 
 def test_who_was_given_up_is_told_so_when_it_comes_back():

@@ -44,6 +44,25 @@ def test_it_is_said_again_of_another_message():
     assert allowance.next(buffer) == Short(7, 1, 6)
 
 
+def test_what_came_for_a_message_that_was_withdrawn_goes_back():
+    allowance, buffer = Allowance(), filled([10])
+    assert allowance.next(buffer) == Short(10, 1, 0)
+    buffer.forget(KEY)
+    assert allowance.next(buffer) is None
+    allowance.grant(10)
+    assert allowance.next(buffer) == Short(0, 0, 10)
+    assert allowance.next(buffer) is None
+    pool = CreditPool(4)
+    for worker in "ab":
+        pool.join(worker)
+    pool.short("a", 10, 0)
+    pool.short("b", 9, 0)
+    assert pool.force(None) == {"b": 8}
+    assert pool.force(None) == {}
+    assert pool.short("b", 0, 9) == {}
+    assert pool.force(None)["a"] >= 8
+
+
 def test_a_bare_end_needs_no_allowance():
     allowance, buffer = Allowance(), filled([])
     buffer.finish(KEY, 1, 0, 0)

@@ -172,6 +172,16 @@ def test_outputs_that_the_consumer_has_from_another_run_take_no_room():
     assert not buffer.spared(KEY)
 
 
+def test_outputs_whose_receipt_was_lost_are_freed():
+    buffer = LaneBuffer(10)
+    buffer.begin(KEY, 2, 0)
+    buffer.put(KEY, 2, message(0))
+    buffer.finish(KEY, 2, 1, 0)
+    buffer.spare(KEY)
+    assert buffer.bytes == 0
+    assert not buffer.has(KEY, 2)
+
+
 def test_who_asks_for_them_all_the_same_gets_their_end():
     buffer = LaneBuffer(10)
     buffer.begin(KEY, 2, 0)
