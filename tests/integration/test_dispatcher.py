@@ -218,6 +218,45 @@ def test_a_lost_workers_tasks_go_to_another(loop: Loop, peers: list[Peer]) -> No
     assert again.lease != first.lease
 
 
+def test_who_comes_back_does_not_hear_what_was_decided_before(loop: Loop, peers: list[Peer]) -> None:
+    dispatcher = loop.dispatcher()
+    one = worker(peers, dispatcher.address)
+    reader = consumer(peers, dispatcher.address, tasks=20)
+    reader.send(msg.BeginEpoch(0))
+    list_sources(one)
+    lease = one.wait(msg.LeaseTask)
+    heard = {kind: threading.Event() for kind in (msg.TaskFinished, msg.WorkerHello)}
+    room = asyncio.Event()
+
+    class FullDisk:
+        due = False
+
+        async def append(self, *_: Any) -> None:
+            await room.wait()
+
+        def close(self) -> None:
+            pass
+
+    feed = dispatcher._feed
+
+    def watched(item: Any, blame: Any = None) -> None:
+        feed(item, blame)
+        kind = type(getattr(item, "message", None))
+        if kind in heard:
+            heard[kind].set()
+
+    async def fill_the_disk() -> None:
+        dispatcher._journal, dispatcher._feed = FullDisk(), watched  # type: ignore[method-assign]
+
+    loop.run(fill_the_disk())
+    one.send(msg.TaskFinished(lease.ref, lease.lease, 1))  # so it gets another one
+    assert heard[msg.TaskFinished].wait(20)
+    again = worker(peers, dispatcher.address)
+    assert heard[msg.WorkerHello].wait(20)
+    loop.loop.call_soon_threadsafe(room.set)
+    assert isinstance(next(iter(again.session)), msg.WorkerWelcome)
+
+
 def test_a_decision_that_fails_ends_the_senders_session_and_no_other(loop: Loop, peers: list[Peer]) -> None:
     def planner(graph: Any, tables: Any, *, tasks: int | None, seed: int, ranks: int | None) -> Any:
         raise RuntimeError("a bug")

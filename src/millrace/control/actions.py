@@ -8,14 +8,14 @@ from millrace.control.messages import Failure, ToConsumer, ToWorker
 
 
 class SendToWorker(msgspec.Struct, frozen=True):
-    """Send on the worker's newest session; without one, the message is void (it will say hello and be told anew)."""
+    """Send on the session that the worker has now; without it, the message is void (it says hello and is told anew)."""
 
     worker: str
     message: ToWorker
 
 
 class SendToClient(msgspec.Struct, frozen=True):
-    """Send on the client's newest session; without one, the message is void."""
+    """Send on the session that the client has now; without it, the message is void."""
 
     client: str
     message: ToConsumer

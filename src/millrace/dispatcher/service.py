@@ -104,7 +104,7 @@ class Dispatcher:
         )
         self._workers: dict[str, Session] = {}
         self._clients: dict[str, Session] = {}
-        self._decided: list[tuple[list[AnyEvent], list[act.Action]]] = []
+        self._decided: list[tuple[list[AnyEvent], list[tuple[act.Action, Session | None]]]] = []
         self._some_decided = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._server = ControlServer(
@@ -174,7 +174,8 @@ class Dispatcher:
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
                 blame.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
-        self._decided.append((turn.events, merged(turn.actions)))
+        # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
+        self._decided.append((turn.events, [(action, self._session_of(action)) for action in merged(turn.actions)]))
         if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
             self._some_decided.set()
 
@@ -187,15 +188,15 @@ class Dispatcher:
             # Now: the next input changes the state.
             snapshot = dump(self._state, self._blobs) if self._journal.due else None
             for _, actions in decided:
-                for action in actions:
+                for action, _ in actions:
                     if isinstance(action, act.StoreBlob):  # no event may name a blob that could be lost
                         await self._store(action)
             if events:
                 await self._persist(functools.partial(self._journal.append, events, self._clock.now(), snapshot))
             for group, actions in decided:
-                for action in actions:
+                for action, session in actions:
                     try:
-                        self._perform(action)
+                        self._perform(action, session)
                     except MillraceError:
                         _logger.exception("could not do %r", type(action).__name__)
                 self._hold(group)
@@ -234,16 +235,25 @@ class Dispatcher:
             elif isinstance(event, ConsumerJoined) and event.job in self._state.jobs:
                 self._blobs.keep_promise(self._state.jobs[event.job].spec.bundle)
 
-    def _perform(self, action: act.Action) -> None:
+    def _session_of(self, action: act.Action) -> Session | None:
         match action:
-            case act.SendToWorker(worker=worker, message=message):
-                _send(self._workers.get(worker), message)
-            case act.SendToClient(client=client, message=told):
-                _send(self._clients.get(client), told)
-            case act.CloseWorker(worker=worker, failure=failure):
-                _close(self._workers.get(worker), failure)
-            case act.CloseClient(client=client, failure=reason):
-                _close(self._clients.get(client), reason)
+            case act.SendToWorker(worker=worker) | act.CloseWorker(worker=worker):
+                return self._workers.get(worker)
+            case act.SendToClient(client=client) | act.CloseClient(client=client):
+                return self._clients.get(client)
+            case _:
+                return None
+
+    def _perform(self, action: act.Action, session: Session | None) -> None:
+        match action:
+            case act.SendToWorker(message=message):
+                _send(session, message)
+            case act.SendToClient(message=told):
+                _send(session, told)
+            case act.CloseWorker(failure=failure):
+                _close(session, failure)
+            case act.CloseClient(failure=reason):
+                _close(session, reason)
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
             case act.StoreBlob():
