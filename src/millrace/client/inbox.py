@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ from millrace.control.messages import TaskProgress
 from millrace.elements import codec
 from millrace.elements.imprint import imprint
 from millrace.errors import CodecError, ProtocolError
+
+Decode = Callable[[Any], list[Any]]
+"""Gives the elements of a payload."""
 
 
 class Outcome(enum.Enum):
@@ -49,6 +52,7 @@ class Arrival:
         worker: address it came from, to which the credit goes back.
         task: what it belongs to.
         end: one past the number of its last element in the task.
+        decode: gives the elements of a payload.
     """
 
     payload: Any
@@ -58,6 +62,7 @@ class Arrival:
     worker: str
     task: TaskInbox
     end: int
+    decode: Decode
 
     def decoded(self) -> list[Any]:
         """The elements that were not held already, for the user, who may change them: what they were is noted.
@@ -65,7 +70,7 @@ class Arrival:
         Raises:
             CodecError: if the payload is no message of elements.
         """
-        elements = codec.decode(self.payload)
+        elements = self.decode(self.payload)
         if not self.task.complete:  # else it is not run again, or only as the dispatcher does not know yet
             self.task.noted = self.end - 1, imprint(elements[-1])
         return elements[self.skip :] if self.skip else elements
@@ -103,9 +108,10 @@ class EpochInbox:
     Args:
         number: the epoch.
         in_order: read task after task, each time the lowest of those assigned; else whatever comes first.
+        decode: gives the elements of a payload, anew each time.
     """
 
-    def __init__(self, number: int, *, in_order: bool) -> None:
+    def __init__(self, number: int, *, in_order: bool, decode: Decode = codec.decode) -> None:
         self.number = number
         self.ready = 0
         """Elements that lie ready."""
@@ -114,6 +120,7 @@ class EpochInbox:
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
         self.in_order = in_order
+        self._decode = decode
         self.reruns: list[Rerun] = []
         """Runs that were compared with the one before."""
         self._tasks: dict[int, TaskInbox] = {}
@@ -172,7 +179,7 @@ class EpochInbox:
         fresh = 0 if inbox.complete else index + count - inbox.held
         if fresh > 0:
             inbox.held += fresh
-            inbox.messages.append(Arrival(payload, count, count - fresh, size, worker, inbox, inbox.held))
+            inbox.messages.append(Arrival(payload, count, count - fresh, size, worker, inbox, inbox.held, self._decode))
             self.ready += fresh
             self.arrived += fresh
             if not self.in_order:
@@ -199,10 +206,17 @@ class EpochInbox:
             return
         before = inbox.noted[1] if inbox.noted[0] == number else None
         if inbox.messages:
-            before = _imprint_of(inbox.messages[-1].payload, -1)
-        now = _imprint_of(payload, number - index) if index <= number else None
+            before = self._imprint_of(inbox.messages[-1].payload, -1)
+        now = self._imprint_of(payload, number - index) if index <= number else None
         if before is not None and now is not None:  # else it is in the user's hands this very moment
             self.reruns.append(Rerun(task, number, Outcome.SAME if before == now else Outcome.OTHER, changed))
+
+    def _imprint_of(self, payload: Any, place: int) -> int | None:
+        """Imprint of one element of a message; None if it cannot be read, which whoever reads it all is told."""
+        try:
+            return imprint(self._decode(payload)[place])
+        except (CodecError, IndexError):
+            return None
 
     def take(self) -> Arrival | None:
         """The next message to read, None if it has not arrived."""
@@ -270,11 +284,3 @@ class EpochInbox:
                 return None
             self._reading = self._tasks[heapq.heappop(self._unread)]
         return self._reading
-
-
-def _imprint_of(payload: Any, place: int) -> int | None:
-    """Imprint of one element of a message; None if it cannot be read, which whoever reads it all is told."""
-    try:
-        return imprint(codec.decode(payload)[place])
-    except (CodecError, IndexError):
-        return None

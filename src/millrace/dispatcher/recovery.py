@@ -36,7 +36,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     """
     blobs = BlobFolder(work_dir.blobs)
     journal, past = _open(work_dir.journal)
-    state, damage = _rebuild(fresh, past)
+    state, damage = rebuild(fresh, past)
     damage = past.damage or damage
     missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
     if journal is not None and not damage and not missing:
@@ -80,7 +80,7 @@ def _open(path: str) -> tuple[SqliteJournal | None, Past]:
     return journal, journal.read()
 
 
-def _rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
+def rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
     """The state after what is good, and what is wrong with the first thing that isn't."""
     state = fresh()
     try:
@@ -94,7 +94,7 @@ def _rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
             state.apply(event)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             # It may have been applied by half.
-            good, _ = _rebuild(fresh, dataclasses.replace(past, events=[events[:number]]))
+            good, _ = rebuild(fresh, dataclasses.replace(past, events=[events[:number]]))
             return good, f"event {past.base + number + 1} ({type(event).__name__}) contradicts those before: {error!r}"
     return state, ""
 
