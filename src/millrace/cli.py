@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     _add_dispatcher(commands)
     _add_worker(commands)
     _add_status(commands)
+    _add_simulate(commands)
     _add_bench(commands)
     demo = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
     demo.set_defaults(run=_demo)
@@ -134,6 +135,21 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         action="store_false",
         help="send batches over TCP even to consumers on a worker's own host",
     )
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser("simulate", help="plays in virtual time what could happen to a service")
+    kinds = simulate.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    command = kinds.add_parser(
+        "faults", help="whatever dies, hangs or is cut off: nothing is lost, nothing comes twice"
+    )
+    command.add_argument("--seeds", type=_positive, default=1000, metavar="N", help="how many schedules (default 1000)")
+    command.add_argument("--first", type=_count, default=0, metavar="N", help="seed of the first (default 0)")
+    command.add_argument("--seed", type=_count, metavar="N", help="this one alone")
+    command.add_argument("--trace", action="store_true", help="with --seed: print all that happens in it")
+    command.add_argument("--plant", default="", metavar="NAME", help="a bug that must be found; - lists them")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_simulate_faults)
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -297,6 +313,34 @@ def _status(options: argparse.Namespace) -> int:
     else:
         status.show(found)
     return 0
+
+
+def _simulate_faults(options: argparse.Namespace) -> int:
+    from millrace.simulation import campaign
+    from millrace.simulation.plants import PLANTS, planted
+    from millrace.simulation.town import play
+
+    if options.plant and options.plant not in PLANTS:
+        for name, plant in PLANTS.items():
+            print(f"{name:24} {plant.__doc__}")
+        return 0 if options.plant == "-" else 2
+    if options.trace:
+        if options.seed is None:
+            print("millrace simulate faults: --trace needs --seed", file=sys.stderr)
+            return 2
+        with planted(options.plant):
+            violation = play(options.seed, print).violation
+        print(violation or "Nothing was violated.")
+        return 1 if violation else 0
+    seeds = range(options.first, options.first + options.seeds)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    report, first = campaign.run(campaign.watched(seeds), options.plant)
+    if options.json:
+        print(campaign.as_json(report))
+    else:
+        campaign.show(report, first)
+    return 1 if first is not None else 0
 
 
 def _bench_link(options: argparse.Namespace) -> int:

@@ -288,10 +288,7 @@ class ForgetTasks(Message, frozen=True):
 
 
 class OutputsReceived(Message, frozen=True):
-    """The consumer has all outputs of these tasks, of another run perhaps, and takes no more.
-
-    What they leave to their tails is still wanted.
-    """
+    """The consumer has all outputs of these tasks, of another run perhaps; what they leave over is still wanted."""
 
     refs: list[TaskRef]
 

@@ -189,8 +189,8 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
 
 
 def _never_dealt(job: Job, number: int, task: int) -> bool:
-    """In a fixed order nobody gets another's share: the task's consumer has gone, or reads on, before its turn came."""
-    if not job.spec.deterministic:
+    """Nobody gets another's share, and the task's consumer has gone, or reads on, before its turn came."""
+    if not in_turn(job):
         return False
     consumer = task % stride(job)
     place = job.consumers.get(consumer)

@@ -1,0 +1,115 @@
+"""Many schedules in a row, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from millrace.simulation.plants import planted
+from millrace.simulation.town import Outcome, play
+
+
+class Report(msgspec.Struct):
+    """What came of some schedules.
+
+    Attributes:
+        schedules: how many were played, in ``seconds`` of this machine's time and ``virtual_s`` of theirs.
+        events: that were journalled; ``fewest_events`` in one schedule.
+        faults: that fired, by kind; ``fewest_faults`` in one schedule.
+        kinds: how often each kind of event was decided.
+        elements: that users got.
+        violations: by seed, what was wrong.
+    """
+
+    schedules: int = 0
+    seconds: float = 0.0
+    virtual_s: float = 0.0
+    events: int = 0
+    fewest_events: int = 0
+    faults: dict[str, int] = {}
+    fewest_faults: int = 0
+    kinds: dict[str, int] = {}
+    elements: int = 0
+    violations: dict[int, str] = {}
+
+
+def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[Report, Outcome | None]:
+    """Plays a schedule for each seed.
+
+    Args:
+        seeds: which ones.
+        plant: a bug to be planted, see :data:`millrace.simulation.plants.PLANTS`.
+        stop: at the first violation.
+
+    Returns:
+        The report, and the first schedule that went wrong.
+    """
+    began = time.monotonic()
+    report, first = Report(), None
+    faults: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    fewest: list[tuple[int, int]] = []
+    with planted(plant):
+        for seed in seeds:
+            outcome = play(seed)
+            report.schedules += 1
+            report.virtual_s += outcome.seconds
+            report.events += outcome.events
+            report.elements += outcome.elements
+            faults += outcome.faults
+            kinds += outcome.kinds
+            if outcome.violation:
+                first = first or outcome
+                report.violations[seed] = outcome.violation
+                if stop:
+                    break
+            else:
+                fewest.append((outcome.events, outcome.faults.total()))
+    report.seconds = time.monotonic() - began
+    report.faults, report.kinds = dict(sorted(faults.items())), dict(sorted(kinds.items()))
+    if fewest:
+        report.fewest_events = min(events for events, _ in fewest)
+        report.fewest_faults = min(count for _, count in fewest)
+    return report, first
+
+
+def as_json(report: Report) -> str:
+    """For programs."""
+    return msgspec.json.format(msgspec.json.encode(report)).decode()
+
+
+def watched(seeds: range) -> Iterable[int]:
+    """The same with a bar that moves, on a terminal."""
+    console = Console(stderr=True)
+    return track(seeds, "schedules", console=console, transient=True, disable=not console.is_terminal)
+
+
+def show(report: Report, first: Outcome | None) -> None:
+    """For people."""
+    console = Console()
+    table = Table("fault", "fired", title=f"{report.schedules:,} schedules", title_justify="left")
+    table.columns[1].justify = "right"
+    for kind, count in report.faults.items():
+        table.add_row(kind, f"{count:,}")
+    console.print(table)
+    console.print(
+        f"{report.events:,} events were journalled (at least {report.fewest_events} in a schedule, with at least "
+        f"{report.fewest_faults} faults), {report.elements:,} elements read, in {report.virtual_s / 86400:.1f} days "
+        f"of virtual time and {report.seconds:.0f} s of this machine's.",
+        highlight=False,
+    )
+    if first is None:
+        console.print("Nothing was violated.")
+        return
+    for seed, text in report.violations.items():
+        console.print(f"seed {seed}: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nThe last of what happened with seed {first.seed}:", highlight=False)
+    for line in first.trace:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nAll of it: millrace simulate faults --seed {first.seed} --trace", highlight=False)

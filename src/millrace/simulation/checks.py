@@ -1,0 +1,344 @@
+"""What must hold at any moment, whatever fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from millrace.control import events as ev
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.control.snapshot import Snapshot
+from millrace.control.state import State
+from millrace.control.supply import missing
+from millrace.simulation.pipelines import Output
+from millrace.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from millrace.simulation.consumer import Consumer
+    from millrace.simulation.dispatcher import Dispatcher
+    from millrace.simulation.town import Town
+    from millrace.simulation.worker import Worker
+
+
+@dataclass
+class EpochBook:
+    """What became of one epoch of one job.
+
+    Attributes:
+        yielded: elements that a user has, and by which client; ``received``: that a consumer had.
+        dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end.
+        begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
+    """
+
+    yielded: dict[int, str] = field(default_factory=dict)
+    received: set[int] = field(default_factory=set)
+    dealt: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    begun: bool = False
+    interrupted: bool = False
+
+
+@dataclass
+class JobBook:
+    """What became of one job, from its creation to its end."""
+
+    spec: msg.JobSpec
+    epochs: dict[int, EpochBook] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+    left: bool = False
+    broken: bool = False
+    skipped: set[int] = field(default_factory=set)
+
+    def epoch(self, number: int) -> EpochBook:
+        """The book of an epoch."""
+        return self.epochs.setdefault(number, EpochBook())
+
+
+class Checks:
+    """Hears of everything, and raises :class:`Violation`.
+
+    Args:
+        town: finds processes and pipelines.
+
+    Attributes:
+        events: how many events became durable.
+        kinds: how often each kind of event was decided.
+    """
+
+    def __init__(self, town: Town) -> None:
+        self.events = 0
+        self.elements = 0
+        self.kinds: Counter[str] = Counter()
+        self._town = town
+        self._books: dict[tuple[str, int], JobBook] = {}
+        self._seeds: dict[str, int] = {}
+        self._heard: dict[str, float] = {}
+        self._clients: dict[tuple[str, int], str] = {}
+        self._given_up: set[str] = set()
+
+    # -- elements ------------------------------------------------------------------------------------------------------
+
+    def _book(self, consumer: Consumer) -> JobBook:
+        assert consumer.joined is not None
+        key = consumer.spec.name, consumer.joined.seed
+        if key not in self._books:
+            raise Violation(f"{consumer.name} was let into job {key[0]} before that was durable")
+        return self._books[key]
+
+    def began(self, consumer: Consumer, epoch: int) -> None:
+        """A consumer reads an epoch."""
+        self._book(consumer).epoch(epoch).begun = True
+
+    def received(self, consumer: Consumer, epoch: int, outputs: Sequence[Output]) -> None:
+        """It has outputs that it had not before."""
+        self._book(consumer).epoch(epoch).received.update(element for output in outputs for element in output)
+
+    def yielded(self, consumer: Consumer, epoch: int, outputs: Sequence[Output]) -> None:
+        """Its user has them."""
+        job = self._book(consumer)
+        book = job.epoch(epoch)
+        if consumer.client in self._given_up:
+            return  # it does not know yet; what it does is void
+        for output in outputs:
+            self.elements += len(output)
+            for element in output:
+                before = book.yielded.get(element)
+                if before is not None and before not in self._given_up and job.spec.sharding != "off":
+                    where = f"element {element} of epoch {epoch} of job {job.spec.name}"
+                    raise Violation(f"{where} came to {before} and to {consumer.client}")
+                book.yielded[element] = consumer.client
+
+    def abandoned(self, consumer: Consumer, epoch: int) -> None:
+        """It will not read the epoch to its end, and may not have said what it had of those before."""
+        if consumer.joined is not None:
+            job = self._book(consumer)
+            job.epoch(epoch)
+            for number, book in job.epochs.items():
+                book.interrupted |= number <= epoch
+
+    def failed(self, consumer: Consumer, failure: msg.Failure) -> None:
+        """Its user gets an error."""
+        if self._town.poison == consumer.spec.name and failure.kind == "ElementError":
+            return
+        if consumer.joined is not None and self._book(consumer).broken:
+            return  # others were told why, and began anew
+        if consumer.client not in self._given_up:
+            raise Violation(f"{consumer.name} failed, and was never away for long: {failure}")
+
+    def heard(self, peer: str) -> None:
+        """The dispatcher has heard of a worker or a client."""
+        self._heard[peer] = self._town.world.now
+
+    def _given_up_in_time(self, peer: str, grace: float) -> None:
+        away = self._town.world.now - self._heard[peer]
+        if away < grace:
+            raise Violation(f"{peer} was given up {away:.1f} s after its last word, and has {grace:g} s")
+
+    # -- what is durable -----------------------------------------------------------------------------------------------
+
+    def durable(self, events: Iterable[ev.AnyEvent]) -> None:
+        """These are on the disk."""
+        for event in events:
+            self.events += 1
+            if isinstance(event, ev.JobCreated):
+                if any(name == event.spec.name for name, _ in self._books):
+                    self._town.job_again(event.spec.name)
+                self._seeds[event.spec.name] = event.seed
+                self._books[event.spec.name, event.seed] = JobBook(event.spec)
+                continue
+            name = getattr(event, "job", "")
+            if name in self._seeds:
+                self._enter(self._books[name, self._seeds[name]], event)
+
+    def _enter(self, job: JobBook, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.TaskLeased(epoch=epoch, task=task, fresh=True) | ev.TailDealt(epoch=epoch, task=task):
+                job.epoch(epoch).dealt.add(task)
+            case ev.TaskDone(epoch=epoch, task=task, dropped=True):
+                job.epoch(epoch).dropped.add(task)
+            case ev.EpochClosed(epoch=epoch):
+                self._complete(job, epoch)
+            case ev.ConsumerJoined(consumer=consumer):
+                job.joined.add(consumer)
+            case ev.ConsumerLeft(reason=reason):
+                job.left = True
+                for book in job.epochs.values():
+                    book.interrupted |= reason != "left"
+            case ev.PoisonFound(poison=poison):
+                job.skipped.add(poison.place[4])
+            case ev.JobBroke():
+                job.broken = True
+            case ev.JobRemoved(job=name):
+                del self._seeds[name]
+                # What everybody stopped reading is over as well, and who never came has read nothing.
+                all_came = len(job.joined) >= (job.spec.num_consumers or 0)
+                for epoch in [number for number, book in job.epochs.items() if all_came and not book.interrupted]:
+                    self._complete(job, epoch)
+
+    def _complete(self, job: JobBook, number: int) -> None:
+        """All that an epoch should have given was given."""
+        book = job.epochs.pop(number, None)
+        plan = self._town.pipelines[job.spec.structure].plan
+        if book is None or not book.begun or job.broken or job.spec.sharding == "off" or plan.length is None:
+            return
+        where = f"epoch {number} of job {job.spec.name}"
+        loose = job.spec.visitation != "exactly_once"
+        if book.dropped and not (book.interrupted or loose):
+            raise Violation(f"tasks {sorted(book.dropped)} of {where} were dropped, though all read to the end")
+        lost = set()
+        for index in range(plan.length):
+            task = plan.task(index)
+            absent = set(self._town.pipelines[job.spec.structure].born_in(task)) - book.yielded.keys() - job.skipped
+            if book.interrupted:
+                absent -= book.received  # and were lost with whoever had them
+            if absent and not self._excused(job, book, plan, index, loose=loose):
+                lost |= absent
+        if lost:
+            raise Violation(f"elements {sorted(lost)} of {where} never came")
+
+    @staticmethod
+    def _excused(job: JobBook, book: EpochBook, plan: Any, index: int, *, loose: bool) -> bool:
+        """The task, or a tail that takes what it left, was dropped or never dealt because somebody stopped reading."""
+        while index >= 0:
+            if index in book.dropped and (book.interrupted or loose):
+                return True
+            if index not in book.dealt and (book.interrupted or job.left):
+                return True
+            index = plan.task(index).parent
+        return False
+
+    # -- the dispatcher's state ----------------------------------------------------------------------------------------
+
+    def decided(self, dispatcher: Dispatcher, item: inp.Input, events: Sequence[ev.AnyEvent]) -> None:
+        """The state has just been brought up to date."""
+        state = dispatcher.state
+        for event in events:
+            self.kinds[type(event).__name__] += 1
+            if isinstance(event, ev.ConsumerJoined):
+                before = self._clients.get((event.job, event.consumer), event.client)
+                self._clients[event.job, event.consumer] = event.client
+                if before != event.client:
+                    self._given_up.add(before)  # another process has its place
+            elif isinstance(event, ev.ConsumerLeft) and event.reason != "left":
+                client = self._clients[event.job, event.consumer]
+                self._given_up.add(client)
+                settings, broken = self._town.settings, self._books[event.job, self._seeds[event.job]].broken
+                self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
+            elif (
+                isinstance(event, ev.WorkerLost)
+                and "leaving" not in event.reason
+                and self._town.workers[f"{event.worker}:1"].alive
+            ):
+                self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
+            task = getattr(event, "task", None)
+            if task is not None:
+                _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]
+        if isinstance(item, inp.Tick):
+            _check_leases(state)
+            _check_bounds(state, dispatcher)
+            for worker in self._town.workers.values():
+                self._check_held(dispatcher, worker)
+
+    def _check_held(self, dispatcher: Dispatcher, worker: Worker) -> None:
+        """A worker that has been told everything holds nothing that the state does not know of."""
+        if not worker.alive or not self._settled(dispatcher, worker):
+            return
+        stopping = {lane.stopping for lane in worker.lanes.values()}
+        for entry in worker.held():
+            if entry.lease not in stopping and not _in_force(dispatcher.state, worker.name, entry.ref, entry.lease):
+                raise Violation(f"{worker.name} holds {entry.ref} under lease {entry.lease}, and nobody will tell it")
+
+    def served(self, worker: Worker, ref: msg.TaskRef, lease: int, *, stopping: bool) -> None:
+        """A worker sends outputs of a task to a consumer; ``stopping``: it was told to stop, and will in a moment."""
+        dispatcher = self._town.dispatcher
+        if stopping or dispatcher is None or _in_force(dispatcher.state, worker.name, ref, lease):
+            return
+        if self._settled(dispatcher, worker):
+            raise Violation(f"{worker.name} serves {ref} under lease {lease}, which is not in force")
+
+    def _settled(self, dispatcher: Dispatcher, worker: Worker) -> bool:
+        """Nothing is under way between the dispatcher and the worker, nor about to be."""
+        session = worker.session
+        return (
+            session is not None
+            and session.live
+            and session.ends[1] is dispatcher
+            and session.open_at(dispatcher)
+            and not any(session.under_way)
+            and not dispatcher.owes(worker.name)
+        )
+
+
+def _in_force(state: State, worker: str, ref: msg.TaskRef, lease: int) -> bool:
+    job = state.jobs.get(ref.job)
+    epoch = job.epochs.get(ref.epoch) if job is not None else None
+    live = epoch.live.get(ref.task) if epoch is not None else None
+    return live is not None and live.worker == worker and live.lease == lease
+
+
+def _check_task(state: State, name: str, number: int, task: int) -> None:
+    """A task is run by one worker that knows of it, or waits, or is over."""
+    job = state.jobs.get(name)
+    epoch = job.epochs.get(number) if job is not None else None
+    live = epoch.live.get(task) if epoch is not None else None
+    if epoch is None or live is None:
+        return
+    where = f"task {task} of epoch {number} of job {name}"
+    if live.worker:
+        worker = state.workers.get(live.worker)
+        if worker is None:
+            raise Violation(f"{where} is leased to {live.worker}, which is gone")
+        held = worker.kept if live.finished else worker.unfinished
+        if held.get(live.lease) != (name, number, task):
+            raise Violation(f"{where} is leased to {live.worker}, which does not have lease {live.lease}")
+    if (not live.worker) != (task in epoch.pending.get(live.consumer, ())):
+        raise Violation(f"{where} has worker {live.worker!r} and waits for one at the same time, or neither")
+    if (not live.complete) != (task in epoch.unread.get(live.consumer, ())):
+        raise Violation(f"{where} is complete and unread, or neither")
+
+
+def _check_leases(state: State) -> None:
+    """All leases that workers have are in force, and all tasks are well."""
+    for worker in state.workers.values():
+        for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
+            if not _in_force(state, worker.id, msg.TaskRef(name, number, task), lease):
+                raise Violation(f"lease {lease} of {worker.id} is not in force")
+    for name, job in state.jobs.items():
+        for number, epoch in job.epochs.items():
+            for task in epoch.live:
+                _check_task(state, name, number, task)
+
+
+def _check_bounds(state: State, dispatcher: Dispatcher) -> None:
+    """What is over is forgotten."""
+    for name, job in state.jobs.items():
+        if job.consumers and not missing(job):
+            reading = [place.epoch for place in job.consumers.values()]
+            if min(job.epochs, default=1 << 60) < min(reading):
+                raise Violation(f"job {name} keeps epochs {sorted(job.epochs)}, and {reading} are read")
+    for kind, known, sights in (
+        ("workers", state.workers, dispatcher.observed.workers),
+        ("clients", state.clients, dispatcher.observed.clients),
+    ):
+        if len(sights) > len(known) + 8:
+            raise Violation(f"{len(sights)} {kind} are remembered, of which {len(known)} are there")
+
+
+def difference(one: State, other: State) -> str:
+    """Where two states differ first, empty if they don't."""
+    if all(getattr(one, name) == getattr(other, name) for name in Snapshot.__struct_fields__):
+        return ""
+    return _difference(one.snapshot(), other.snapshot(), "state")
+
+
+def _difference(one: Any, other: Any, where: str) -> str:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            found = _difference(one.get(key, "nothing"), other.get(key, "nothing"), f"{where}.{key}")
+            if found:
+                return found
+        return ""
+    return "" if one == other else f"{where} is {one} and {other}"

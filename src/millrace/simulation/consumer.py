@@ -1,0 +1,363 @@
+"""A consumer: what :mod:`millrace.client` says and does, without threads and sockets, and the loop that reads from it.
+
+What it holds of an epoch, and who may send it how much, are the real thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from millrace.client.credit import CreditPool
+from millrace.client.inbox import EpochInbox, Outcome
+from millrace.control import messages as msg
+from millrace.errors import ProtocolError
+from millrace.simulation.checks import Checks
+from millrace.simulation.pipelines import Output
+from millrace.simulation.worker import delays_of
+from millrace.simulation.world import Connection, Process, Violation, World
+from millrace.wire import delivery
+
+if TYPE_CHECKING:
+    from millrace.simulation.town import Town
+
+SOON_S = 0.02
+JOIN_S = 10.0
+
+
+class Consumer(Process):
+    """One process that reads a job's epochs, then leaves.
+
+    Args:
+        world: where it lives.
+        name: of its client.
+        spec: of its job.
+        consumer: index among the job's consumers.
+        stops: by epoch, the number of elements after which it breaks off.
+        checks: what must hold.
+        town: finds the dispatcher and workers.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        spec: msg.JobSpec,
+        consumer: int,
+        stops: Mapping[int, int],
+        checks: Checks,
+        town: Town,
+    ) -> None:
+        super().__init__(world, name)
+        self.spec = spec
+        self.consumer = consumer
+        self.client = name
+        self.done = False
+        self.failure: msg.Failure | None = None
+        self.joined: msg.JobJoined | None = None
+        self.inbox: EpochInbox | None = None
+        self.stops = stops
+        self._checks = checks
+        self._town = town
+        self._slow = world.rng.choice((0.0, 0.01, 0.1, 0.4))
+        self._pool = CreditPool(world.rng.choice((1, 4, 16, 100)))
+        self._session: Connection | None = None
+        self._joining: Connection | None = None
+        self._pauses = delays_of(world)
+        self._heartbeat_s = 5.0
+        self._wanted = self._begun = -1
+        self._left: tuple[int, list[msg.TaskProgress]] = (-1, [])
+        self._taken = 0
+        self._waiting = False
+        self._report_due = False
+        self._readers: dict[str, Iterator[float]] = {}
+        self._connections: dict[str, Connection] = {}
+        self._attempt = 0
+        self.after(0.0, self._join)
+
+    # -- the session ---------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        dispatcher = self._town.dispatcher
+        if self.done:
+            return
+        if dispatcher is None or not self.world.reachable(self, dispatcher):
+            self._again()
+            return
+        self._joining = Connection(self.world, self, dispatcher, "session")
+        resume = self.joined is not None
+        generation = self.joined.generation if self.joined is not None else 0
+        join = msg.JoinJob(self.spec, self.client, self.consumer, resume=resume, generation=generation)
+        self._joining.send(self, join)
+        self.after(self._heartbeat_s if resume else JOIN_S, self._hurry, self._joining)
+
+    def _hurry(self, connection: Connection) -> None:
+        if self._joining is connection:
+            connection.close(self)
+            self._joining = None
+            self._again()
+
+    def _again(self) -> None:
+        """Who was in comes back by itself; a new process is started again by whoever runs the training."""
+        if not self.done:
+            self.after(next(self._pauses), self._join)
+
+    def heard(self, connection: Connection, message: Any) -> None:
+        """A word of the dispatcher or a worker."""
+        if connection is self._joining:
+            self._answered(connection, message)
+        elif connection is self._session:
+            self._pauses = delays_of(self.world)
+            self._told(message)
+        elif isinstance(message, tuple):
+            self._arrived(connection, *message)
+        elif isinstance(message, delivery.Short):
+            self._route(self._pool.short(connection.label, message.size, message.returned))
+            self._wake()
+
+    def broken(self, connection: Connection) -> None:
+        """A connection has ended."""
+        if connection is self._joining:
+            self._joining = None
+            self._again()
+        elif connection is self._session:
+            self._session = None
+            self._again()
+        else:
+            self._lost_worker(connection)
+
+    def _answered(self, connection: Connection, message: Any) -> None:
+        if isinstance(message, msg.JobJoined):
+            self._joining, self._session = None, connection
+            first, self.joined = self.joined is None, message
+            self._heartbeat_s = message.heartbeat_s
+            if first:
+                self.after(self._heartbeat_s, self._beat)
+                self._begin(message.epoch + 1)
+                return
+            self._report(everything=True)
+            if self._wanted >= 0:
+                self._say(msg.BeginEpoch(self._wanted))
+        elif isinstance(message, msg.JobFailed) and (self.joined is not None or message.failure.kind == "ElementError"):
+            self._fail(message.failure)
+        elif isinstance(message, (msg.JobFailed, msg.Failure)):
+            # The place is taken, or the disk is full: another process tries again.
+            self._attempt += 1
+            self.client = f"{self.name}.{self._attempt}"
+            self._hurry(connection)
+
+    def _say(self, message: msg.FromConsumer) -> None:
+        if self._session is not None:
+            self._session.send(self, message)
+
+    def _told(self, message: Any) -> None:
+        match message:
+            case msg.ReadTasks(epoch=epoch, reads=reads):
+                self._assign(epoch, reads)
+            case msg.EpochEnds(epoch=epoch, tasks=tasks):
+                if self.inbox is not None and self.inbox.number == epoch:
+                    self.inbox.ends(tasks)
+                    self._wake()
+            case msg.EpochBegun(epoch=epoch):
+                if epoch == self._wanted:
+                    if self.inbox is None or self.inbox.number != epoch:
+                        self.inbox = EpochInbox(epoch, in_order=self.spec.deterministic, decode=list)
+                        self._route(self._pool.clear())
+                    if self._begun != epoch:
+                        self._begun = epoch
+                        self._taken = 0
+                        self._checks.began(self, epoch)
+                        self._wait()
+            case msg.JobFailed(failure=failure):
+                self._fail(failure)
+
+    def _fail(self, failure: msg.Failure) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self._checks.failed(self, failure)
+            self.leave()
+
+    def _beat(self) -> None:
+        if not self.done:
+            self._report()
+            self.after(self._heartbeat_s, self._beat)
+
+    def _report(self, *, everything: bool = False) -> None:
+        epoch, tasks = -1, []
+        if self.inbox is not None:
+            epoch, tasks = self.inbox.number, self.inbox.progress(everything=everything)
+        elif everything:
+            epoch, tasks = self._left
+        self._say(msg.ConsumerReport(max(self._wanted, 0) if epoch < 0 else epoch, tasks))
+
+    def _report_soon(self) -> None:
+        if not self._report_due:
+            self._report_due = True
+            self.after(SOON_S, self._reported)
+
+    def _reported(self) -> None:
+        self._report_due = False
+        if not self.done:
+            self._report()
+
+    # -- the loop that reads -------------------------------------------------------------------------------------------
+
+    def _begin(self, epoch: int) -> None:
+        if epoch >= (self.spec.epochs or 1):
+            self.leave()
+            return
+        self._wanted = epoch
+        self._say(msg.BeginEpoch(epoch))
+
+    def _wait(self) -> None:
+        self._waiting = True
+        self._take()
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._take()
+
+    def _take(self) -> None:
+        inbox = self.inbox
+        if self.done or inbox is None or inbox.number != self._begun:
+            return
+        arrival = inbox.take()
+        if arrival is not None:
+            self._waiting = False
+            fresh: list[Output] = arrival.decoded()
+            self._checks.yielded(self, inbox.number, fresh)
+            self._taken += len(fresh)
+            self._route(self._pool.used(arrival.worker, arrival.size))
+            self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(fresh), self._next)
+        elif inbox.finished:
+            self._waiting = False
+            self._end(read=True)
+        else:
+            self._route(self._pool.force(inbox.needed()))
+
+    def _next(self) -> None:
+        inbox = self.inbox
+        if inbox is not None and not self.done and self._taken >= self.stops.get(inbox.number, 1 << 60):
+            self._end(read=False)
+        else:
+            self._wait()
+
+    def _end(self, *, read: bool) -> None:
+        inbox = self.inbox
+        assert inbox is not None
+        self._report()
+        self._left = inbox.number, inbox.progress(everything=True)
+        if not read:
+            self._checks.abandoned(self, inbox.number)
+            if not inbox.finished:
+                self.inbox = None
+                self._route(self._pool.clear())
+                for connection in list(self._connections.values()):
+                    self._hang_up(connection)
+        self._begin(inbox.number + 1)
+
+    def leave(self) -> None:
+        """Closes the session and leaves the job."""
+        if self.done:
+            return
+        self.done = True
+        if self.failure is not None:
+            self._checks.abandoned(self, max(self._wanted, 0))
+        self._report()
+        self._say(msg.LeaveJob())
+        for connection in [*self._connections.values(), self._session, self._joining]:
+            if connection is not None:
+                connection.close(self)
+        self._town.consumer_over(self)
+
+    def die(self, *, silently: bool = False) -> None:
+        """It is gone, with what it had not yielded."""
+        if not self.done:
+            self._checks.abandoned(self, max(self._wanted, 0))
+        super().die(silently=silently)
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _assign(self, epoch: int, reads: list[msg.TaskRead]) -> None:
+        inbox = self.inbox
+        if inbox is None or inbox.number != epoch:
+            return
+        orders: dict[str, list[delivery.Read]] = {}
+        for read in reads:
+            start = inbox.assign(read.task, read.lease, read.address, read.start)
+            if inbox.wanted(read.task):
+                orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
+        for address, words in orders.items():
+            connection = self._connections.get(address)
+            if connection is not None:
+                for word in words:
+                    connection.send(self, word)
+            elif address not in self._readers:
+                self._readers[address] = delays_of(self.world)
+                self.after(self.world.delay(), self._connect, address)
+        self._wake()
+
+    def _connect(self, address: str) -> None:
+        if address not in self._readers or address in self._connections:
+            return
+        worker = self._town.workers.get(address)
+        inbox = self.inbox
+        if worker is None or not self.world.reachable(self, worker):
+            self._retry(address)
+        elif inbox is None or self.done:
+            del self._readers[address]
+        else:
+            connection = self._connections[address] = Connection(self.world, self, worker, address)
+            assert self.joined is not None
+            generation = self.joined.generation
+            connection.send(self, delivery.Open(self.spec.name, self.consumer, self.client, generation))
+            self._route(self._pool.join(address))
+            for task, lease, start in inbox.unfinished(address):
+                connection.send(self, delivery.Read(inbox.number, task, lease, start))
+
+    def _retry(self, address: str) -> None:
+        if self.done or self.inbox is None or not self.inbox.unfinished(address):
+            del self._readers[address]
+        else:
+            self.after(next(self._readers[address]), self._connect, address)
+
+    def _lost_worker(self, connection: Connection) -> None:
+        address = connection.label
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+            self._route(self._pool.leave(address))
+            self._retry(address)
+
+    def _hang_up(self, connection: Connection) -> None:
+        connection.close(self)
+        self._lost_worker(connection)
+
+    def _arrived(self, connection: Connection, header: delivery.Delivery, outputs: list[Output]) -> None:
+        address, size = connection.label, len(outputs)
+        self._pool.arrived(address, size)
+        inbox = self.inbox
+        fresh = complete = False
+        if inbox is not None and inbox.number == header.epoch:
+            held, _ = inbox.holds(header.task)
+            try:
+                fresh = inbox.accept(header.task, header.index, header.count, outputs, size, address, last=header.last)
+            except ProtocolError as error:
+                raise Violation(f"{self.name}: {error}") from error
+            if fresh:
+                self._checks.received(self, header.epoch, outputs[max(held - header.index, 0) :])
+            for rerun in inbox.reruns:
+                if rerun.outcome is not Outcome.SAME:
+                    raise Violation(f"task {rerun.task} of {self.spec.name} gave {rerun.outcome.value} when run again")
+            inbox.reruns.clear()
+            upto, complete = inbox.holds(header.task)
+            connection.send(self, delivery.Received(header.epoch, header.task, upto, complete))
+        if not fresh:
+            self._route(self._pool.used(address, size))
+        if complete:
+            self._report_soon()
+        self._wake()
+
+    def _route(self, grants: Mapping[str, int]) -> None:
+        for address, amount in grants.items():
+            if amount:
+                self._connections[address].send(self, delivery.Credit(amount))

@@ -1,0 +1,66 @@
+"""What outlives the dispatcher: a modelled disk with its journal and blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from millrace.control.events import AnyEvent
+from millrace.dispatcher.journal import Past
+
+_DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
+
+
+class Disk:
+    """Holds what :mod:`millrace.dispatcher.journal` and the folder of blobs would hold.
+
+    Args:
+        every: events from one snapshot to the next.
+
+    Attributes:
+        full: writing fails.
+        failed: how often it has.
+        last: number of the last event that is durable, counted from 1.
+        at: the dispatcher's clock with it, in seconds.
+        blobs: bytes by digest.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.full = False
+        self.failed = 0
+        self.last = 0
+        self.at = 0.0
+        self.blobs: dict[str, bytes] = {}
+        self._every = every
+        self._groups: list[tuple[int, bytes]] = []
+        self._snapshots: list[tuple[int, bytes]] = []
+
+    @property
+    def due(self) -> bool:
+        """The next group should bring a snapshot."""
+        return self.last - (self._snapshots[-1][0] if self._snapshots else 0) >= self._every
+
+    def write(self, body: bytes, count: int, at: float, snapshot: bytes | None) -> bool:
+        """``count`` encoded events are durable, with a snapshot of the state behind them; False if the disk is full."""
+        if self.full:
+            self.failed += 1
+            return False
+        self._groups.append((self.last + 1, body))
+        self.last += count
+        self.at = at
+        if snapshot is not None:
+            self._snapshots = [*self._snapshots[-1:], (self.last, snapshot)]
+            self._groups = [group for group in self._groups if group[0] > self._snapshots[0][0]]
+        return True
+
+    def read(self) -> Past:
+        """All of it, as a journal would give it."""
+        base, snapshot = self._snapshots[-1] if self._snapshots else (0, None)
+        events = [_DECODER.decode(body) for first, body in self._groups if first > base]
+        return Past(snapshot, events, base, self.last, self.at)
+
+
+def encoded(events: Sequence[AnyEvent]) -> bytes:
+    """Events as they are journalled."""
+    return msgspec.msgpack.encode(events)

@@ -1,0 +1,242 @@
+"""The dispatcher: the real mind in a modelled shell, which does what :mod:`millrace.dispatcher.service` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from millrace.control import actions as act
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.control.decide import react
+from millrace.control.events import AnyEvent
+from millrace.control.observed import Observed
+from millrace.control.snapshot import dump, fill_in
+from millrace.control.state import Settings, State
+from millrace.control.turn import Turn, merged
+from millrace.dispatcher.clock import Clock
+from millrace.dispatcher.recovery import rebuild
+from millrace.simulation.checks import Checks
+from millrace.simulation.disk import Disk, encoded
+from millrace.simulation.world import Connection, Process, Violation, World
+
+HOST = "the dispatcher's host"
+NAME = "dispatcher"
+ADDRESS = "dispatcher:1"
+
+
+class Decided(NamedTuple):
+    """What followed from one input; ``upto`` is the number of the last event decided by then.
+
+    ``sessions``: by action, the one that it goes to, or void with.
+    """
+
+    events: list[AnyEvent]
+    actions: list[act.Action]
+    sessions: list[Connection | None]
+    upto: int
+
+
+class Fleet:
+    """What the dispatcher's cluster would do: here only known to it, played by whoever made it."""
+
+    def stop(self, workers: list[str]) -> None:
+        """End these processes, if it started them."""
+
+    def ended(self, worker: str) -> bool:
+        """The process of a worker on the dispatcher's own host is no more."""
+        return False
+
+
+def restored(disk: Disk, settings: Settings) -> State:
+    """The state that a dispatcher finds on the disk."""
+    state, damage = rebuild(lambda: State(settings), disk.read())
+    if damage:
+        raise Violation(f"the journal does not replay: {damage}")
+    for job in state.jobs.values():
+        fill_in(job, disk.blobs.__getitem__)
+    return state
+
+
+class Dispatcher(Process):
+    """One life of a dispatcher.
+
+    Args:
+        world: where it lives.
+        settings: as the real one's.
+        disk: what the lives before have left.
+        checks: what must hold.
+        fleet: its workers.
+    """
+
+    def __init__(self, world: World, settings: Settings, disk: Disk, checks: Checks, fleet: Fleet) -> None:
+        super().__init__(world, NAME)
+        self.state = restored(disk, settings)
+        self.observed = Observed()
+        self.disk = disk
+        self.unwritable = False
+        self._settings = settings
+        self._checks = checks
+        self._fleet = fleet
+        self._clock = Clock(lambda: world.now, disk.at)
+        self._sessions: dict[tuple[type, str], Connection] = {}
+        self._names: dict[Connection, tuple[type, str]] = {}
+        self._count = disk.last
+        self._decided: list[Decided] = []
+        self._committing: list[Decided] = []
+        self._writing: tuple[bytes, int, float, bytes | None] | None = None
+        self._feed(inp.Started(ADDRESS))
+        self.after(0.0, self._tick)
+
+    def undurable(self) -> list[AnyEvent]:
+        """What was decided and is not on the disk."""
+        return [event for each in [*self._committing, *self._decided] for event in each.events]
+
+    def owes(self, worker: str) -> bool:
+        """Something was decided about a worker that is not on its way yet."""
+        pending = [action for each in [*self._committing, *self._decided] for action in each.actions]
+        return any(isinstance(each, act.SendToWorker | act.CloseWorker) and each.worker == worker for each in pending)
+
+    def die(self, *, silently: bool = False) -> None:
+        """It is gone at once; what it was just writing may have become durable."""
+        if self._writing is not None and self._committing and self.world.rng.random() < 0.5:
+            self._write_now()
+        super().die(silently=silently)
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def _feed(self, item: inp.Input) -> None:
+        turn = Turn(self.state, self.observed, self._clock.now())
+        try:
+            react(turn, item)
+        except Exception as error:
+            raise Violation(f"could not decide about {item!r}: {type(error).__name__}: {error}") from error
+        for event in turn.events:
+            self.world.note("decided", event)
+        self._count += len(turn.events)
+        actions = merged(turn.actions)
+        self._decided.append(Decided(turn.events, actions, [self._session_of(each) for each in actions], self._count))
+        self._checks.decided(self, item, turn.events)
+        if turn.actions or isinstance(item, inp.Tick):
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._writing is None and self._decided:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._committing, self._decided = self._decided, []
+        events = [event for each in self._committing for event in each.events]
+        snapshot = dump(self.state, self.disk.blobs) if self.disk.due else None
+        for each in self._committing:
+            for action in each.actions:
+                if isinstance(action, act.StoreBlob):
+                    self.disk.blobs[action.digest] = action.data
+        if events:
+            self._writing = encoded(events), len(events), self._clock.now(), snapshot
+            self._write()
+        else:
+            self._perform_all()
+
+    def _write(self) -> None:
+        self.after(self.world.rng.uniform(0.001, 0.02), self._written)
+
+    def _written(self) -> None:
+        if self._write_now():
+            self.unwritable = False
+            self._writing = None
+            self._perform_all()
+            self._wake()
+        else:
+            self.unwritable = True
+            self.after(self.world.rng.uniform(1.0, 3.0), self._write)
+
+    def _write_now(self) -> bool:
+        assert self._writing is not None
+        if not self.disk.write(*self._writing):
+            return False
+        self._checks.durable(event for each in self._committing for event in each.events)
+        return True
+
+    def _perform_all(self) -> None:
+        decided, self._committing = self._committing, []
+        for each in decided:
+            for action, session in zip(each.actions, each.sessions, strict=True):
+                if each.upto > self.disk.last:
+                    raise Violation(f"{type(action).__name__} is done before event {each.upto} is durable: {action}")
+                self._perform(action, session)
+
+    def _session_of(self, action: act.Action) -> Connection | None:
+        match action:
+            case act.SendToWorker(worker=name) | act.CloseWorker(worker=name):
+                return self._sessions.get((msg.WorkerHello, name))
+            case act.SendToClient(client=name) | act.CloseClient(client=name):
+                return self._sessions.get((msg.JoinJob, name))
+            case _:
+                return None
+
+    def _perform(self, action: act.Action, session: Connection | None) -> None:
+        match action:
+            case act.SendToWorker(message=message) | act.SendToClient(message=message) if session is not None:
+                session.send(self, message)
+            case act.CloseWorker(failure=failure) | act.CloseClient(failure=failure) if session is not None:
+                if failure is not None:
+                    session.send(self, failure)
+                session.close(self)
+                self.after(0.0, self._over, session)
+            case act.StopWorkers(workers=workers):
+                self._fleet.stop(workers)
+            case _:
+                pass  # blobs are kept
+
+    def _tick(self) -> None:
+        self.after(min(1.0, self._settings.heartbeat_s / 4), self._tick)
+        for worker in list(self.state.workers.values()):
+            if worker.lost_at is not None and worker.host == HOST and self._fleet.ended(worker.id):
+                self._feed(inp.WorkerEnded(worker.id, "ended"))
+        self._feed(inp.Tick())
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def worker_ended(self, worker: str) -> None:
+        """The cluster says so."""
+        self._feed(inp.WorkerEnded(worker, "was killed"))
+
+    def heard(self, connection: Connection, message: Any) -> None:
+        """A word of a worker or a consumer; the first one of a session says whose it is."""
+        if connection not in self._names:
+            if isinstance(message, msg.JoinJob) and self.unwritable and not message.resume:
+                connection.send(self, msg.Failure("UnwritableError", "the journal cannot be written"))
+                connection.close(self)
+                return
+            key = (type(message), message.worker if isinstance(message, msg.WorkerHello) else message.client)
+            before = self._sessions.get(key)
+            if before is not None:
+                before.close(self)
+                del self._names[before]
+            self._sessions[key] = connection
+            self._names[connection] = key
+        kind, name = self._names[connection]
+        if kind is msg.WorkerHello:
+            self._feed(inp.WorkerSaid(name, message))
+        elif isinstance(message, msg.JoinJob):
+            drawn = self.world.rng.getrandbits(63)
+            self._feed(inp.JoinRequested(message, f"job-{drawn:x}", drawn))
+        else:
+            self._feed(inp.ConsumerSaid(name, message))
+        place = self.state.clients.get(name)
+        peer = self.state.workers.get(name) if place is None else self.state.jobs[place[0]].consumers[place[1]]
+        if peer is not None and peer.lost_at is None:
+            self._checks.heard(name)
+
+    def broken(self, connection: Connection) -> None:
+        """A session has ended."""
+        self._over(connection)
+
+    def _over(self, connection: Connection) -> None:
+        key = self._names.pop(connection, None)
+        if key is not None and self._sessions.get(key) is connection:
+            del self._sessions[key]
+            lost: Callable[[str], inp.Input]
+            lost = inp.WorkerSessionLost if key[0] is msg.WorkerHello else inp.ClientSessionLost
+            self._feed(lost(key[1]))

@@ -1,0 +1,175 @@
+"""What fails: drawn for each schedule, and counted when it really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millrace.simulation.world import Process
+
+if TYPE_CHECKING:
+    from millrace.simulation.town import Town
+
+FIRST_S = 2.0
+"""When the first fault happens, in seconds."""
+PAUSE_S = 3.0
+"""From one fault to the next, on average."""
+
+
+def arrange(town: Town) -> None:
+    """Faults happen from now on, until as many have as are drawn here."""
+    town.faults_to_come = town.world.rng.randrange(3, 12)
+    town.world.after(town.world.rng.uniform(0.0, FIRST_S), _strike, town)
+
+
+def _strike(town: Town) -> None:
+    """One fault, if it finds something to hit, and the next one later."""
+    rng = town.world.rng
+    kind = rng.choice(KINDS)
+    if FAULTS[kind](town):
+        town.world.note("FAULT", kind)
+        if kind != "disk full":
+            fired(town, kind)
+    if town.faults_to_come > 0:
+        town.world.after(rng.expovariate(1.0 / PAUSE_S), _strike, town)
+
+
+def fired(town: Town, kind: str) -> None:
+    """A fault has really happened."""
+    town.fired[kind] += 1
+    if kind != "worker added":
+        town.faults_to_come -= 1
+    town.stirred()
+
+
+def _worker_killed(town: Town) -> bool:
+    return _kill_worker(town, silently=False)
+
+
+def _worker_vanished(town: Town) -> bool:
+    return _kill_worker(town, silently=True)
+
+
+def _kill_worker(town: Town, *, silently: bool) -> bool:
+    workers = town.alive_workers()
+    if not workers:
+        return False
+    worker = town.world.rng.choice(workers)
+    worker.die(silently=silently)
+    town.worker_over(worker)
+    return True
+
+
+def _worker_paused(town: Town) -> bool:
+    return _pause(town, list(town.alive_workers()), 4 * town.settings.heartbeat_s)
+
+
+def _worker_retired(town: Town) -> bool:
+    workers = [worker for worker in town.alive_workers() if not worker.paused]
+    if len(workers) < 2:
+        return False
+    town.world.rng.choice(workers).stop()
+    return True
+
+
+def _worker_added(town: Town) -> bool:
+    if town.dispatcher is None or len(town.alive_workers()) > 6:
+        return False
+    town.add_worker()
+    return True
+
+
+def _connection_cut(town: Town) -> bool:
+    connections = list(town.world.connections)
+    if not connections:
+        return False
+    town.world.rng.choice(connections).cut(town.world.rng.choice((0.05, 1.0, 5.0)))
+    return True
+
+
+def _network_parted(town: Town) -> bool:
+    connections = list(town.world.connections)
+    if not connections:
+        return False
+    one, other = (end.name for end in town.world.rng.choice(connections).ends)
+    town.world.part(one, other)
+    town.world.after(town.world.rng.uniform(0.5, 20.0), town.world.join, one, other)
+    return True
+
+
+def _network_slow(town: Town) -> bool:
+    if town.world.latency_s > 0.1:
+        return False
+    usual, town.world.latency_s = town.world.latency_s, town.world.rng.choice((0.2, 0.5, 1.0))
+    town.world.after(town.world.rng.uniform(1.0, 5.0), setattr, town.world, "latency_s", usual)
+    return True
+
+
+def _dispatcher_killed(town: Town) -> bool:
+    if town.dispatcher is None:
+        return False
+    town.kill_dispatcher()
+    town.world.after(town.world.rng.uniform(0.05, 8.0), town.start_dispatcher)
+    return True
+
+
+def _dispatcher_paused(town: Town) -> bool:
+    return _pause(town, [] if town.dispatcher is None else [town.dispatcher], 8.0)
+
+
+def _disk_full(town: Town) -> bool:
+    if town.disk.full:
+        return False
+    town.disk.full = True
+    town.world.after(town.world.rng.uniform(0.5, 10.0), _room_again, town, town.disk.failed)
+    return True
+
+
+def _room_again(town: Town, failed: int) -> None:
+    town.disk.full = False
+    if town.disk.failed > failed:
+        fired(town, "disk full")
+
+
+def _consumer_killed(town: Town) -> bool:
+    consumers = [each for each in town.consumers if each.alive and not each.done]
+    if not consumers:
+        return False
+    consumer = town.world.rng.choice(consumers)
+    consumer.die(silently=town.world.rng.random() < 0.5)
+    again = town.world.rng.uniform(0.1, 1.4 * town.settings.job_gc_timeout_s)
+    town.world.after(again, town.add_consumer, consumer.spec, consumer.consumer, consumer.stops)
+    return True
+
+
+def _consumer_paused(town: Town) -> bool:
+    consumers = [each for each in town.consumers if each.alive and not each.done]
+    return _pause(town, list(consumers), 1.4 * town.settings.job_gc_timeout_s)
+
+
+def _pause(town: Town, processes: list[Process], most: float) -> bool:
+    running = [process for process in processes if not process.paused]
+    if not running:
+        return False
+    process = town.world.rng.choice(running)
+    process.pause()
+    town.world.after(town.world.rng.uniform(0.2, most), process.resume)
+    return True
+
+
+FAULTS: dict[str, Callable[[Town], bool]] = {
+    "worker killed": _worker_killed,
+    "worker vanished with its host": _worker_vanished,
+    "worker paused": _worker_paused,
+    "worker retired": _worker_retired,
+    "worker added": _worker_added,
+    "connection cut": _connection_cut,
+    "network parted": _network_parted,
+    "network slow": _network_slow,
+    "dispatcher killed": _dispatcher_killed,
+    "dispatcher paused": _dispatcher_paused,
+    "disk full": _disk_full,
+    "consumer killed": _consumer_killed,
+    "consumer paused": _consumer_paused,
+}
+KINDS = tuple(FAULTS)

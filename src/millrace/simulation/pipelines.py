@@ -1,0 +1,143 @@
+"""Pipelines without data: real graphs and real plans, whose elements are numbers.
+
+What a task puts out follows from its range of units alone, as with the engine: a unit gives one element, or none, or
+some; operators that collect make groups, and leave the rest to the task's tail. So each element of an epoch can be
+told from all others, and what any run of a task must put out is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import msgspec
+
+from millrace.graph import nodes as g
+from millrace.graph.serialize import pack
+from millrace.planning.plan import Plan, Task, plan_of
+from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
+from millrace.planning.units import UnitMap, Yield
+
+Output = tuple[int, ...]
+"""One output of a task: the elements that went into it."""
+
+_MOST = 4
+"""Elements that a unit gives at most."""
+_SEQUENCE = 23
+"""Units of a graph that runs as one sequence."""
+_FUNCTION = g.Opaque(None, "modelled")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A graph over given split tables.
+
+    Attributes:
+        name: in words.
+        graph: real, but for its functions.
+        tables: what listing its sources gives, by node.
+        tasks: number of tasks wanted.
+    """
+
+    name: str
+    graph: g.Graph
+    tables: dict[int, SplitTable]
+    tasks: int
+
+    @cached_property
+    def structure(self) -> bytes:
+        """The graph as a job's spec holds it."""
+        return pack(self.graph)[0]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """As the dispatcher and each worker make it."""
+        return plan_of(self._units, self.tasks)
+
+    @cached_property
+    def encoded_tables(self) -> bytes:
+        """The blob that workers fetch."""
+        return msgspec.msgpack.encode(self.tables)
+
+    @cached_property
+    def _units(self) -> UnitMap:
+        return UnitMap(self.graph, self.tables)
+
+    def put_out(
+        self, task: Task, leftovers: Sequence[int] = (), without: Container[int] = ()
+    ) -> tuple[list[Output], list[int]]:
+        """(outputs, what is left to the parent) of a run.
+
+        Args:
+            task: of the plan; without a parent it flushes.
+            leftovers: elements that the inputs of a tail have left, in their order.
+            without: elements that are skipped.
+        """
+        born = [element for element in self.born_in(task) if element not in without]
+        if task.is_sequence:
+            return [(element,) for element in born], []
+        root = self._units.of(self.graph.id_of(self.graph.root))
+        elements = list(leftovers) if task.inputs else born
+        if not root.collecting:
+            return [(element,) for element in elements], []
+        groups = [tuple(elements[at : at + root.group]) for at in range(0, len(elements), root.group)]
+        if groups and task.parent >= 0 and len(groups[-1]) < root.group:
+            return groups[:-1], list(groups[-1])
+        return groups, []
+
+    def born_in(self, task: Task) -> list[int]:
+        """The elements that a task reads, whether it or a tail puts them out."""
+        if task.is_sequence:
+            return _elements(0, _SEQUENCE, Yield.AT_MOST_ONE)
+        if task.inputs:
+            return []
+        return _elements(task.start, task.stop, self._units.of(self.graph.id_of(self.graph.root)).yields)
+
+
+def _elements(start: int, stop: int, yields: Yield) -> list[int]:
+    """Units ``start`` to ``stop``; how many elements each gives looks random and is always the same."""
+    if yields is Yield.ONE:
+        return [unit * _MOST for unit in range(start, stop)]
+    most = 2 if yields is Yield.AT_MOST_ONE else _MOST
+    return [unit * _MOST + number for unit in range(start, stop) for number in range((unit * 40503 >> 3) % most)]
+
+
+def _files(count: int) -> dict[int, SplitTable]:
+    return {0: splits_table([Split(f"file-{number}", bytes=1 << 20) for number in range(count)])}
+
+
+def _pictures(count: int) -> dict[int, SplitTable]:
+    return {0: files_table([f"picture-{number}" for number in range(count)], [4 << 20] * count)}
+
+
+def _range(count: int) -> dict[int, SplitTable]:
+    return {0: positions_table(count)}
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> tuple[Pipeline, ...]:
+    """With and without tails, in one level and two; shuffled or not; one that can't be cut; one without an end."""
+    numbers = g.Range(start=0, stop=48)
+    many = g.Range(start=0, stop=160)
+    files = g.FromTFRecords(patterns=("*",))
+    odd = g.Filter(inputs=(numbers,), fn=_FUNCTION)
+    batches = g.Batch(inputs=(odd,), batch_size=3)
+    shuffled = g.Batch(inputs=(g.Shuffle(inputs=(files,), buffer_size=8),), batch_size=5)
+    deep = g.Batch(inputs=(g.Filter(inputs=(many,), fn=_FUNCTION),), batch_size=3)
+    twice = g.Repeat(inputs=(batches,), count=2)
+    pictures = g.FromFiles(patterns=("*",))
+    endless = g.Repeat(inputs=(g.Shuffle(inputs=(pictures,), buffer_size=24),), count=None)
+    return (
+        Pipeline("a range", g.Graph(numbers), _range(48), 12),
+        Pipeline("shuffled batches of a range", g.Graph(g.Batch(inputs=(numbers,), batch_size=2)), _range(48), 8),
+        Pipeline("a filtered range", g.Graph(odd), _range(48), 9),
+        Pipeline("batches of a filtered range", g.Graph(batches), _range(48), 10),
+        Pipeline("shuffled batches of files", g.Graph(shuffled), _files(24), 12),
+        Pipeline("tails of tails", g.Graph(deep), _range(160), 20),
+        Pipeline("batches, repeated", g.Graph(twice), _range(48), 12),
+        Pipeline("one task", g.Graph(g.Batch(inputs=(numbers,), batch_size=100)), _range(48), 1),
+        Pipeline("one sequence", g.Graph(g.Take(inputs=(odd,), count=20)), _range(48), 4),
+        Pipeline("nothing", g.Graph(g.Range(start=0, stop=0)), _range(0), 1),
+        Pipeline("without end", g.Graph(endless), _pictures(24), 12),
+    )

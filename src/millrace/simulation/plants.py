@@ -1,0 +1,139 @@
+"""Bugs to be planted: what the simulation must find, to be believed when it finds nothing.
+
+Each replaces one thing of the mind, or of what stands around it, for as long as a context lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+from millrace.client.inbox import EpochInbox
+from millrace.control import apply, jobs, leasing, snapshot, supply
+from millrace.control import events as ev
+from millrace.control.state import Job, State
+from millrace.dispatcher import recovery
+from millrace.simulation import dispatcher
+from millrace.simulation.consumer import Consumer
+
+
+def _double_lease() -> AbstractContextManager[Any]:
+    """A lease is taken back, and its worker is not told."""
+    return mock.patch.object(leasing, "tell_void", return_value=None)
+
+
+def _lost_ack() -> AbstractContextManager[Any]:
+    """A consumer that comes back does not say again what it has."""
+    report = Consumer._report  # noqa: SLF001
+
+    def forgetful(self: Consumer, *, everything: bool = False) -> None:
+        if not everything:
+            report(self)
+
+    return mock.patch.object(Consumer, "_report", forgetful)
+
+
+def _replay_skips() -> AbstractContextManager[Any]:
+    """Progress is journalled and not replayed."""
+    rebuild = recovery.rebuild
+
+    def skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
+        past.events = [[event for event in group if not isinstance(event, ev.Progressed)] for group in past.events]
+        return rebuild(fresh, past)
+
+    return mock.patch.object(dispatcher, "rebuild", skipping)
+
+
+def _snapshot_skips() -> AbstractContextManager[Any]:
+    """A snapshot forgets the number of the next lease."""
+    dump = snapshot.dump
+
+    def forgetful(state: State, stored: Any) -> bytes:
+        kept, state.next_lease = state.next_lease, 1
+        try:
+            return dump(state, stored)
+        finally:
+            state.next_lease = kept
+
+    return mock.patch.object(dispatcher, "dump", forgetful)
+
+
+def _early_collection() -> AbstractContextManager[Any]:
+    """An epoch is closed once the first consumer has left it behind, not the last."""
+
+    def hasty(turn: Any, job: Job) -> None:
+        newest = max((consumer.epoch for consumer in job.consumers.values()), default=0)
+        for number in [number for number in job.epochs if number < newest]:
+            turn.emit(ev.EpochClosed(job.name, number))
+
+    return mock.patch.object(jobs, "close_epochs", hasty)
+
+
+def _reply_before_durability() -> AbstractContextManager[Any]:
+    """What follows from events is done while they are being written."""
+    real = dispatcher.Dispatcher._commit  # noqa: SLF001
+
+    def hasty(self: dispatcher.Dispatcher) -> None:
+        real(self)
+        self._perform_all()
+
+    return mock.patch.object(dispatcher.Dispatcher, "_commit", hasty)
+
+
+def _stale_delivery() -> AbstractContextManager[Any]:
+    """A consumer takes what comes, whether it has it or not."""
+    accept = EpochInbox.accept
+
+    def trusting(self: EpochInbox, task: int, index: int, *args: Any, **options: Any) -> bool:
+        inbox = self._tasks.get(task)
+        if inbox is not None and index < inbox.held:
+            inbox.held = index
+        return accept(self, task, index, *args, **options)
+
+    return mock.patch.object(EpochInbox, "accept", trusting)
+
+
+def _hasty_tail() -> AbstractContextManager[Any]:
+    """A tail runs before all that leaves it something has finished."""
+    return mock.patch.object(supply, "_ready", return_value=True)
+
+
+def _orphan() -> AbstractContextManager[Any]:
+    """The tasks of a lost worker are released, and not leased again."""
+
+    def careless(state: State, event: ev.TaskReleased) -> None:
+        epoch = state.jobs[event.job].epochs[event.epoch]
+        live = epoch.live[event.task]
+        worker = state.workers.get(live.worker)
+        if worker is not None:
+            worker.unfinished.pop(live.lease, None)
+            worker.kept.pop(live.lease, None)
+        live.worker = ""
+        live.finished = live.leftovers = False
+
+    return mock.patch.dict(apply.APPLY, {ev.TaskReleased: careless})
+
+
+PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "double-lease": _double_lease,
+    "lost-ack": _lost_ack,
+    "replay-skips": _replay_skips,
+    "snapshot-skips": _snapshot_skips,
+    "early-collection": _early_collection,
+    "reply-before-durability": _reply_before_durability,
+    "stale-delivery": _stale_delivery,
+    "hasty-tail": _hasty_tail,
+    "orphan": _orphan,
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """While the body runs, this bug is there; none with an empty name."""
+    if name:
+        with PLANTS[name]():
+            yield
+    else:
+        yield

@@ -1,0 +1,313 @@
+"""One schedule: a service, what is read from it, and what fails on the way, all drawn from a seed."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millrace.control import messages as msg
+from millrace.control.state import Settings
+from millrace.simulation import faults
+from millrace.simulation.checks import Checks, difference
+from millrace.simulation.consumer import Consumer
+from millrace.simulation.disk import Disk
+from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
+from millrace.simulation.pipelines import Pipeline, catalogue
+from millrace.simulation.worker import Worker
+from millrace.simulation.world import Violation, World
+
+SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0)
+EVENTS = 200
+"""A schedule goes on until so many are durable."""
+DEADLY = 0.08
+"""Share of the jobs that have an element which ends its worker."""
+LIMIT_S = 400.0
+"""Seconds after the last fault in which everybody must have got what is theirs."""
+TRACE = 60
+"""Happenings that a violation is reported with."""
+MODES: tuple[dict[str, object], ...] = (
+    {},
+    {"deterministic": True},
+    {"visitation": "at_most_once"},
+    {"sharding": "static"},
+    {"sharding": "static", "deterministic": True},
+    {"sharding": "static", "visitation": "at_most_once"},
+    {"sharding": "custom"},
+    {"sharding": "custom", "deterministic": True},
+    {"sharding": "off", "visitation": "zero_once_or_more"},
+    {"visitation": "zero_once_or_more"},
+)
+
+
+@dataclass
+class Outcome:
+    """How one schedule went.
+
+    Attributes:
+        seed: which one.
+        events: that became durable; ``inputs`` that were decided about; ``elements`` that users got.
+        faults: that fired, by kind.
+        seconds: of virtual time.
+        violation: what was wrong, empty if nothing was; with ``trace``, the last things that happened.
+    """
+
+    seed: int
+    events: int = 0
+    elements: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    violation: str = ""
+    trace: list[str] = field(default_factory=list)
+
+
+class Town(Fleet):
+    """All processes of a schedule, and who starts them anew.
+
+    Args:
+        seed: of everything.
+
+    Attributes:
+        workers: by address, of all lives.
+        pipelines: by the structure that a job's spec has.
+        poison: the job of which a task fails, empty if none does.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        self.settings = SETTINGS
+        self.checks = Checks(self)
+        rng = self.world.rng
+        self.disk = Disk(rng.choice((30, 100, 1000)))
+        self.fired: Counter[str] = Counter()
+        self.pipelines: dict[bytes, Pipeline] = {each.structure: each for each in catalogue()}
+        self.workers: dict[str, Worker] = {}
+        self.consumers: list[Consumer] = []
+        self.ranks: dict[tuple[str, int], Consumer] = {}
+        self.expected = 0
+        self.faults_to_come = 0
+        self.poison = ""
+        self._poisoned_task = 0
+        self._deadly: dict[str, int] = {}
+        self._jobs = 0
+        self._stirred_at = 0.0
+        self._local = rng.random() < 0.3
+        self._count = 0
+        self.dispatcher: Dispatcher | None = None
+        self.start_dispatcher()
+        self.least = rng.randrange(1, 4)
+        for _ in range(self.least + rng.randrange(3)):
+            self.add_worker()
+        for _ in range(rng.randrange(1, 4)):
+            self._add_job()
+        faults.arrange(self)
+        for _ in range(2):
+            self.world.at(rng.uniform(1.0, 40.0), self.check_replay)
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def start_dispatcher(self) -> None:
+        """Another life of the dispatcher, with what the one before has left."""
+        self.dispatcher = Dispatcher(self.world, self.settings, self.disk, self.checks, self)
+        if self._count and self._local:
+            for _ in range(self.least):
+                self.add_worker()
+
+    def kill_dispatcher(self) -> None:
+        """It dies, and the workers that it started with it."""
+        dispatcher = self.dispatcher
+        assert dispatcher is not None
+        self.check_replay()
+        dispatcher.die()
+        self.dispatcher = None
+        if self._local:
+            for worker in list(self.workers.values()):
+                if worker.alive:
+                    worker.die()
+
+    def check_replay(self) -> None:
+        """What the journal gives, with what is still to be written, is the state."""
+        dispatcher = self.dispatcher
+        if dispatcher is None:
+            return
+        state = restored(self.disk, self.settings)
+        for event in dispatcher.undurable():
+            state.apply(event)
+        found = difference(dispatcher.state, state)
+        if found:
+            raise Violation(f"the journal replays to another state: {found}")
+
+    def add_worker(self) -> None:
+        """One more."""
+        self._count += 1
+        worker = Worker(self.world, f"w{self._count}", HOST if self._local else "elsewhere", self.checks, self)
+        self.workers[worker.address] = worker
+
+    def stop(self, workers: list[str]) -> None:
+        """The dispatcher wants these processes ended."""
+        if self._local:
+            for worker in self.alive_workers():
+                if worker.name in workers:
+                    worker.resume()
+                    worker.end()
+
+    def ended(self, worker: str) -> bool:
+        """Whether the process is no more."""
+        return not self.workers[f"{worker}:1"].alive
+
+    def alive_workers(self) -> list[Worker]:
+        """Those that run, or hang."""
+        return [worker for worker in self.workers.values() if worker.alive]
+
+    def worker_over(self, worker: Worker) -> None:
+        """A worker's process has ended: the cluster says so, and there may have to be another one."""
+        rng = self.world.rng
+        if self._local and self.dispatcher is not None:
+            self.dispatcher.after(0.05, self.dispatcher.worker_ended, worker.name)
+        if len(self.alive_workers()) < self.least:
+            self.world.after(rng.uniform(0.1, 3.0), self._refill)
+
+    def _refill(self) -> None:
+        if len(self.alive_workers()) < self.least and (self.dispatcher is not None or not self._local):
+            self.add_worker()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def _add_job(self) -> None:
+        rng = self.world.rng
+        self._jobs += 1
+        name = f"job-{self._jobs}"
+        self.stirred()
+        pipeline = rng.choice(catalogue())
+        modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") != "custom"]
+        mode = rng.choice(modes)
+        count = rng.randrange(1, 4)
+        spec = msg.JobSpec(
+            name,
+            pipeline.structure,
+            "bundle",
+            tasks=pipeline.tasks,
+            num_consumers=count if mode.get("deterministic") or rng.random() < 0.8 else None,
+            epochs=rng.randrange(1, 4),
+            **mode,  # type: ignore[arg-type]
+        )
+        if not self.poison and pipeline.plan.length and rng.random() < 0.08:
+            self.poison = name
+            self._poisoned_task = rng.randrange(pipeline.plan.length)
+        born = pipeline.born_in(pipeline.plan.task(0)) if pipeline.plan.length else []
+        if born and not self._deadly and rng.random() < DEADLY:
+            self._deadly[name] = rng.choice(born)
+        for index in range(count):
+            stops = {
+                epoch: rng.randrange(1, 20)
+                for epoch in range(spec.epochs or 1)
+                if pipeline.plan.length is None or rng.random() < 0.1
+            }
+            self.expected += 1
+            self.world.after(rng.uniform(0.0, 3.0), self.add_consumer, spec, index, stops)
+
+    def add_consumer(self, spec: msg.JobSpec, index: int, stops: dict[int, int]) -> None:
+        """A process that reads as this consumer."""
+        name = f"{spec.name}-c{index}.{len(self.consumers)}"
+        consumer = Consumer(self.world, name, spec, index, stops, self.checks, self)
+        self.consumers.append(consumer)
+        self.ranks[spec.name, index] = consumer
+
+    def job_again(self, name: str) -> None:
+        """A job had to begin anew: whoever has read it already reads it again, as the others wait for it."""
+        for (job, _), consumer in self.ranks.items():
+            if job == name and consumer.done:
+                self._start_again(consumer)
+
+    def _start_again(self, consumer: Consumer) -> None:
+        self.expected += 1
+        again = self.world.rng.uniform(0.1, 1.0)
+        self.world.after(again, self.add_consumer, consumer.spec, consumer.consumer, consumer.stops)
+
+    def consumer_over(self, consumer: Consumer) -> None:
+        """It has read all it wanted, or failed."""
+        self.expected -= 1
+        if consumer.failure is not None and consumer.failure.kind != "ElementError":
+            self._start_again(consumer)  # the training begins anew
+        if self.expected == 0 and (self.checks.events < EVENTS or self.faults_to_come > 0):
+            self._add_job()
+
+    def stirred(self) -> None:
+        """Something new has happened, from which everybody needs time to recover."""
+        self._stirred_at = self.world.now
+
+    def poisoned(self, ref: msg.TaskRef) -> bool:
+        """Whether this task fails."""
+        found = ref.job == self.poison and ref.task == self._poisoned_task
+        if found:
+            self.fired["task poisoned"] += 1
+        return found
+
+    def deadly(self, job: str, element: int) -> bool:
+        """Whether this element ends every process that comes to it."""
+        return self._deadly.get(job) == element
+
+    # -- the course of things ------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Everybody has what is theirs, and nothing of it is left."""
+        return self.expected == 0 and self.dispatcher is not None and not self.dispatcher.state.jobs
+
+    def run(self) -> None:
+        """Until it is over.
+
+        Raises:
+            Violation: something was wrong.
+        """
+        world = self.world
+        while not self.over:
+            world.step()
+            if world.now > self._stirred_at + LIMIT_S:
+                raise Violation(f"nothing gets on: {self._waiting()}")
+        self.check_replay()
+
+    def _waiting(self) -> str:
+        dispatcher = self.dispatcher
+        waiting = [consumer for consumer in self.consumers if consumer.alive and not consumer.done]
+        jobs = {} if dispatcher is None else dispatcher.state.jobs
+        parts = [f"{each.name} waits in epoch {each.inbox.number if each.inbox else None}" for each in waiting]
+        parts += [f"job {name} is still there" for name in jobs if not waiting]
+        return ", ".join(parts)
+
+
+def play(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
+    """One schedule.
+
+    Args:
+        seed: of everything in it.
+        tell: hears of all that happens, a line each.
+    """
+    last: deque[tuple[float, str, object]] = deque(maxlen=TRACE)
+    outcome = Outcome(seed)
+    town: Town | None = None
+    try:
+        town = Town(seed)
+        world = town.world
+
+        def note(who: str, what: object) -> None:
+            if tell is not None:
+                tell(_line(world.now, who, what))
+            last.append((world.now, who, what))
+
+        world.note = note
+        town.run()
+    except Violation as violation:
+        outcome.violation = str(violation)
+        outcome.trace = [_line(*each) for each in last]
+    if town is not None:
+        outcome.events, outcome.elements, outcome.kinds = town.checks.events, town.checks.elements, town.checks.kinds
+        outcome.faults, outcome.seconds = town.fired, town.world.now
+    return outcome
+
+
+def _line(now: float, who: str, what: object) -> str:
+    text = str(what)
+    return f"{now:9.3f}  {who:24} {text if len(text) <= 400 else text[:397] + '...'}"

@@ -1,0 +1,60 @@
+"""Some schedules: nothing is violated, and what is planted is found."""
+
+from collections import Counter
+
+import pytest
+
+from millrace.cli import main
+from millrace.simulation.faults import FAULTS
+from millrace.simulation.plants import PLANTS, planted
+from millrace.simulation.town import EVENTS, play
+
+SEEDS = 200
+AT_A_TIME = 20
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_A_TIME))
+def test_nothing_is_violated_in_a_long_and_eventful_schedule(first):
+    fired: Counter[str] = Counter()
+    for seed in range(first, first + AT_A_TIME):
+        outcome = play(seed)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        assert outcome.events >= EVENTS
+        assert outcome.faults.total() - outcome.faults["worker added"] >= 3
+        fired += outcome.faults
+    assert fired.keys() >= FAULTS.keys()
+
+
+def test_a_seed_tells_the_whole_story():
+    stories: list[list[str]] = [[], []]
+    for story in stories:
+        assert not play(11, story.append).violation
+    assert stories[0] == stories[1]
+    assert len(stories[0]) > 1000
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_bug_is_found_soon(plant):
+    with planted(plant):
+        found = next((seed for seed in range(40) if play(seed).violation), None)
+    assert found is not None
+    assert not play(found).violation
+
+
+def test_the_command_says_what_happened(capsys):
+    assert main(["simulate", "faults", "--seeds", "2", "--json"]) == 0
+    assert '"violations": {}' in capsys.readouterr().out
+    assert main(["simulate", "faults", "--seed", "0", "--plant", "reply-before-durability"]) == 1
+    said = capsys.readouterr().out
+    assert "is done before event " in said
+    assert "millrace simulate faults --seed 0 --trace" in said
+    assert main(["simulate", "faults", "--seed", "0", "--plant", "reply-before-durability", "--trace"]) == 1
+    assert "w1 > dispatcher          WorkerHello(" in capsys.readouterr().out
+
+
+def test_the_command_lists_what_can_be_planted(capsys):
+    assert main(["simulate", "faults", "--plant", "-"]) == 0
+    assert "lost-ack " in capsys.readouterr().out
+    assert main(["simulate", "faults", "--plant", "nonsense"]) == 2
+    assert main(["simulate", "faults", "--trace"]) == 2
+    assert "--trace needs --seed" in capsys.readouterr().err
