@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.control import messages as msg
+from millrace.control.reports import LaneReport
+from millrace.control.whereabouts import Place
 from millrace.simulation.pipelines import Output
 from millrace.simulation.world import Connection
 from millrace.wire import delivery
@@ -137,11 +139,11 @@ class Lane:
                 held.append(msg.HeldTask(ref, kept.lease, self.consumer, True, kept.end, ref in self._worker.left))
         return held
 
-    def report(self) -> msg.LaneReport:
+    def report(self) -> LaneReport:
         """How this lane fares."""
         since = self._blocked_since
         blocked = 0.0 if since is None else self._worker.world.now - since
-        return msg.LaneReport(self.consumer, self._running is not None, blocked, self._buffer.bytes)
+        return LaneReport(self.consumer, self._running is not None, blocked, self._buffer.bytes)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -321,13 +323,13 @@ class Lane:
                 self._worker.end_badly()
                 yield None
 
-    def _announce(self, lease: msg.LeaseTask, place: msg.Place, where: str) -> Steps:
+    def _announce(self, lease: msg.LeaseTask, place: Place, where: str) -> Steps:
         self.said = self._tell_place(lease, place, where)
         while self.said is not None:
             self._check()
             yield None
 
-    def _tell_place(self, lease: msg.LeaseTask, place: msg.Place, where: str) -> msg.TaskAt:
+    def _tell_place(self, lease: msg.LeaseTask, place: Place, where: str) -> msg.TaskAt:
         self._number += 1
         message = msg.TaskAt(lease.ref, lease.lease, self._number, place, where)
         self._worker.tell(message)
