@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -387,18 +386,17 @@ def _end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
     """Has SIGTERM and SIGINT call ``stop`` (a second one again, which ends at once), and the parent's end likewise."""
     # Not by a Python handler. Only the main thread runs those, it waits in a lock, and nothing wakes it if the kernel
     # gives the signal to another thread (one that is just starting takes it). What C writes here wakes its reader.
-    heard, told = socket.socketpair()
-    told.setblocking(False)
-    signal.set_wakeup_fd(told.detach())
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: None)
     os.register_at_fork(after_in_child=_without_signals)
 
     def listen() -> None:
-        with heard:
-            while numbers := heard.recv(16):
-                for number in numbers:
-                    stop(signal.Signals(number).name)
+        while True:
+            for number in os.read(heard, 16):
+                stop(signal.Signals(number).name)
 
     threading.Thread(target=listen, name="millrace-signals", daemon=True).start()
 
