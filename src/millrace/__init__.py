@@ -30,6 +30,7 @@ from millrace.errors import (
     StateError,
     StoreFullError,
     UnknownLengthError,
+    UnsureError,
     VersionMismatchError,
 )
 from millrace.version import __version__
@@ -71,6 +72,7 @@ __all__ = [
     "StateError",
     "StoreFullError",
     "UnknownLengthError",
+    "UnsureError",
     "VersionMismatchError",
     "Visitation",
     "__version__",

@@ -4,6 +4,7 @@ MillraceError
 ├── PipelineError          the graph or its options are wrong; raised where they were written
 │   └── UnknownLengthError     len() of a dataset whose length cannot be known
 ├── ShippingError          a function or object cannot travel to a worker
+├── UnsureError            nobody can tell whether a function is the same as in another run
 ├── SourceError            data could not be read
 │   ├── SourceNotFoundError    a file or pattern names nothing
 │   └── SourceCorruptError     a file is truncated or is not what it claims to be
@@ -47,6 +48,10 @@ class UnknownLengthError(PipelineError, TypeError):
 
 class ShippingError(MillraceError, TypeError):
     """A function or an object cannot be sent to a worker; the message names the culprit."""
+
+
+class UnsureError(MillraceError, TypeError):
+    """What a function or an object computes cannot be told by looking at it; the message names the culprit."""
 
 
 class SourceError(MillraceError, OSError):

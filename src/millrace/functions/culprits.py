@@ -81,16 +81,23 @@ def unsendable(value: Any, name: str, error: Exception) -> str:
     if culprit is None:
         return f"{name}: {_subject(value)} cannot be sent to a worker: {said}."
     path = _path(value, culprit, tracer.seen)
-    kind = _kind(culprit)
-    if path == []:
-        return f"{name}: {_subject(value)} cannot be sent to a worker ({said}). {_remedy(culprit, path)}."
-    if path is None:
-        found = f"holds {kind}, which cannot be sent to a worker"
-    elif len(path) == 1:
-        found = f"{_HOW[path[0].kind].format(path[0].label)}, {kind}, which cannot be sent to a worker"
-    else:
-        found = f"reaches {kind} ({_route(value, path)}), which cannot be sent to a worker"
-    return f"{name}: {_subject(value)} {found} ({said}). {_remedy(culprit, path)}."
+    found = f"{_subject(value)} holds {_kind(culprit)}, which" if path is None else reached(value, culprit, path)
+    return f"{name}: {found} cannot be sent to a worker ({said}). {_remedy(culprit, path)}."
+
+
+def reached(value: Any, culprit: Any, path: Sequence[Hop]) -> str:
+    """A sentence up to its verb about what is found in ``value``: ``function f uses the global `LOCK`, a lock, which``.
+
+    Args:
+        value: a function or object of the user's.
+        culprit: what the sentence is about.
+        path: how ``value`` leads to it; empty if it is ``value`` itself.
+    """
+    if not path:
+        return _subject(value)
+    if len(path) == 1:
+        return f"{_subject(value)} {_HOW[path[0].kind].format(path[0].label)}, {_kind(culprit)}, which"
+    return f"{_subject(value)} reaches {_kind(culprit)} ({_route(value, path)}), which"
 
 
 def too_large(values: Sequence[Any], names: Sequence[str], max_bytes: int) -> str:
@@ -262,7 +269,7 @@ def _subject(value: Any) -> str:
     return f"{kind} {name} ({where})" if where else f"{kind} {name}"
 
 
-def _route(value: Any, path: list[Hop]) -> str:
+def _route(value: Any, path: Sequence[Hop]) -> str:
     """``augment -> self.model -> _lock``."""
     labels = [hop.label for hop in path]
     if labels[0] == "self" and len(labels) > 1:

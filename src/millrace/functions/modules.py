@@ -105,6 +105,20 @@ def is_installed(path: str) -> bool:
     return any(real.startswith(root) for root in _installed_roots())
 
 
+def is_users(name: str) -> bool:
+    """Whether a module is the user's own, the main program included; False also if there is none of this name.
+
+    Only where it lies is looked at: nothing is imported.
+    """
+    if name in ("__main__", "__mp_main__"):
+        return True
+    try:
+        spec = None if name.partition(".")[0] in NEVER_SHIPPED else _find(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and _is_users(name, spec)
+
+
 def resolve(name: str, level: int, package: str | None) -> str | None:
     """The absolute name of an import: ``from ..a import b`` in ``package`` is ``("a", 2, package)``.
 

@@ -1,0 +1,458 @@
+"""What a value is and what it holds, as far as it decides what comes of using it."""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import hashlib
+import inspect
+import itertools
+import operator
+import random
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from millrace.functions.codes import canonical
+from millrace.functions.digests import atom, joined
+from millrace.functions.modules import is_installed
+from millrace.functions.origins import release
+from millrace.functions.references import Held, UntoldError, followed, is_dynamic
+
+
+class Anatomy(NamedTuple):
+    """A value taken apart.
+
+    Attributes:
+        label: what it is, but for what it holds.
+        holds: what it holds.
+        ordered: whether the order of that matters.
+    """
+
+    label: bytes
+    holds: list[Held]
+    ordered: bool = True
+
+
+_COMPILED = "is compiled, and not installed as a package with a version"
+_NOT_OF_A_CLASS = {
+    "__dict__",
+    "__weakref__",
+    "__module__",
+    "__qualname__",
+    "__doc__",
+    "__abstractmethods__",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__firstlineno__",
+    "__slotnames__",
+    "__static_attributes__",
+    "_abc_impl",
+}
+"""Text, caches, and what Python makes of the rest."""
+_SIMPLE_DESCRIPTORS = (
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+def dissect(value: Any, beside: frozenset[str] = frozenset()) -> Anatomy:
+    """Takes ``value`` apart, one level deep.
+
+    Args:
+        value: anything.
+        beside: what of functions and classes counts although it is not computed with: see :class:`ReflectiveError`.
+
+    Raises:
+        UntoldError: it holds what cannot be compared, or does what cannot be followed.
+        ReflectiveError: ``beside`` lacks something.
+    """
+    inside = atom(value)
+    if inside is not None:
+        return Anatomy(inside, [])
+    kind = type(value)  # and not isinstance: proxies claim to be what they stand for
+    if issubclass(kind, type):
+        return _class(value, beside)
+    if kind is types.FunctionType:
+        return _function(value, beside)
+    look = _EXACTLY.get(kind)
+    if look is not None:
+        return look(value)
+    if callable(value):
+        known = _by_name(value)
+        if known is not None:
+            return known
+    for base, look in _KINDS:
+        if issubclass(kind, base):
+            return look(value)
+    return _tensor(value) or _instance(value)
+
+
+def _made(kind: str, holds: list[Held]) -> Anatomy:
+    """Of what is told by the names of what it holds."""
+    return Anatomy(joined([kind, *(held.name for held in holds)]), holds)
+
+
+# -- containers and numbers --------------------------------------------------------------------------------------------
+
+
+def _items(kind: str, values: Iterable[Any], place: Callable[[int], Any] = int) -> Anatomy:
+    """A container in order; ``place`` of an item's number is what a message calls it."""
+    label, holds = [kind.encode()], []
+    for number, value in enumerate(values):
+        inside = _inline(value)
+        if inside is None:
+            inside = b"@"
+            holds.append(Held("item", f"[{place(number)}]", value))
+        label.append(inside)
+    return Anatomy(b"".join(label), holds)
+
+
+def _inline(value: Any) -> bytes | None:
+    """An atom or a row of atoms, which are most of what long lists hold."""
+    bracket = _ROWS.get(type(value))
+    if bracket is None:
+        return atom(value)
+    parts = list(map(atom, _flat(value) if type(value) is dict else value))
+    return None if None in parts else b"%b%d:%b" % (bracket, len(parts), b"".join(part for part in parts if part))
+
+
+_ROWS: dict[type, bytes] = {tuple: b"(", list: b"[", dict: b"{"}
+
+
+def _flat(pairs: Any) -> Iterator[Any]:
+    return itertools.chain.from_iterable(pairs.items())
+
+
+def _dict(value: Any) -> Anatomy:
+    keys = [repr(key) if type(key) is str else "..." for key in value]
+    return _items("dict", _flat(value), lambda number: keys[number // 2])
+
+
+def _set(value: Any) -> Anatomy:
+    kind = b"frozenset" if isinstance(value, frozenset) else b"set"
+    holds = [Held("item", "[...]", item) for item in value]
+    return Anatomy(kind, holds, ordered=False)
+
+
+def _subclass_of_set(value: Any) -> Anatomy:
+    plain = frozenset(value)
+    holds = [Held("part", "class", type(value)), Held("part", "items", plain)]
+    return _made("set", [*holds, *_attributes(getattr(value, "__dict__", {}))])
+
+
+def _array(value: Any) -> Anatomy:
+    if value.dtype.hasobject or value.dtype.kind == "T":
+        content = Held("part", "items", value.tolist())
+    else:
+        # SHA-256, for processors have instructions for it: three times as fast as BLAKE2b.
+        content = Held("part", "bytes", hashlib.sha256(np.ascontiguousarray(value).view(np.uint8).data).digest())
+    shape = b"array" + b"".join(b"%d," % size for size in value.shape)
+    return Anatomy(shape, [Held("part", "dtype", value.dtype), content])
+
+
+def _scalar(value: np.generic) -> Anatomy:
+    return Anatomy(b"scalar", [Held("part", "value", np.asarray(value))])
+
+
+def _tensor(value: Any) -> Anatomy | None:
+    """A tensor of PyTorch, if that is loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None or not issubclass(type(value), torch.Tensor):
+        return None
+    try:
+        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise UntoldError(f"is a tensor whose bytes cannot be read ({error})") from None
+    label = joined(["tensor", str(value.dtype), str(tuple(value.shape)), str(value.device.type)])
+    return Anatomy(label, [Held("part", "class", type(value)), Held("part", "bytes", plain)])
+
+
+def _enum_member(value: enum.Enum) -> Anatomy:
+    # By its value too: flags have members without names, and members of installed classes are not looked up there.
+    label = joined(["member", str(value.name)])
+    return Anatomy(label, [Held("part", "class", type(value)), Held("attribute", "value", value.value)])
+
+
+def _pattern(value: re.Pattern[Any]) -> Anatomy:
+    return Anatomy(b"pattern%d;" % value.flags, [Held("part", "pattern", value.pattern)])
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def _function(function: types.FunctionType, beside: frozenset[str]) -> Anatomy:
+    home = function.__globals__.get("__name__")
+    installed = release(home) if isinstance(home, str) and _is_of(function, home) else None
+    if installed is not None:
+        known = _by_name(function)
+        if known is not None:
+            return known
+    code, defaults = function.__code__, function.__defaults__ or ()
+    holds = [Held("part", "code", code)]
+    holds += [
+        Held("default", name, value)
+        for name, value in zip(
+            code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True
+        )
+    ]
+    named = sorted((function.__kwdefaults__ or {}).items())
+    holds += [Held("default", name, value) for name, value in named]
+    cells = _cells(function)
+    holds += [Held("variable", name, value) for name, value in cells.items()]
+    attributes = sorted(vars(function).items())
+    holds += [Held("attribute", name, value) for name, value in attributes]
+    parts = [str(len(defaults)), *(name for name, _ in named), "", *cells, "", *(name for name, _ in attributes)]
+    if installed is None:
+        found = followed(function, cells, beside)
+        parts += ["globals", *(held.name for held in found)]
+        holds += found
+    else:
+        parts += [installed, str(home), function.__qualname__]
+    if "names" in beside:
+        parts += [function.__name__, function.__qualname__]
+    if "docstrings" in beside:
+        holds.append(Held("part", "docstring", function.__doc__))
+    if "annotations" in beside:
+        holds.append(Held("part", "annotations", function.__annotations__))
+    return Anatomy(b"function" + joined(parts), holds)
+
+
+def _is_of(function: types.FunctionType, home: str) -> bool:
+    """Whether a module made this function, here or, if it was pickled by value, elsewhere."""
+    own = getattr(sys.modules.get(home), "__dict__", None) is function.__globals__
+    return own or is_installed(function.__code__.co_filename)
+
+
+def _cells(function: types.FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue  # it isn't set yet
+    return found
+
+
+def _code(code: types.CodeType) -> Anatomy:
+    label, constants = canonical(code)
+    return Anatomy(label, [Held("part", "constant", constant) for constant in constants])
+
+
+def _by_name(value: Any) -> Anatomy | None:
+    """Something that an installed module has under its own name."""
+    home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(home, str) or not isinstance(name, str) or home not in sys.modules:
+        return None
+    known = release(home)
+    if known is None:
+        return None
+    if is_dynamic(value):
+        raise UntoldError("may run or reach anything")
+    try:
+        found = operator.attrgetter(name)(sys.modules[home])
+    except AttributeError:
+        return None
+    return Anatomy(joined(["installed", known, home, name]), []) if found is value else None
+
+
+def _builtin(value: Any) -> Anatomy:
+    known = _by_name(value)
+    if known is not None:
+        return known
+    owner = value.__self__
+    if owner is None or isinstance(owner, types.ModuleType):
+        home = owner.__name__ if owner is not None else value.__module__
+        known_release = release(home) if isinstance(home, str) else None
+        if known_release is None:
+            raise UntoldError(_COMPILED)
+        return Anatomy(joined(["installed", known_release, str(home), value.__qualname__]), [])
+    return Anatomy(joined(["method", value.__name__]), [Held("self", "self", owner)])
+
+
+def _method(value: types.MethodType) -> Anatomy:
+    return Anatomy(b"bound", [Held("part", "function", value.__func__), Held("self", "self", value.__self__)])
+
+
+def _method_of_builtin(value: Any) -> Anatomy:
+    return Anatomy(joined(["method", value.__name__]), [Held("self", "self", value.__self__)])
+
+
+def _descriptor(value: Any) -> Anatomy:
+    owner = value.__objclass__
+    if type(value) is not types.MemberDescriptorType and release(owner.__module__) is None:
+        raise UntoldError(_COMPILED)
+    return Anatomy(joined(["descriptor", type(value).__name__, value.__name__]), [_owner(owner)])
+
+
+def _owner(cls: type) -> Held:
+    return Held("part", "class", cls)
+
+
+def _partial(value: functools.partial[Any]) -> Anatomy:
+    named = sorted(value.keywords.items())
+    holds = [Held("part", "function", value.func)]
+    holds += [Held("default", f"argument {number}", item) for number, item in enumerate(value.args)]
+    holds += [Held("default", name, item) for name, item in named]
+    return _made(f"partial of {len(named)}", [*holds, *_attributes(vars(value))])
+
+
+def _cached(value: Any) -> Anatomy:
+    """What ``functools.lru_cache`` makes of a function."""
+    own = {name: item for name, item in vars(value).items() if name[:2] != "__" and name != "cache_parameters"}
+    return _made("cached", [Held("part", "function", value.__wrapped__), *_attributes(own)])
+
+
+def _wrapper(kind: str, *names: str) -> Callable[[Any], Anatomy]:
+    """Of something that is made of the functions among these attributes."""
+
+    def look(value: Any) -> Anatomy:
+        return _made(kind, [Held("part", name, getattr(value, name)) for name in names])
+
+    return look
+
+
+def _module(value: types.ModuleType) -> Anatomy:
+    name = value.__name__
+    known = release(name)
+    if known is not None:
+        return Anatomy(joined(["installed", known, name]), [])
+    own = sorted((key, item) for key, item in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
+    holds = [Held("attribute", key, item) for key, item in own if not _is_below(item, name)]
+    return _made("module", holds)
+
+
+def _is_below(value: Any, package: str) -> bool:
+    """Modules of a package are among its names once something has imported them."""
+    return isinstance(value, types.ModuleType) and value.__name__.startswith(f"{package}.")
+
+
+# -- classes and their instances ---------------------------------------------------------------------------------------
+
+
+def _class(cls: type, beside: frozenset[str]) -> Anatomy:
+    known = _by_name(cls)
+    if known is not None:
+        return known
+    home = release(cls.__module__)
+    if not cls.__flags__ & _HEAP_TYPE:
+        if home is None:
+            raise UntoldError(_COMPILED)
+        return Anatomy(joined(["installed", home, cls.__module__, cls.__qualname__]), [])
+    holds = [Held("part", "class", type(cls))] if type(cls) is not type else []
+    holds += [Held("part", base.__name__, base) for base in cls.__bases__]
+    own = dict(vars(cls))
+    own["__annotations__"] = inspect.get_annotations(cls)  # packages make parsers of them
+    if issubclass(cls, enum.Enum):
+        members = [(name, member.value) for name, member in cls.__members__.items()]
+        holds.append(Held("part", "members", members))
+        own = {name: item for name, item in own.items() if name not in {*_MEMBERS, *cls.__members__}}
+    entries = sorted((name, item) for name, item in own.items() if name not in _NOT_OF_A_CLASS)
+    if "docstrings" in beside:
+        entries.append(("__doc__", cls.__doc__))
+    holds += [Held("attribute", name, item) for name, item in entries]
+    parts = [
+        cls.__qualname__ if "names" in beside else cls.__name__,
+        str(home),
+        str(len(cls.__bases__)),
+        *(name for name, _ in entries),
+    ]
+    return Anatomy(b"class" + joined(parts), holds)
+
+
+_MEMBERS = ("_member_map_", "_value2member_map_")  # they grow as combinations of flags are made
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+def _instance(value: Any) -> Anatomy:
+    """By what :mod:`pickle` would keep of it."""
+    cls = type(value)
+    if _is_shared_generator(value):
+        return Anatomy(b"shared generator", [_owner(cls)])
+    try:
+        reducer = copyreg.dispatch_table.get(cls)
+        reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
+        raise UntoldError(f"has no state that could be compared ({error})") from None
+    if isinstance(reduced, str):
+        return _named(value, reduced)
+    make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    holds = [_owner(cls), Held("part", "constructor", make), Held("part", "arguments", tuple(arguments))]
+    if state is not None and getattr(cls, "__getstate__", None) is _DEFAULT_STATE and make is copyreg.__newobj__:  # type: ignore[attr-defined]
+        slots: dict[str, Any] = {}
+        if isinstance(state, tuple):
+            state, slots = state
+        holds += _attributes({**(state or {}), **slots})
+    elif state is not None:
+        holds.append(Held("part", "state", state))
+    if items is not None:
+        holds.append(Held("part", "items", list(items)))
+    if pairs is not None:
+        holds.append(Held("part", "items", [tuple(pair) for pair in pairs]))
+    return _made("instance", holds)
+
+
+def _named(value: Any, name: str) -> Anatomy:
+    """Something that is pickled as a name, by the package whose module has it."""
+    package = type(value).__module__.partition(".")[0]
+    homes = [home for home, module in list(sys.modules.items()) if getattr(module, "__dict__", {}).get(name) is value]
+    for home in sorted(homes, key=lambda home: (home.partition(".")[0] != package, home)):
+        known = release(package) and release(home)
+        if known is not None:
+            return Anatomy(joined(["named", known, name]), [_owner(type(value))])
+    raise UntoldError(f"is known by the name `{name}` alone")
+
+
+_DEFAULT_STATE = getattr(object, "__getstate__")  # noqa: B009 - typeshed lacks it
+
+
+def _is_shared_generator(value: Any) -> bool:
+    """The generators behind ``random.random`` and ``np.random.rand``: another state in each process, on purpose."""
+    return value is getattr(random, "_inst", None) or value is getattr(np.random.mtrand, "_rand", None)
+
+
+def _attributes(state: dict[Any, Any]) -> list[Held]:
+    return [Held("attribute", str(name), state[name]) for name in sorted(state, key=str)]
+
+
+_EXACTLY: dict[type, Callable[[Any], Anatomy]] = {
+    list: lambda value: _items("list", value),
+    tuple: lambda value: _items("tuple", value),
+    dict: _dict,
+    set: _set,
+    frozenset: _set,
+    bytearray: lambda value: _items("bytearray", [bytes(value)]),
+    np.ndarray: _array,
+    np.memmap: _array,
+    types.MappingProxyType: _dict,
+    types.CodeType: _code,
+    types.MethodType: _method,
+    types.BuiltinFunctionType: _builtin,
+    types.MethodWrapperType: _method_of_builtin,
+    types.ModuleType: _module,
+    types.CellType: lambda value: _items("cell", [value.cell_contents]),
+    functools.partial: _partial,
+    type(functools.lru_cache(operator.index)): _cached,
+    functools.cached_property: _wrapper("cached property", "func"),
+    property: _wrapper("property", "fget", "fset", "fdel"),
+    staticmethod: _wrapper("static method", "__func__"),
+    classmethod: _wrapper("class method", "__func__"),
+    re.Pattern: _pattern,
+    **dict.fromkeys(_SIMPLE_DESCRIPTORS, _descriptor),
+}
+_KINDS: list[tuple[type, Callable[[Any], Anatomy]]] = [
+    (types.ModuleType, _module),
+    (enum.Enum, _enum_member),
+    (set, _subclass_of_set),
+    (frozenset, _subclass_of_set),
+    (np.generic, _scalar),
+]

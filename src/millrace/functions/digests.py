@@ -1,0 +1,151 @@
+"""Digests of values that are given as a graph: two are alike if they look alike from their roots down.
+
+What is shared and what is a copy makes no difference outside of cycles, and neither does the order in which anything
+was found. Cycles are cut as Tarjan has it ("Depth-first search and linear graph algorithms", 1972): nodes that reach
+one another have digests of what is seen on a walk from each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+SIZE = 16
+"""Bytes of a digest."""
+
+
+class Node(NamedTuple):
+    """One value, taken apart.
+
+    Attributes:
+        label: what it is, but for what it holds.
+        children: numbers of the nodes that it holds.
+        ordered: whether their order matters; it does not in a set.
+    """
+
+    label: bytes
+    children: Sequence[int]
+    ordered: bool = True
+
+
+def hashed(*parts: bytes) -> bytes:
+    """BLAKE2b of some byte strings and of where each ends, 16 bytes."""
+    digest = hashlib.blake2b(digest_size=SIZE)
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.digest()
+
+
+def joined(parts: Iterable[str]) -> bytes:
+    """Some strings as one label, so that it can be seen where each ends."""
+    return b"".join(map(_str, parts))
+
+
+def atom(value: Any) -> bytes | None:
+    """A value without parts as bytes that end by themselves; None if it is none of these."""
+    encode = _ATOMS.get(type(value))
+    return None if encode is None else encode(value)
+
+
+def _str(value: str) -> bytes:
+    data = value.encode("utf-8", "surrogatepass")
+    return b"s%d:%b" % (len(data), data)
+
+
+_ATOMS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda _: b"N",
+    type(...): lambda _: b"E",
+    type(NotImplemented): lambda _: b"I",
+    bool: lambda value: b"T" if value else b"F",
+    int: lambda value: b"i%x;" % value,  # decimal digits are limited
+    float: lambda value: b"f" + struct.pack("<d", value),
+    complex: lambda value: b"c" + struct.pack("<dd", value.real, value.imag),
+    str: _str,
+    bytes: lambda value: b"b%d:%b" % (len(value), value),
+}
+
+
+def digest_of(nodes: Sequence[Node]) -> bytes:
+    """Digest of node 0, 16 bytes."""
+    digests: dict[int, bytes] = {}
+    groups: dict[int, frozenset[int]] = {}
+
+    def of(number: int) -> bytes:
+        if number not in digests:
+            digests[number] = _in_cycle(nodes, number, groups[number], of)
+        return digests[number]
+
+    for group in _groups(nodes):
+        first = group[0]
+        if len(group) == 1 and first not in nodes[first].children:
+            below = [of(child) for child in nodes[first].children]
+            digests[first] = _digest(nodes[first], below)
+        else:
+            groups.update(dict.fromkeys(group, frozenset(group)))
+    return of(0)
+
+
+def _digest(node: Node, children: list[bytes]) -> bytes:
+    return hashed(node.label, *(children if node.ordered else sorted(children)))
+
+
+def _in_cycle(nodes: Sequence[Node], start: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
+    """Digest of one of a ``group`` of nodes that reach one another: what a walk from it finds, in order."""
+    places = {start: 0}
+    found = [start]
+    seen: list[bytes] = []
+    for number in found:  # it grows
+        node = nodes[number]
+        # What cannot be told apart in a set here stays as it is: it may be missed, but never taken for another.
+        children = node.children if node.ordered else sorted(node.children, key=lambda n: _rank(nodes, n, group, of))
+        below = []
+        for child in children:
+            if child not in group:
+                below.append(of(child))
+                continue
+            if child not in places:
+                places[child] = len(places)
+                found.append(child)
+            below.append(b"%d" % places[child])
+        seen.append(hashed(node.label, *below))
+    return hashed(b"cycle", *seen)
+
+
+def _rank(nodes: Sequence[Node], number: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
+    return hashed(nodes[number].label) if number in group else of(number)
+
+
+def _groups(nodes: Sequence[Node]) -> Iterator[list[int]]:
+    """Strongly connected components of what node 0 reaches, each after all that it leads to."""
+    low: dict[int, int] = {}
+    index: dict[int, int] = {}
+    stack: list[int] = []
+    waiting: set[int] = set()
+    path = [(0, iter(nodes[0].children))]
+    low[0] = index[0] = 0
+    stack.append(0)
+    waiting.add(0)
+    while path:
+        number, children = path[-1]
+        child = next(children, None)
+        if child is None:
+            path.pop()
+            if path:
+                above = path[-1][0]
+                low[above] = min(low[above], low[number])
+            if low[number] == index[number]:
+                start = stack.index(number) if stack[-1] != number else len(stack) - 1
+                group = stack[start:]
+                del stack[start:]
+                waiting.difference_update(group)
+                yield group
+        elif child not in index:
+            low[child] = index[child] = len(index)
+            stack.append(child)
+            waiting.add(child)
+            path.append((child, iter(nodes[child].children)))
+        elif child in waiting:
+            low[number] = min(low[number], index[child])

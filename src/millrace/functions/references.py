@@ -1,0 +1,163 @@
+"""What the names in a function's code stand for: globals, modules, what it imports when it runs."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from millrace.functions.codes import OPAQUE, REFLECTIVE, Import, uses
+from millrace.functions.digests import atom
+from millrace.functions.modules import resolve
+from millrace.functions.origins import release
+
+
+class UntoldError(Exception):
+    """What this value does cannot be told by looking at it; the message goes on after "which"."""
+
+
+class ReflectiveError(Exception):
+    """Code looks at what was left out.
+
+    Attributes:
+        beside: at which of ``names``, ``docstrings``, ``annotations``.
+    """
+
+    def __init__(self, beside: frozenset[str]) -> None:
+        super().__init__(*beside)
+        self.beside = beside
+
+
+class Held(NamedTuple):
+    """Something that a value holds.
+
+    Attributes:
+        kind: how, one of those that :class:`millrace.functions.culprits.Hop` knows.
+        name: e.g. ``MODEL``, ``[3]``.
+        value: what.
+    """
+
+    kind: str
+    name: str
+    value: Any
+
+
+_MISSING: Any = object()
+_DYNAMIC = (
+    eval,
+    exec,
+    compile,
+    globals,
+    __import__,
+    importlib.import_module,
+    inspect.currentframe,
+    sys._getframe,  # noqa: SLF001 - it has no other name
+)
+_CHANGING = {
+    *("append", "appendleft", "add", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove"),
+    *("reverse", "rotate", "setdefault", "sort", "subtract", "update"),
+}
+_CONTAINERS = (list, dict, set, bytearray, collections.deque)
+
+
+def followed(function: types.FunctionType, cells: dict[str, Any], beside: frozenset[str]) -> list[Held]:
+    """What the names in the code of a function of the user's stand for.
+
+    Args:
+        function: the function.
+        cells: the variables around it, by name.
+        beside: see :class:`ReflectiveError`.
+
+    Raises:
+        UntoldError: it changes what outlives its call, or reaches what cannot be followed.
+        ReflectiveError: it looks at more than ``beside``.
+    """
+    used = uses(function.__code__)
+    if used.stores:
+        raise UntoldError(f"changes `{min(used.stores)}`, which outlives its call")
+    hidden = used.names & OPAQUE
+    if hidden:
+        raise UntoldError(f"uses `{min(hidden)}`, by which it may reach anything")
+    wanted = {REFLECTIVE[name] for name in used.names & REFLECTIVE.keys()}
+    if not wanted <= beside:
+        raise ReflectiveError(beside | wanted)
+    found: dict[str, Held] = {}
+    for path in sorted(used.variables):
+        _check_unchanged(cells.get(path[0], _MISSING), path)
+    for path in sorted(used.globals):
+        depth, value = _look_up(function.__globals__, path)
+        if value is sys and path[depth : depth + 1] == ("modules",):
+            raise UntoldError("uses `sys.modules`, by which it may reach anything")
+        _check_unchanged(value, path[depth - 1 :])
+        name = ".".join(path[:depth])
+        found[name] = Held("global", name, value)
+    package = function.__globals__.get("__package__")
+    for each in sorted(used.imports):
+        found.update((held.name, held) for held in _imported(each, package))
+    return list(found.values())
+
+
+def _check_unchanged(value: Any, path: tuple[str, ...]) -> None:
+    if isinstance(value, _CONTAINERS) and len(path) > 1 and path[1] in _CHANGING:
+        raise UntoldError(f"changes `{path[0]}`, which outlives its call")
+
+
+class _Unset:
+    """Stands for a name that means nothing, or nothing yet."""
+
+
+def _look_up(space: dict[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
+    """(number of names used, value): what a name stands for, through modules as far as attributes lead."""
+    value = space.get(path[0], _MISSING)
+    if value is _MISSING:
+        value = getattr(builtins, path[0], _Unset)
+    depth = 1
+    while isinstance(value, types.ModuleType) and depth < len(path):
+        inside = vars(value).get(path[depth], _MISSING)
+        if inside is _MISSING and release(value.__name__) is None:
+            inside = getattr(value, path[depth], _Unset)
+        if inside is _MISSING or (release(value.__name__) is not None and not _looks_out(inside)):
+            break  # the package's release says what it is
+        value, depth = inside, depth + 1
+    return depth, value
+
+
+def _looks_out(value: Any) -> bool:
+    """Whether what an installed module holds has to be looked at: settings, what the user put there, what does all."""
+    if isinstance(value, (types.FunctionType, type)):
+        return release(str(value.__module__)) is None or is_dynamic(value)
+    return isinstance(value, types.ModuleType) or atom(value) is not None or is_dynamic(value)
+
+
+def is_dynamic(value: Any) -> bool:
+    """Whether this can run or reach anything."""
+    return any(value is each for each in _DYNAMIC)
+
+
+def _imported(each: Import, package: str | None) -> Iterator[Held]:
+    """What an import inside a function brings: the user's modules are imported, as they will be when it is called."""
+    name = resolve(each.module, each.level, package)
+    label = "import " + "." * each.level + each.module
+    if name is None:
+        raise UntoldError(f"has `{label}` in it, which leads out of its package")
+    known = release(name)
+    if known is not None or importlib.util.find_spec(name.partition(".")[0]) is None:
+        yield Held("part", label, f"{known} {name}")
+        return
+    try:
+        module = importlib.import_module(name)
+        if not each.names or "*" in each.names:
+            yield Held("part", label, module)
+            return
+        for wanted in each.names:
+            if not hasattr(module, wanted):
+                importlib.import_module(f"{name}.{wanted}")
+            yield Held("part", f"{label}: {wanted}", getattr(module, wanted))
+    except Exception as error:  # noqa: BLE001 - modules run any code when they are imported
+        raise UntoldError(f"has `{label}` in it, which fails here ({type(error).__name__}: {error})") from None
