@@ -5,11 +5,11 @@ from __future__ import annotations
 import glob
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import PipelineError
-from millrace.functions.signature import describe, name_of
+from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
 from millrace.planning.units import INFINITE
 
@@ -41,6 +41,16 @@ def node(operator: str, value: Any) -> Node:
     return graph.root
 
 
+def members(operator: str, datasets: Any) -> dict[str, Any]:
+    """The ``inputs`` of datasets that are given one by one, in a sequence, or in a dict, and the ``keys`` of that."""
+    several = datasets[0] if len(datasets) == 1 and isinstance(datasets[0], (tuple, list, Mapping)) else datasets
+    keys = tuple(several) if isinstance(several, Mapping) else None
+    found = several.values() if isinstance(several, Mapping) else several
+    if not found:
+        raise PipelineError(f"{operator} needs at least one dataset")
+    return {"inputs": tuple(node(operator, member) for member in found), "keys": keys}
+
+
 def one_of(operator: str, name: str, value: Any, choices: Sequence[Any]) -> None:
     """One of ``choices``."""
     if value not in choices:
@@ -48,10 +58,23 @@ def one_of(operator: str, name: str, value: Any, choices: Sequence[Any]) -> None
         raise PipelineError(f"{operator}: {name} must be one of {listed}, not {value!r}")
 
 
-def function(operator: str, value: Any, arguments: Sequence[str] = ("element",)) -> Opaque:
-    """A user's function, with its name and whether it takes ``rng``."""
+def function(operator: str, value: Any, arguments: Sequence[str] = ("element",), key: str = "") -> Opaque:
+    """A user's function, with its name, whether it takes ``rng``, and the ``key`` that the user gave it."""
     about = describe(value, operator, arguments)
-    return Opaque(value, about.name, about.where, about.takes_rng)
+    return Opaque(value, about.name, about.where, about.takes_rng, version(operator, key))
+
+
+def version(operator: str, value: Any) -> str:
+    """``key``: what the user calls a function's or an object's version."""
+    if not isinstance(value, str):
+        raise PipelineError(f'{operator}: key names the version of your function, as in key="v3", not {value!r}')
+    return value
+
+
+def reducer(operator: str, value: Any) -> Opaque:
+    """A user's function of a key and a window."""
+    about = describe(value, operator, ("key", "window"))
+    return Opaque(WindowReducer(value), about.name, about.where)
 
 
 def patterns(operator: str, value: Patterns) -> tuple[str, ...]:
@@ -91,6 +114,13 @@ def sequence(operator: str, value: Any, remedy: str) -> int:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         raise PipelineError(f"{operator} takes something with len() and [i], not {type(value).__name__}; {remedy}")
     return len(value)
+
+
+def map_style(operator: str, value: Any, key: str) -> tuple[Opaque, int]:
+    """Something with ``len()`` and ``[i]`` that is a data set, and its length."""
+    count = sequence(operator, value, "an iterable has no positions that could be shared out")
+    name, where = type(value).__name__, where_of(type(value))
+    return Opaque(value, name, where, key=version(operator, key)), count
 
 
 def is_int(value: Any) -> bool:

@@ -11,7 +11,6 @@ from millrace import arguments
 from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.readable import Readable
-from millrace.functions.signature import where_of
 from millrace.functions.spawning import for_children
 from millrace.graph import nodes as g
 from millrace.graph.nodes import AUTOTUNE
@@ -90,11 +89,10 @@ class Dataset(Readable):
         return cls(g.FromParquet(patterns=arguments.patterns("from_parquet", patterns), columns=chosen))
 
     @classmethod
-    def from_map_style(cls, dataset: Any) -> Dataset:
-        """``dataset[i]`` for every i below ``len(dataset)``: a torch Dataset, a Hugging Face dataset, a list."""
-        count = arguments.sequence("from_map_style", dataset, "an iterable has no positions that could be shared out")
-        name, where = type(dataset).__name__, where_of(type(dataset))
-        return cls(g.FromMapStyle(dataset=g.Opaque(dataset, name, where), count=count))
+    def from_map_style(cls, dataset: Any, *, key: str = "") -> Dataset:
+        """``dataset[i]`` for every i below ``len(dataset)``: a torch Dataset, a list; ``key`` as for :meth:`map`."""
+        held, count = arguments.map_style("from_map_style", dataset, key)
+        return cls(g.FromMapStyle(dataset=held, count=count))
 
     @staticmethod
     def zip(*datasets: Dataset | Mapping[str, Dataset] | Sequence[Dataset]) -> Dataset:
@@ -102,12 +100,7 @@ class Dataset(Readable):
 
         Takes datasets (or one tuple of them) and yields tuples, or a dict of datasets and yields dicts.
         """
-        several = datasets[0] if len(datasets) == 1 and isinstance(datasets[0], (tuple, list, Mapping)) else datasets
-        keys = tuple(several) if isinstance(several, Mapping) else None
-        members = several.values() if isinstance(several, Mapping) else several
-        if not members:
-            raise PipelineError("zip needs at least one dataset")
-        return Dataset(g.Zip(inputs=tuple(arguments.node("zip", member) for member in members), keys=keys))
+        return Dataset(g.Zip(**arguments.members("zip", datasets)))
 
     @staticmethod
     def sample_from_datasets(
@@ -133,7 +126,12 @@ class Dataset(Readable):
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def map(
-        self, map_func: UserFunction, num_parallel_calls: int | None = AUTOTUNE, deterministic: bool = True
+        self,
+        map_func: UserFunction,
+        num_parallel_calls: int | None = AUTOTUNE,
+        deterministic: bool = True,
+        *,
+        key: str = "",
     ) -> Dataset:
         """``map_func(element)``, or ``map_func(element, rng)``, for each element.
 
@@ -141,21 +139,22 @@ class Dataset(Readable):
             map_func: a pure function; it may run on several threads and processes.
             num_parallel_calls: threads at a time in one process; AUTOTUNE: as many as pay; None: one.
             deterministic: keep the order; False permits another one under guarantees weaker than exactly-once.
+            key: a name for this version of ``map_func``, if caches are to go by that instead of by what it computes.
         """
         return self._then(
             g.Map,
-            fn=arguments.function("map", map_func),
+            fn=arguments.function("map", map_func, key=key),
             num_parallel_calls=arguments.parallel("map", num_parallel_calls),
             deterministic=bool(deterministic),
         )
 
-    def filter(self, predicate: UserFunction) -> Dataset:
-        """The elements for which ``predicate(element)`` is True."""
-        return self._then(g.Filter, fn=arguments.function("filter", predicate))
+    def filter(self, predicate: UserFunction, *, key: str = "") -> Dataset:
+        """The elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
+        return self._then(g.Filter, fn=arguments.function("filter", predicate, key=key))
 
-    def flat_map(self, map_func: UserFunction) -> Dataset:
-        """All elements of ``map_func(element)``, a Dataset or any iterable, one input after the other."""
-        return self._then(g.FlatMap, fn=arguments.function("flat_map", map_func))
+    def flat_map(self, map_func: UserFunction, *, key: str = "") -> Dataset:
+        """All elements of ``map_func(element)``, a Dataset or iterable, one after the other; ``key`` as for ``map``."""
+        return self._then(g.FlatMap, fn=arguments.function("flat_map", map_func, key=key))
 
     def interleave(
         self,
@@ -164,11 +163,13 @@ class Dataset(Readable):
         block_length: int = 1,
         num_parallel_calls: int | None = AUTOTUNE,
         deterministic: bool = True,
+        *,
+        key: str = "",
     ) -> Dataset:
         """Elements of ``cycle_length`` datasets ``map_func(element)`` at a time, ``block_length`` from each in turn."""
         return self._then(
             g.Interleave,
-            fn=arguments.function("interleave", map_func),
+            fn=arguments.function("interleave", map_func, key=key),
             cycle_length=arguments.positive("interleave", "cycle_length", cycle_length),
             block_length=arguments.positive("interleave", "block_length", block_length),
             num_parallel_calls=arguments.parallel("interleave", num_parallel_calls),
@@ -274,11 +275,10 @@ class Dataset(Readable):
         if (window_size is None) == (window_size_func is None):
             raise PipelineError("group_by_window takes either window_size or window_size_func")
         label = "group_by_window"
-        reducer = arguments.function(label, reduce_func, ("key", "window"))
         return self._then(
             g.GroupByWindow,
             key_fn=arguments.function(label, key_func),
-            reduce_fn=g.Opaque(arguments.WindowReducer(reduce_func), reducer.name, reducer.where),
+            reduce_fn=arguments.reducer(label, reduce_func),
             window_size=None if window_size is None else arguments.positive(label, "window_size", window_size),
             window_size_fn=None if window_size_func is None else arguments.function(label, window_size_func, ("key",)),
         )

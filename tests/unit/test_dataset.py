@@ -49,6 +49,11 @@ def identity(element: Any) -> Any:
         (lambda: UNTYPED.sample_from_datasets([TEN], seed=1.5), "seed must be a whole number, not 1.5"),
         (lambda: UNTYPED_TEN.map(3), "map"),
         (
+            lambda: UNTYPED_TEN.map(identity, key=3),
+            'map: key names the version of your function, as in key="v3", not 3',
+        ),
+        (lambda: UNTYPED.from_map_style([1], key=None), "from_map_style: key names the version of your function"),
+        (
             lambda: UNTYPED_TEN.map(identity, num_parallel_calls=0),
             "num_parallel_calls must be a whole number of at least 1",
         ),
@@ -99,6 +104,13 @@ def test_mistakes_are_answered_where_they_are_made(build, said):
     with pytest.raises(PipelineError) as caught:
         build()
     assert said in str(caught.value)
+
+
+def test_keys_of_functions_and_data_sets_reach_the_graph():
+    pipeline = Dataset.from_map_style([1], key="a").map(identity, key="b").filter(identity, key="c")
+    pipeline = pipeline.flat_map(identity, key="d").interleave(identity, key="e").map(identity)
+    keys = [opaque.key for node in pipeline.graph.nodes for _, opaque in node.opaques()]
+    assert keys == ["a", "b", "c", "d", "e", ""]
 
 
 def test_numpy_numbers_become_plain_ones():

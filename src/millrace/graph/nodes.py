@@ -24,12 +24,14 @@ class Opaque:
         name: how to call it in messages, e.g. ``decode``.
         where: where it was defined, e.g. ``train.py:12``; empty if unknown.
         takes_rng: a function that wants ``(element, rng)``.
+        key: the version that the user gave it; empty: to be told by looking at ``value``.
     """
 
     value: Any
     name: str = ""
     where: str = ""
     takes_rng: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -26,6 +26,7 @@ class _Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     takes_rng: bool = False
     wrapped: bool = True
+    key: str = ""
 
 
 class _NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,9 +47,10 @@ _BESIDES = {"inputs", "num_parallel_calls"}
 _DECODER = msgspec.msgpack.Decoder(_GraphRecord)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a parameter is one of those that structures hold: numbers, text, None, and tuples of these."""
     if type(value) is tuple:
-        return all(_is_plain(item) and not isinstance(item, tuple) for item in value)
+        return all(is_plain(item) and not isinstance(item, tuple) for item in value)
     if type(value) is int:
         return -(1 << 63) <= value < 1 << 64  # what msgpack holds
     return value is None or type(value) in (bool, float, str)
@@ -66,9 +68,9 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
             if spec.name == "inputs":
                 continue
             if isinstance(value, Opaque):
-                held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng)
+                held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng, key=value.key)
                 slots.append(replace(value, name=f"{node.op}({value.name})"))
-            elif _is_plain(value):
+            elif is_plain(value):
                 plain[spec.name] = value
             else:
                 held[spec.name] = _Slot(len(slots), spec.name, wrapped=False)
@@ -91,7 +93,7 @@ def outline(graph: Graph) -> list[Any]:
             continue
         places[number] = len(records)
         values = {spec.name: getattr(node, spec.name) for spec in fields(node) if spec.name not in _BESIDES}
-        plain = sorted((name, value) for name, value in values.items() if _is_plain(value))
+        plain = sorted((name, value) for name, value in values.items() if is_plain(value))
         records.append([node.op, inputs, plain])
     options = graph.options()
     windows = any(isinstance(node, Shuffle) for node in graph.nodes)  # they are bounded in bytes
@@ -126,7 +128,7 @@ def _node(entry: _NodeRecord, earlier: Sequence[Node], values: Sequence[Any] | N
     }
     for name, slot in entry.slots.items():
         value = None if values is None else values[slot.slot]
-        params[name] = Opaque(value, slot.name, slot.where, slot.takes_rng) if slot.wrapped else value
+        params[name] = Opaque(value, slot.name, slot.where, slot.takes_rng, slot.key) if slot.wrapped else value
     return node_type(inputs=tuple(earlier[number] for number in entry.inputs), **params)
 
 

@@ -7,7 +7,7 @@ from millrace.errors import ProtocolError
 from millrace.graph import nodes as g
 from millrace.graph import serialize
 
-FN = g.Opaque(len, "len", "here.py:3", takes_rng=True)
+FN = g.Opaque(len, "len", "here.py:3", takes_rng=True, key="v3")
 
 
 def graph() -> g.Graph:
@@ -27,7 +27,8 @@ def test_there_and_back():
     assert isinstance(source, g.FromFiles)
     assert source.patterns == ("a", "b*")
     assert isinstance(mapped, g.Map)
-    assert (mapped.fn.value, mapped.fn.name, mapped.fn.where, mapped.fn.takes_rng) == (len, "len", "here.py:3", True)
+    assert mapped.fn.value is len
+    assert (mapped.fn.name, mapped.fn.where, mapped.fn.takes_rng, mapped.fn.key) == ("len", "here.py:3", True, "v3")
     assert isinstance(kept, g.Filter)
     assert isinstance(padded, g.PaddedBatch)
     assert (padded.padded_shapes, padded.padding_values) == ({"a": (None, 3)}, 0.5)
@@ -74,6 +75,18 @@ def test_the_digest_is_of_the_shape_alone():
     assert of(here, 3) == of(there, 3)
     assert of(here, 3) != of(here, 4)
     assert of(here, 3) != of(g.Opaque(len, "g", "here.py:1"), 3)
+    assert of(here, 3) == of(g.Opaque(len, "f", key="v3"), 3)
+
+
+def test_what_was_written_before_functions_had_keys():
+    structure, slots = serialize.pack(graph())
+    record = msgspec.msgpack.decode(structure)
+    for node in record["nodes"]:
+        for slot in node.get("slots", {}).values():
+            slot.pop("key", None)
+    back = serialize.unpack(msgspec.msgpack.encode(record), [slot.value for slot in slots])
+    assert isinstance(back.nodes[1], g.Map)
+    assert (back.nodes[1].fn.name, back.nodes[1].fn.key) == ("len", "")
 
 
 def test_what_newer_writers_add_is_passed_over():
