@@ -1,0 +1,127 @@
+"""Cache points: what is kept there, and for whom it is the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from millrace.graph import nodes as g
+from millrace.graph.serialize import PASSING, is_plain
+from millrace.planning.identities import itemised
+from millrace.planning.units import UnitMap
+
+SEMANTICS = 1
+"""Of what operators and sources make of the same data; count it up when one makes something else of them."""
+
+_CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle)
+"""Operators that only say which items there are, and in which order."""
+
+_CHOICES: dict[type[g.Node], set[str]] = {
+    g.Range: {"start", "stop", "step"},
+    g.FromList: {"count"},
+    g.FromMapStyle: {"count"},
+    g.FromFiles: {"patterns"},
+    g.FromTFRecords: {"patterns"},
+    g.FromWebDataset: {"patterns"},
+    g.FromParquet: {"patterns"},
+    g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset"},
+}
+"""Parameters that do the same."""
+
+_EVERYWHERE = {"inputs", "num_parallel_calls", "deterministic"}
+"""Parameters that change nothing that comes out."""
+
+_BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)
+"""Operators that join elements with those beside them, or with their number."""
+
+
+def frozen_by(units: UnitMap, number: int) -> list[int]:
+    """Numbers of the nodes for which all that is at node ``number`` and below stays as it was when first kept.
+
+    They are operators that call a random function, that work on what a whole task has, or that shuffle anew in each
+    epoch below one that joins elements with others or with their number. Without any, elements are what they are in
+    every epoch.
+
+    Args:
+        units: of the graph as it was written, not as it was rewritten.
+        number: of a node.
+    """
+    graph = units.graph
+    found = set()
+    joined: set[g.Node] = set()
+    for node in reversed(_below(graph, number)):
+        here = graph.id_of(node)
+        if isinstance(node, _BY_NUMBER) or node in joined:
+            joined.update(node.inputs)
+        local = not itemised(units, here) and all(itemised(units, graph.id_of(child)) for child in node.inputs)
+        shuffled = isinstance(node, g.Shuffle) and node.reshuffle_each_iteration and node in joined
+        if local or shuffled or _is_random(node):
+            found.add(here)
+    return sorted(found)
+
+
+def point_fingerprint(
+    units: UnitMap, number: int, of_opaque: Callable[[g.Opaque], bytes], *, generation: int = 0
+) -> bytes:
+    """What the operators up to a node make of an item, 16 bytes: the part of its key that all of its items share.
+
+    Items are told apart by :func:`millrace.planning.identities.identities`, with ``random`` if a node of
+    :func:`frozen_by` calls a random function; so what only chooses or orders them has no part in this. It has if they
+    cannot be told apart, and what is kept is what a task gives.
+
+    Args:
+        units: of the graph as it was written, not as it was rewritten.
+        number: of the node.
+        of_opaque: fingerprint of a user's function or object; not asked for those that have a ``key``.
+        generation: the epoch that is kept, where something random or task-local is below; elsewhere it doesn't matter.
+
+    Raises:
+        UnsureError: whatever ``of_opaque`` raises.
+    """
+    graph = units.graph
+    items = itemised(units, number)
+    records: list[Any] = []
+    places: dict[g.Node, int] = {}
+    nodes = _below(graph, number)
+    for node in nodes:
+        if isinstance(node, PASSING) or (items and isinstance(node, _CHOOSING)):
+            places[node] = places[node.inputs[0]]
+            continue
+        places[node] = len(records)
+        left_out = _EVERYWHERE | (_CHOICES.get(type(node), set()) if items else set())
+        parameters = [
+            (spec.name, _parameter(spec.name, getattr(node, spec.name), of_opaque))
+            for spec in fields(node)
+            if spec.name not in left_out
+        ]
+        key = graph.keys[graph.id_of(node)] if _is_random(node) else None
+        records.append([node.op, [places[child] for child in node.inputs], sorted(parameters), key])
+    options = graph.options()
+    handler = _parameter("on_error", options.on_error, of_opaque) if isinstance(options.on_error, g.Opaque) else None
+    epoch = None if items and not any(map(_is_random, nodes)) else [units.seed, generation]
+    window = None if items else options.buffer_bytes  # windows are bounded in bytes
+    told = msgspec.msgpack.encode([SEMANTICS, records, places[graph.nodes[number]], handler, epoch, window])
+    return hashlib.blake2b(told, digest_size=16).digest()
+
+
+def _below(graph: g.Graph, number: int) -> tuple[g.Node, ...]:
+    """The node and all that it needs, inputs first."""
+    return g.Graph(graph.nodes[number]).nodes
+
+
+def _is_random(node: g.Node) -> bool:
+    return any(opaque.takes_rng for _, opaque in node.opaques())
+
+
+def _parameter(name: str, value: Any, of_opaque: Callable[[g.Opaque], bytes]) -> Any:
+    if is_plain(value):
+        return value
+    opaque = value if isinstance(value, g.Opaque) else g.Opaque(value, name)
+    if not opaque.key:
+        return of_opaque(opaque)
+    # With the function's name: whoever calls all of them "v1" has still told them apart. A lambda's has its line in it.
+    return [opaque.name.partition(" at ")[0], opaque.key]
