@@ -1,0 +1,171 @@
+"""Measures a store: what reads of every size take, and writing."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from millrace.blocks.store import Block, BlockStore
+from millrace.policies.transfer import TransferCost, fit, proportional
+
+POINT = "calibration"
+SMALLEST = 4 << 10
+LARGEST = 256 << 20
+_STEP = 4
+"""From one size to the next."""
+_WRITING = 0.4
+"""Share of the time that writing may take; reading has the rest, half of it from the disk."""
+_PIECE = 1 << 20
+_READS_MAX = 25
+"""Of one size, beside the first."""
+_FREE_SHARE = 0.25
+"""Of the room that is left, no more is taken."""
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """What a store was measured to take, for reads (or writes) of so many bytes by as many threads at once.
+
+    Attributes:
+        read: seconds of a read as it is: from the system's memory where the store is a disk and has room there.
+        cold: seconds of a read from the disk itself, as far as that can be had; elsewhere the same as ``read``.
+        write: seconds of appending to a block, publishing included.
+        cpu_s: processor seconds to check and copy one byte.
+        threads: that read at once.
+    """
+
+    read: TransferCost
+    cold: TransferCost
+    write: TransferCost
+    cpu_s: float
+    threads: int
+
+
+def calibrate(
+    store: BlockStore,
+    *,
+    seconds: float = 2.0,
+    threads: int = 1,
+    largest: int = LARGEST,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Calibration:
+    """Writes a block to ``store``, reads from anywhere in it, and removes it.
+
+    It is as large as fits into the time, so that on a slow store the largest sizes are not measured but extrapolated.
+
+    Args:
+        store: what to measure.
+        seconds: that it may take, about; one write and one read of each kind are made whatever they take.
+        threads: that read at once, as a worker's do; a read then takes longer, and all together less.
+        largest: bytes of a read, and of the block.
+        clock: seconds, for tests.
+
+    Raises:
+        StoreFullError, CacheError: the store cannot be used.
+    """
+    name = uuid.uuid4().hex
+    free = store.free_bytes()
+    largest = min(largest, LARGEST if free is None else max(SMALLEST, int(_FREE_SHARE * free)))
+    try:
+        size, took = _write(store, name, largest, _WRITING * seconds, clock)
+        block = store.open(POINT, name)
+        try:
+            left = (seconds - took) / 2
+            with ThreadPoolExecutor(threads, thread_name_prefix="millrace-calibration") as pool:
+                read = fit(_reads(pool, block, size, left, threads, clock, cold=False))
+                cold = fit(_reads(pool, block, size, left, threads, clock, cold=True))
+        finally:
+            block.close()
+    finally:
+        store.delete(POINT, name)
+    read, cold = _extended(read, took / size), _extended(cold, took / size)
+    return Calibration(read, cold, proportional(size, took), _checking(clock), threads)
+
+
+def _write(store: BlockStore, name: str, largest: int, limit_s: float, clock: Callable[[], float]) -> tuple[int, float]:
+    """Bytes that were written, and seconds: a little at first, which says how much there is time for."""
+    piece = np.random.default_rng(0).integers(0, 256, min(largest, _PIECE), np.uint8).data
+    count = 1
+    while True:
+        start = clock()
+        with store.draft() as draft:
+            for _ in range(count):
+                draft.write(piece)
+            draft.publish(POINT, name)
+        took = max(clock() - start, 1e-9)
+        more = min(largest // len(piece), int(limit_s / took))
+        if count > 1 or more <= 1:
+            return count * len(piece), took
+        count = more
+
+
+def _reads(
+    pool: ThreadPoolExecutor,
+    block: Block,
+    largest: int,
+    limit_s: float,
+    threads: int,
+    clock: Callable[[], float],
+    *,
+    cold: bool,
+) -> Iterator[tuple[int, float]]:
+    """(bytes, seconds) of reads from anywhere in a block, small ones first, as many as there is time for."""
+
+    def read(starts: list[int], size: int) -> list[tuple[int, float]]:
+        took = []
+        for start in starts:
+            began = clock()
+            block.read([(start, start + size)])
+            took.append((size, max(clock() - began, 1e-9)))
+        return took
+
+    choice = random.Random(largest)
+
+    def burst(size: int, count: int) -> list[tuple[int, float]]:
+        places = [[choice.randrange(largest - size + 1) for _ in range(count)] for _ in range(threads)]
+        return [each for took in pool.map(read, places, [size] * threads) for each in took]
+
+    began = clock()
+    first: dict[int, list[tuple[int, float]]] = {}
+    for size in [*(SMALLEST * _STEP**step for step in range(9) if SMALLEST * _STEP**step < largest), largest]:
+        if cold:
+            block.drop()
+        first[size] = burst(size, 1)
+        if clock() - began + _STEP * first[size][0][1] > 0.75 * limit_s:
+            break
+    for number, (size, found) in enumerate(first.items()):
+        if cold:
+            block.drop()
+        share = (limit_s - (clock() - began)) / (len(first) - number)
+        # From the disk, no more than leaves most of the block out of memory.
+        most = min(_READS_MAX, largest // 16 // (size * threads)) if cold else _READS_MAX
+        # The first read of a size also had to find memory for it, so it only counts if there is no time for another.
+        yield from burst(size, max(0, min(most, int(share / found[0][1])))) or found
+
+
+def _extended(cost: TransferCost, per_byte: float) -> TransferCost:
+    """With the sizes that there was no time for: in a straight line from the last two, or at ``per_byte`` seconds."""
+    sizes, times = list(cost.sizes), list(cost.times)
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+    while sizes[-1] < LARGEST:
+        size = min(LARGEST, sizes[-1] * _STEP)
+        times.append(times[-1] + (size - sizes[-1]) * (slope if slope > 0 else per_byte))
+        sizes.append(size)
+    return TransferCost(tuple(sizes), tuple(times))
+
+
+def _checking(clock: Callable[[], float]) -> float:
+    data = np.zeros(_PIECE, np.uint8)
+    took = []
+    for _ in range(5):
+        start = clock()
+        crc32(data.data)
+        data.copy()
+        took.append(clock() - start)
+    return min(took) / _PIECE

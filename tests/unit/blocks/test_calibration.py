@@ -1,0 +1,130 @@
+"""Calibration of stores whose time is made up."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from millrace.blocks.calibration import LARGEST, SMALLEST, Calibration, calibrate
+from millrace.blocks.memory import MemoryStore
+from millrace.errors import CacheError, StoreFullError
+
+MIB = 1 << 20
+
+
+class Slow:
+    """A store that takes as long as it is told, on a clock of its own, and keeps no bytes."""
+
+    location = "nowhere"
+
+    def __init__(self, latency=1e-3, bandwidth=1e9, cold=1.0, room=None):
+        self.now = 0.0
+        self.latency, self.bandwidth, self.cold, self.room = latency, bandwidth, cold, room
+        self.size, self.reads, self.in_memory, self.there = 0, [], True, False
+
+    def clock(self):
+        return self.now
+
+    def free_bytes(self):
+        return self.room
+
+    @contextlib.contextmanager
+    def draft(self):
+        self.size = 0
+        yield self
+
+    def write(self, data):
+        self.size += len(data)
+        self.now += len(data) / self.bandwidth
+
+    def publish(self, point, name):
+        self.now += self.latency
+        self.there = True
+
+    def open(self, point, name):
+        assert self.there
+        return self
+
+    @property
+    def nbytes(self):
+        return self.size
+
+    def read(self, ranges):
+        ((start, stop),) = ranges
+        assert 0 <= start < stop <= self.size
+        self.reads.append(stop - start)
+        self.now += (self.latency + (stop - start) / self.bandwidth) * (1 if self.in_memory else self.cold)
+        return [np.empty(0, np.uint8)]
+
+    def drop(self):
+        self.in_memory = False
+
+    def close(self):
+        pass
+
+    def delete(self, point, name):
+        self.there = False
+
+
+@pytest.mark.parametrize(
+    ("latency", "bandwidth", "cold"),
+    [(1e-5, 5e9, 3), (1e-3, 1e9, 3), (2e-2, 1e8, 2), (0.1, 1e7, 1)],
+    ids=["memory", "disk", "far", "slow"],
+)
+def test_any_store_is_measured_in_about_the_time_that_is_given(latency, bandwidth, cold):
+    store: Any = Slow(latency, bandwidth, cold)
+    found = calibrate(store, clock=store.clock)
+    assert store.now < 3
+    assert not store.there
+    assert found.read.sizes[0] == SMALLEST
+    for size in (SMALLEST, 50_000, MIB, 10 * MIB, LARGEST):
+        expected = latency + size / bandwidth
+        assert found.read.seconds(size) == pytest.approx(expected, rel=0.25)
+        assert found.cold.seconds(size) == pytest.approx(cold * expected, rel=0.25)
+    assert found.write.seconds(100 * MIB) == pytest.approx(100 * MIB / bandwidth, rel=0.4)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Calibration) == found
+
+
+def test_a_fast_store_is_measured_up_to_the_largest_reads():
+    store: Any = Slow(1e-5, 5e9)
+    calibrate(store, clock=store.clock)
+    assert max(store.reads) == store.size == LARGEST
+    assert store.reads.count(SMALLEST) == 2 * 26
+
+
+def test_a_store_that_takes_long_for_anything_is_measured_all_the_same():
+    store: Any = Slow(latency=30.0)
+    found = calibrate(store, clock=store.clock)
+    assert store.reads == [SMALLEST, SMALLEST]
+    assert found.read.seconds(LARGEST) > found.read.seconds(SMALLEST) == pytest.approx(30, rel=0.1)
+
+
+def test_no_more_than_a_quarter_of_the_room_is_taken():
+    store: Any = Slow(1e-5, 5e9, room=40 * MIB)
+    calibrate(store, clock=store.clock)
+    assert store.size == 10 * MIB
+    with pytest.raises(StoreFullError):
+        calibrate(MemoryStore(capacity=100))
+
+
+def test_nothing_is_left_where_reading_fails():
+    store: Any = Slow()
+
+    def fail(ranges):
+        raise CacheError("it is gone")
+
+    store.read = fail
+    with pytest.raises(CacheError, match="it is gone"):
+        calibrate(store, clock=store.clock)
+    assert not store.there
+
+
+def test_a_real_store_with_several_threads():
+    store = MemoryStore()
+    found = calibrate(store, seconds=0.02, threads=3, largest=MIB)
+    assert found.threads == 3
+    assert 0 < found.read.seconds(10_000) < found.read.seconds(100 * MIB)
+    assert 0 < found.cpu_s < 1e-6
+    assert store.blocks() == {}
