@@ -149,12 +149,16 @@ def watch(turn: Turn) -> None:
             if turn.now - worker.lost_at > heartbeat and not turn.state.may_return(worker.lost_at, turn.now):
                 lost(turn, worker, f"did not come back within {heartbeat:g} s")
         elif worker.retiring and not worker.released and 0 < worker.until < turn.now:
-            lost(turn, worker, "was leaving and did not get done in the time that it had")
+            _give_up(turn, worker, "was leaving and did not get done in the time that it had")
         elif sight is not None and turn.now - sight.last_seen > limit:
-            reason = f"was silent for {limit:g} s"
-            turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
-            turn.act(StopWorkers([worker.id], reason))
-            lost(turn, worker, reason)
+            _give_up(turn, worker, f"was silent for {limit:g} s")
+
+
+def _give_up(turn: Turn, worker: Worker, reason: str) -> None:
+    """What it holds is somebody else's from now on; should it still run, the end of its session tells it."""
+    turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
+    turn.act(StopWorkers([worker.id], reason))
+    lost(turn, worker, reason)
 
 
 def release_retired(turn: Turn) -> None:

@@ -407,6 +407,7 @@ def test_what_a_leaving_worker_does_not_get_done_in_time_goes_to_others():
     assert "w0" not in service.state.workers
     [lost] = [event for event in service.events if isinstance(event, ev.WorkerLost)]
     assert lost.reason == "was leaving and did not get done in the time that it had"
+    assert lost.reason in service.refused["w0"].message  # should it only be slow, it learns of it
     del service.workers["w0"]
     service.run()
     assert peer.done
