@@ -35,6 +35,8 @@ GATHER = 16 * 1024
 """Bytes from which a value is sent from where it lies: below, copying costs less than one more entry for sendmsg."""
 
 FIXED_SIZE_MAX = 2**31 - 1
+_REMEMBERED_BYTES = 16 << 10
+"""Schema messages up to this size are remembered."""
 END = struct.pack("<iI", -1, 0)
 
 
@@ -272,8 +274,19 @@ def read_heads(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
         pa.ArrowException, OSError, EOFError, ValueError, KeyError, msgspec.MsgspecError, struct.error: if these are not
             the first bytes of a message.
     """
-    reader = pa.BufferReader(pa.py_buffer(raw))
-    schema = pa.ipc.read_message(reader)
+    mark, size = struct.unpack_from("<iI", raw.data)
+    if mark != -1:
+        raise ValueError("no schema message at the start")
+    stop = 8 + size
+    head = raw[:stop].tobytes()
+    header = _read_schema(head) if stop <= _REMEMBERED_BYTES else _read_schema.__wrapped__(head)
+    return header, *_read_batch_head(raw, stop)
+
+
+@lru_cache(maxsize=128)
+def _read_schema(message: bytes) -> Header:
+    """What a schema message's metadata say; batches of one shape repeat it, hence the cache."""
+    schema = pa.ipc.read_message(pa.BufferReader(message))
     if schema.type != "schema":  # read_schema would take it for one, and crash
         raise ValueError(f"a {schema.type} message where a schema should be")
     metadata = pa.ipc.read_schema(schema).metadata
@@ -287,7 +300,7 @@ def read_heads(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
         raise
     if header.version != VERSION:
         _check_version(text)
-    return header, *_read_batch_head(raw, reader.tell())
+    return header
 
 
 def _read_batch_head(raw: npt.NDArray[np.uint8], at: int) -> tuple[int, int]:
