@@ -140,7 +140,7 @@ class BlockReader:
             BlockMissingError, CacheError: the block cannot be read.
         """
         wanted = np.asarray(items, np.int64)
-        if len(np.unique(wanted)) < len(wanted):  # an item that is asked for twice is read twice, as it isn't shared
+        if len(set(wanted.tolist())) < len(wanted):  # an item that is asked for twice is read twice, as it isn't shared
             return [self.read([item])[0] for item in wanted.tolist()]
         index = self.index
         starts, stops = index.starts[wanted], index.starts[wanted + 1]
