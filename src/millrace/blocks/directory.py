@@ -14,9 +14,11 @@ from millrace.blocks.store import FULL, NAME, checked
 from millrace.elements.exporting import Bytes
 from millrace.elements.shred import Piece
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
-from millrace.wire.frames import aligned_buffer
+from millrace.wire.buffers import BufferPool
 
 _DRAFTS = ".drafts"
+_IDLE_BYTES = 64 << 20
+"""Kept of buffers that elements were read into and that have died: to find new memory can cost more than to read."""
 
 
 class DirectoryStore:
@@ -38,6 +40,7 @@ class DirectoryStore:
         self.location = os.path.abspath(path)
         self._durable = durable
         self._drafts = os.path.join(self.location, _DRAFTS)
+        self._buffers = BufferPool(_IDLE_BYTES)
         with _errors(self.location):
             os.makedirs(self._drafts, exist_ok=True)
             self._sweep()
@@ -64,7 +67,7 @@ class DirectoryStore:
     def open(self, point: str, name: str) -> _Block:
         """The block; it holds one file descriptor, and can be read when it has been deleted."""
         checked(point, name)
-        return _Block(name, os.path.join(self.location, point, name))
+        return _Block(name, os.path.join(self.location, point, name), self._buffers)
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """Bytes of each block as (point, name)."""
@@ -138,9 +141,10 @@ class _Draft:
 
 
 class _Block:
-    def __init__(self, name: str, path: str) -> None:
+    def __init__(self, name: str, path: str, buffers: BufferPool) -> None:
         self.name = name
         self.location = path
+        self._buffers = buffers
         with _errors(path):
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed by close
             self.nbytes = os.fstat(self._file.fileno()).st_size
@@ -150,7 +154,7 @@ class _Block:
             return [self._read(start, stop) for start, stop in ranges]
 
     def _read(self, start: int, stop: int) -> Bytes:
-        buffer = aligned_buffer(stop - start)
+        buffer = self._buffers.allocate(stop - start)
         at = 0
         while at < len(buffer):
             count = os.preadv(self._file.fileno(), [buffer.data[at:]], start + at)

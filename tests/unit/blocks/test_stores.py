@@ -1,3 +1,4 @@
+import contextlib
 import os
 import platform
 import uuid
@@ -124,6 +125,21 @@ def test_a_folder_that_cannot_be_used(tmp_path):
         with pytest.raises(CacheError, match=rf"{tmp_path}/{place}.*: (File exists|Not a directory)") as caught:
             DirectoryStore(str(tmp_path / place))
         assert not isinstance(caught.value, BlockMissingError)
+
+
+def test_memory_that_was_read_into_is_used_again(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", bytes(1_000_000))
+    with contextlib.closing(store.open(POINT, "b1")) as block:
+        (first,) = block.read([(0, 1_000_000)])
+        (other,) = block.read([(0, 1_000_000)])
+        place = first.ctypes.data
+        assert store._buffers.idle_bytes == 0
+        del first
+        assert store._buffers.idle_bytes >= 1_000_000
+        (again,) = block.read([(0, 1_000_000)])
+        assert again.ctypes.data == place
+        assert other.ctypes.data != place
 
 
 def test_free_bytes_of_a_folder_are_those_of_its_file_system(tmp_path):
