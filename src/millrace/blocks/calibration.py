@@ -145,8 +145,9 @@ def _reads(
         share = (limit_s - (clock() - began)) / (len(first) - number)
         # From the disk, no more than leaves most of the block out of memory.
         most = min(_READS_MAX, largest // 16 // (size * threads)) if cold else _READS_MAX
+        each = min(took for other in first if other >= size for _, took in first[other])
         # The first read of a size also had to find memory for it, so it only counts if there is no time for another.
-        yield from burst(size, max(0, min(most, int(share / found[0][1])))) or found
+        yield from burst(size, max(0, min(most, int(share / each)))) or found
 
 
 def _extended(cost: TransferCost, per_byte: float) -> TransferCost:

@@ -13,6 +13,7 @@ import math
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 
 import msgspec
 
@@ -89,7 +90,7 @@ class TransferCost(msgspec.Struct, frozen=True):
 
 
 def fit(samples: Iterable[tuple[int, float]]) -> TransferCost:
-    """From measurements as (bytes, seconds); of those of one size it is the median.
+    """From measurements as (bytes, seconds); of those of one size it is the median, or that of a larger one if less.
 
     Raises:
         ValueError: there are none, or a size or time is not above 0.
@@ -98,7 +99,9 @@ def fit(samples: Iterable[tuple[int, float]]) -> TransferCost:
     for size, seconds in samples:
         by_size.setdefault(size, []).append(seconds)
     sizes = sorted(by_size)
-    return TransferCost(tuple(sizes), tuple([statistics.median(by_size[size]) for size in sizes]))
+    medians = [statistics.median(by_size[size]) for size in sizes]
+    times = list(accumulate(reversed(medians), min))
+    return TransferCost(tuple(sizes), tuple(reversed(times)))
 
 
 def proportional(size: int, seconds: float) -> TransferCost:

@@ -51,6 +51,10 @@ def test_a_median_is_taken():
     assert fit([(10, 1.0), (10, 100.0), (10, 2.0), (20, 3.0)]) == TransferCost((10, 20), (2.0, 3.0))
 
 
+def test_what_is_smaller_takes_no_longer():
+    assert fit([(10, 9.0), (20, 2.0), (30, 7.0), (40, 5.0), (50, 6.0)]).times == (2.0, 2.0, 5.0, 5.0, 6.0)
+
+
 @given(st.integers(2, 1 << 40), times, sizes)
 def test_what_is_proportional(largest, seconds, size):
     assert proportional(largest, seconds).seconds(size) == pytest.approx(seconds * size / largest)
