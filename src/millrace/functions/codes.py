@@ -29,6 +29,9 @@ _NAMES = frozenset(dis.hasname)
 _IDLE = {"NOP", "EXTENDED_ARG", "CACHE"}
 """Instructions that only carry line numbers or parts of others."""
 
+_ABOUT_CLASSES = {"__firstlineno__", "__static_attributes__"}
+"""What the body of a class notes of its text, from Python 3.13 on; the latter in no order."""
+
 _LOADS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _LOADS_VARIABLE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _LOADS_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
@@ -78,7 +81,7 @@ class Uses(NamedTuple):
 def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
     """What ``code`` computes: a label, and those of its constants that have parts (nested code, tuples, sets)."""
     bytecode = dis.Bytecode(code)
-    kept = [step for step in bytecode if step.opname not in _IDLE]
+    kept = _steps(bytecode)
     offsets = [step.offset for step in kept]
 
     def place(offset: int) -> int:
@@ -108,6 +111,13 @@ def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
     return b"code%d,%d,%d,%d;" % shape + names + b"".join(steps) + b"|" + b"".join(caught), constants
 
 
+def _steps(bytecode: dis.Bytecode) -> list[dis.Instruction]:
+    """The instructions that do something."""
+    steps = [step for step in bytecode if step.opname not in _IDLE]
+    noted = {at for at, step in enumerate(steps) if step.opname == "STORE_NAME" and step.argval in _ABOUT_CLASSES}
+    return [step for at, step in enumerate(steps) if at not in noted and at + 1 not in noted]
+
+
 def uses(code: CodeType) -> Uses:
     """What ``code`` refers to by name, as far as the bytecode shows."""
     found = Uses(set(), set(), set(), set(), set())
@@ -117,7 +127,7 @@ def uses(code: CodeType) -> Uses:
 
 def _collect(code: CodeType, around: frozenset[str], found: Uses) -> None:
     """Adds to ``found``; ``around`` are the variables of functions around the outermost code."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _IDLE]
+    steps = _steps(dis.Bytecode(code))
     for index, step in enumerate(steps):
         name = step.opname
         if name == "LOAD_NAME" and steps[index + 1].argval == "__module__":
