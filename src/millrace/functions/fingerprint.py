@@ -12,7 +12,7 @@ from typing import Any
 
 from millrace.errors import UnsureError
 from millrace.functions.anatomy import dissect
-from millrace.functions.digests import Node, digest_of, hashed, joined
+from millrace.functions.digests import Node, digest_of, hashed
 from millrace.functions.references import Held, ReflectiveError, UntoldError
 
 _VERSION = b"1"
@@ -41,7 +41,7 @@ def fingerprint(value: Any) -> bytes:
         except RecursionError:
             raise UnsureError(f"this {type(value).__name__} is nested too deeply to be compared with others") from None
         else:
-            return hashed(_VERSION, b"%d.%d" % sys.version_info[:2], digest, joined(sorted(beside)))
+            return hashed(_VERSION, b"%d.%d" % sys.version_info[:2], digest)
 
 
 def _nodes(root: Any, beside: frozenset[str]) -> list[Node]:

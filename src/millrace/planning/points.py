@@ -104,7 +104,7 @@ def point_fingerprint(
     handler = _parameter("on_error", options.on_error, of_opaque) if isinstance(options.on_error, g.Opaque) else None
     epoch = None if items and not any(map(_is_random, nodes)) else [units.seed, generation]
     window = None if items else options.buffer_bytes  # windows are bounded in bytes
-    told = msgspec.msgpack.encode([SEMANTICS, records, places[graph.nodes[number]], handler, epoch, window])
+    told = msgspec.msgpack.encode([SEMANTICS, records, handler, epoch, window])
     return hashlib.blake2b(told, digest_size=16).digest()
 
 

@@ -33,7 +33,9 @@ def of(monkeypatch):
         module = types.ModuleType(f"written_{next(_numbers)}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(PRELUDE, vars(module))
-        exec(compile("\n" * lines + source, f"/somewhere/{module.__name__}.py", "exec"), vars(module))
+        exec(
+            compile("\n" * lines + source, f"/somewhere/{module.__name__}.py", "exec", dont_inherit=True), vars(module)
+        )
         return fingerprint(module.f)
 
     return run
@@ -62,6 +64,10 @@ def test_there_are_enough_kinds_of_changes():
 UNSURE = {
     "changes `N`, which": "N = 0\ndef f(x):\n    global N\n    N += 1\n    return N\n",
     "changes `n`, which": "def make(n):\n    def f(x):\n        nonlocal n\n        n = x\n    return f\nf = make(0)\n",
+    "changes `m`, which": (
+        "def make(m):\n    def f(x):\n        def g():\n            nonlocal m\n            m = x\n        g()\n"
+        "    return f\nf = make(0)\n"
+    ),
     "changes `D`, which": "D = {}\ndef f(x):\n    D[x] = 1\n",
     "changes `E`, which": "E = {}\ndef f(x):\n    E[x.a, 1] += 1\n",
     "changes `F`, which": "F = {}\ndef f(x):\n    F.update(x)\n",
