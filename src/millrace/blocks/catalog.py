@@ -1,0 +1,170 @@
+"""The blocks of one point as one: which of them has an item, and its elements."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.blocks.keys import Keys, KeyTable
+from millrace.blocks.reader import BlockIndex, BlockReader, read_index
+from millrace.blocks.store import BlockStore
+from millrace.errors import CacheError
+
+_OPEN_BLOCKS = 64
+"""Kept open for the next item: a descriptor each, of a process that often has a thousand."""
+_MERGED_AT = 16
+"""Blocks that were learnt one by one are looked through one by one, up to so many."""
+
+
+class Found(NamedTuple):
+    """Where each of n items is: int64 of shape (n,).
+
+    Attributes:
+        block: number of the block in its catalog; -1 if no block has the item.
+        item: number of the item in the block.
+    """
+
+    block: npt.NDArray[np.int64]
+    item: npt.NDArray[np.int64]
+
+
+class _Part:
+    """Some blocks with one table of their keys."""
+
+    def __init__(self, numbers: list[int], indexes: list[BlockIndex]) -> None:
+        self.numbers, self.indexes = numbers, indexes
+        counts = [len(index) for index in indexes]
+        self.table = KeyTable(np.concatenate([index.keys for index in indexes]))
+        self.block = np.repeat(np.array(numbers, np.int64), counts)
+        self.item = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+
+
+class Catalog:
+    """Thread-safe. What cannot be read is forgotten, and its items are not found any more: a cache loses nothing.
+
+    Args:
+        store: where the blocks are.
+        point: under what.
+    """
+
+    def __init__(self, store: BlockStore, point: str) -> None:
+        self._store, self._point = store, point
+        self._lock = threading.Lock()
+        self._names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._indexes: dict[int, BlockIndex] = {}
+        self._parts: list[_Part] = []
+        self._readers: OrderedDict[int, BlockReader] = OrderedDict()
+        self._lost: list[str] = []
+
+    def learn(self, names: Iterable[str]) -> None:
+        """These blocks are there; their indexes are read. Those that are known already are passed over."""
+        numbers, indexes = [], []
+        for name in names:
+            with self._lock:
+                if name in self._numbers:
+                    continue
+            try:
+                with closing(self._store.open(self._point, name)) as block:
+                    index = read_index(block)
+            except CacheError:
+                with self._lock:
+                    self._lost.append(name)
+                continue
+            with self._lock:
+                if name in self._numbers:
+                    continue
+                number = self._numbers[name] = len(self._names)
+                self._names.append(name)
+                self._indexes[number] = index
+            numbers.append(number)
+            indexes.append(index)
+        if not indexes:
+            return
+        with self._lock:
+            self._parts.append(_Part(numbers, indexes))
+            if len(self._parts) > _MERGED_AT:
+                known = sorted(self._indexes)
+                self._parts = [_Part(known, [self._indexes[number] for number in known])]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These blocks are not to be used any more."""
+        with self._lock:
+            for name in names:
+                self._forget(self._numbers.get(name, -1))
+
+    def find(self, keys: Keys) -> Found:
+        """Where items are.
+
+        Args:
+            keys: uint8 of shape (n, 16).
+        """
+        block, item = np.full((2, len(keys)), -1, np.int64)
+        with self._lock:
+            parts, gone = list(self._parts), len(self._indexes) < len(self._names)
+            known = np.array(sorted(self._indexes), np.int64) if gone else None
+        for part in parts:
+            rows = part.table.find(keys)
+            there = rows >= 0
+            if known is not None:
+                there[there] = np.isin(part.block[rows[there]], known)
+            block[there], item[there] = part.block[rows[there]], part.item[rows[there]]
+        return Found(block, item)
+
+    def read(self, found: Found) -> list[list[Any] | None]:
+        """The elements of each item; None if its block has gone, or was damaged."""
+        elements: list[list[Any] | None] = [None] * len(found.block)
+        for number in np.unique(found.block).tolist():
+            places = np.flatnonzero(found.block == number)
+            try:
+                read = self._reader(number).read(found.item[places])
+            except CacheError:
+                with self._lock:
+                    self._lost += [self._names[number]] if number in self._indexes else []
+                    self._forget(number)
+                continue
+            for place, item in zip(places.tolist(), read, strict=True):
+                elements[place] = item
+        return elements
+
+    def lost(self) -> list[str]:
+        """Blocks that should have been there and could not be read, since this was last asked."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+        return lost
+
+    def close(self) -> None:
+        """Closes what is open, as soon as nobody reads it any more."""
+        with self._lock:
+            self._readers.clear()
+
+    def _forget(self, number: int) -> None:
+        if self._indexes.pop(number, None) is not None:
+            # It may come back under the same name, as another block.
+            del self._numbers[self._names[number]]
+            self._readers.pop(number, None)
+
+    def _reader(self, number: int) -> BlockReader:
+        with self._lock:
+            index, reader = self._indexes.get(number), self._readers.get(number)
+            if reader is not None:
+                self._readers.move_to_end(number)
+        if index is None:
+            raise CacheError(f"a block of point {self._point} was removed")
+        if reader is None:
+            block = self._store.open(self._point, self._names[number])
+            reader = BlockReader(block, index)
+            weakref.finalize(reader, block.close)  # when the last one who reads has done
+            with self._lock:
+                if number in self._indexes:
+                    reader = self._readers.setdefault(number, reader)
+                if len(self._readers) > _OPEN_BLOCKS:
+                    self._readers.popitem(last=False)
+        return reader

@@ -1,0 +1,116 @@
+"""Items are found in whatever block they are, and what is gone is not found any more."""
+
+import hashlib
+from contextlib import closing
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.blocks import catalog
+from millrace.blocks.catalog import Catalog
+from millrace.blocks.keys import KEY_BYTES, Keys
+from millrace.blocks.memory import MemoryStore
+from millrace.blocks.writer import BlockWriter
+from millrace.testing.stores import POINT, put
+
+KEYS = [hashlib.blake2b(bytes([number]), digest_size=KEY_BYTES).digest() for number in range(200)]
+
+
+def keys_of(numbers: list[int]) -> Keys:
+    return np.frombuffer(b"".join(KEYS[number] for number in numbers), np.uint8).reshape(-1, KEY_BYTES)
+
+
+def write(store: MemoryStore, numbers: list[int]) -> str:
+    """A block with an item for each number: as often the number as its last digit says."""
+    with store.draft() as draft:
+        writer = BlockWriter(draft)
+        for number in numbers:
+            writer.add(KEYS[number], [number] * (number % 10))
+        info = writer.finish()
+        draft.publish(POINT, info.name)
+    return info.name
+
+
+def read(known: Catalog, numbers: list[int]) -> dict[int, list[int] | None]:
+    found = known.find(keys_of(numbers))
+    there = found.block >= 0
+    some = catalog.Found(found.block[there], found.item[there])
+    return dict(zip(np.array(numbers)[there].tolist(), known.read(some), strict=True))
+
+
+blocks = st.lists(st.lists(st.integers(0, 199), unique=True, min_size=1, max_size=5), max_size=24)
+
+
+@settings(max_examples=40)
+@given(blocks, st.data())
+def test_any_blocks_are_one(blocks, data):
+    store = MemoryStore()
+    with closing(Catalog(store, POINT)) as known:
+        names = {}
+        for numbers in blocks:
+            name = write(store, numbers)
+            names[name] = numbers
+            known.learn([name, *data.draw(st.lists(st.sampled_from(sorted(names)), max_size=2))])
+        gone = data.draw(st.lists(st.sampled_from(sorted(names)), unique=True)) if names else []
+        known.forget(gone[::2])
+        for name in gone[1::2]:
+            store.delete(POINT, name)
+        left = {number for name, numbers in names.items() if name not in gone for number in numbers}
+        removed = {number for name in gone[1::2] for number in names[name]}
+        for _ in range(2):
+            for number, elements in read(known, list(range(200))).items():
+                assert elements == [number] * (number % 10) or (elements is None and number in removed)
+        assert read(known, list(range(200))).keys() >= left - removed
+        assert set(known.lost()) <= set(gone[1::2])
+        assert not known.lost()
+
+
+def test_a_block_that_cannot_be_read_is_lost_once_and_may_come_back():
+    store = MemoryStore()
+    known = Catalog(store, POINT)
+    name = write(store, [1, 2])
+    known.learn([name, "0123"])
+    assert known.lost() == ["0123"]
+    store.delete(POINT, name)
+    assert read(known, [1, 2, 3]) == {1: None, 2: None}
+    assert read(known, [1, 2, 3]) == {}
+    assert known.lost() == [name]
+    assert write(store, [1, 2]) == name
+    known.learn([name])
+    assert read(known, [2, 1]) == {2: [2, 2], 1: [1]}
+    assert known.lost() == []
+
+
+def test_a_damaged_block_is_lost():
+    store = MemoryStore()
+    known = Catalog(store, POINT)
+    name = write(store, [9])
+    known.learn([name])
+    with closing(store.open(POINT, name)) as block:
+        whole = block.read([(0, block.nbytes)])[0]
+    whole[200] ^= 255
+    put(store, name, whole.tobytes())
+    assert read(known, [9]) == {9: None}
+    assert known.lost() == [name]
+
+
+def test_few_blocks_are_open_at_a_time(monkeypatch):
+    monkeypatch.setattr(catalog, "_OPEN_BLOCKS", 2)
+    store = MemoryStore()
+    opened = []
+    open_block = store.open
+
+    def counted(point, name):
+        block = open_block(point, name)
+        opened.append(name)
+        monkeypatch.setattr(block, "close", lambda: opened.remove(name))
+        return block
+
+    known = Catalog(store, POINT)
+    known.learn([write(store, [number]) for number in range(1, 9)])
+    monkeypatch.setattr(store, "open", counted)
+    assert read(known, list(range(1, 9))) == {number: [number] * number for number in range(1, 9)}
+    assert len(opened) == 2
+    known.close()
+    assert not opened
