@@ -220,8 +220,7 @@ class Lowering:
 
     def _concatenate(self, number: int, node: g.Concatenate, feed: Feed, repetition: int) -> Chunks:
         children = [self.graph.id_of(child) for child in node.inputs]
-        counts = [self.map.of(child).count for child in children]
-        starts = np.array([min(INFINITE, sum(counts[:index])) for index in range(len(counts))], np.int64)
+        starts = self.map.firsts(children)
 
         def route(units: Array) -> tuple[Array, Array]:
             which = np.searchsorted(starts, units, side="right") - 1

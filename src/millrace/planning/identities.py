@@ -73,10 +73,9 @@ class _Walk:
             case g.Batch() | g.PaddedBatch():
                 return self._of_batches(node, below[0], at, repetition)
             case g.Concatenate():
-                counts = np.array([self.units.of(child).count for child in below])
-                ends = np.cumsum(counts)
-                which = np.searchsorted(ends, at, side="right")
-                return self._of_inputs(below, which, at - (ends - counts)[which], repetition)
+                starts = self.units.firsts(below)
+                which = np.searchsorted(starts, at, side="right") - 1
+                return self._of_inputs(below, which, at - starts[which], repetition)
             case g.SampleFromDatasets():
                 return self._of_inputs(below, *self.units.mixtures[number].resolve(at), repetition)
             case g.Repeat():

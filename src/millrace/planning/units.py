@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +107,11 @@ class UnitMap:
     def child_units(self, node: g.Node) -> list[Units]:
         """Units of a node's inputs."""
         return [self.of(self.graph.id_of(child)) for child in node.inputs]
+
+    def firsts(self, numbers: Sequence[int]) -> Positions:
+        """The first unit of each of the nodes ``numbers`` in their concatenation, int64."""
+        counts = [self.of(number).count for number in numbers]
+        return np.array([min(INFINITE, sum(counts[:index])) for index in range(len(counts))], np.int64)
 
     @functools.cached_property
     def starts(self) -> dict[int, Positions]:

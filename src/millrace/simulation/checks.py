@@ -167,7 +167,7 @@ class Checks:
                 job.left = True
                 for book in job.epochs.values():
                     book.interrupted |= reason != "left"
-            case ev.PoisonFound(poison=poison):
+            case ev.PoisonFound(poison=poison) if poison.place[0] >= 0:
                 job.skipped.add(poison.place[4])
             case ev.JobBroke():
                 job.broken = True

@@ -13,6 +13,7 @@ import msgspec
 from millrace.control import messages as msg
 from millrace.control.reports import LaneReport
 from millrace.control.whereabouts import Place
+from millrace.engine.watch import between
 from millrace.simulation.pipelines import Output
 from millrace.simulation.world import Connection
 from millrace.wire import delivery
@@ -290,7 +291,7 @@ class Lane:
         self._check()
         if waited and lease.care >= ALONE:
             yield from self._alone()
-            yield from self._announce(lease, (-2, index), "between two steps")
+            yield from self._announce(lease, between(index, self._number), "between two steps")
         self._buffer.put(key, lease.lease, Message(index, size, list(outputs), size))
         self._send()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -299,13 +301,19 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
 
         world.note = note
         town.run()
-    except Violation as violation:
-        outcome.violation = str(violation)
+    except Exception as error:  # noqa: BLE001 (a bug of the mind or of a model, which the seed shows again)
+        bug = "" if isinstance(error, Violation) else f"{type(error).__name__} in {_place_of(error)}: "
+        outcome.violation = f"{bug}{error}"
         outcome.trace = [_line(*each) for each in last]
     if town is not None:
         outcome.events, outcome.elements, outcome.kinds = town.checks.events, town.checks.elements, town.checks.kinds
         outcome.faults, outcome.seconds = town.fired, town.world.now
     return outcome
+
+
+def _place_of(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.name} ({os.path.basename(frame.filename)}:{frame.lineno})"
 
 
 def _line(now: float, who: str, what: object) -> str:
