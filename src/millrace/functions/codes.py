@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dis
+import functools
 import inspect
 from collections.abc import Sequence
 from types import CodeType
@@ -80,8 +81,7 @@ class Uses(NamedTuple):
 
 def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
     """What ``code`` computes: a label, and those of its constants that have parts (nested code, tuples, sets)."""
-    bytecode = dis.Bytecode(code)
-    kept = _steps(bytecode)
+    kept = _steps(code)
     offsets = [step.offset for step in kept]
 
     def place(offset: int) -> int:
@@ -103,7 +103,7 @@ def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
             steps.append(b"%d:%d;" % (step.opcode, -1 if step.arg is None else step.arg))
     caught = [
         b"%d-%d>%d,%d,%d;" % (place(entry.start), place(entry.end), place(entry.target), entry.depth, entry.lasti)
-        for entry in vars(bytecode)["exception_entries"]
+        for entry in vars(dis.Bytecode(code))["exception_entries"]
     ]
     shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS)
     spaces = (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
@@ -111,9 +111,10 @@ def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
     return b"code%d,%d,%d,%d;" % shape + names + b"".join(steps) + b"|" + b"".join(caught), constants
 
 
-def _steps(bytecode: dis.Bytecode) -> list[dis.Instruction]:
+@functools.lru_cache(maxsize=512)  # for both that look at them
+def _steps(code: CodeType) -> Sequence[dis.Instruction]:
     """The instructions that do something."""
-    steps = [step for step in bytecode if step.opname not in _IDLE]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _IDLE]
     noted = {at for at, step in enumerate(steps) if step.opname == "STORE_NAME" and step.argval in _ABOUT_CLASSES}
     return [step for at, step in enumerate(steps) if at not in noted and at + 1 not in noted]
 
@@ -127,7 +128,7 @@ def uses(code: CodeType) -> Uses:
 
 def _collect(code: CodeType, around: frozenset[str], found: Uses) -> None:
     """Adds to ``found``; ``around`` are the variables of functions around the outermost code."""
-    steps = _steps(dis.Bytecode(code))
+    steps = _steps(code)
     for index, step in enumerate(steps):
         name = step.opname
         if name == "LOAD_NAME" and steps[index + 1].argval == "__module__":
@@ -146,7 +147,7 @@ def _collect(code: CodeType, around: frozenset[str], found: Uses) -> None:
         elif name == "IMPORT_NAME":
             level, names = (before.argval for before in steps[index - 2 : index])
             found.imports.add(Import(level, step.argval, tuple(names or ())))
-        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR") or _updates_item(steps, index):
+        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR") or (name == "COPY" and _updates_item(steps, index)):
             changed = _container(steps, index, around)
             if changed is not None:
                 found.stores.add(changed)
