@@ -72,21 +72,34 @@ class BlockWriter:
         return self.nbytes_written + waiting + _ITEM_BYTES * self.items + _MESSAGE_HEAD_BYTES
 
     def add(self, key: bytes, elements: Sequence[Any]) -> None:
-        """The next item. Its elements may be changed afterwards.
+        """The next item, whole: :meth:`begin` and :meth:`extend`.
+
+        Raises:
+            As these.
+        """
+        self.begin(key)
+        self.extend(elements)
+
+    def begin(self, key: bytes) -> None:
+        """The next item.
 
         Args:
             key: 16 bytes.
-            elements: none, one or many.
+        """
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"an item key of {len(key)} bytes, where {KEY_BYTES} are needed")
+        self._keys += key
+        self._counts.append(0)
+        self.items += 1
+
+    def extend(self, elements: Sequence[Any]) -> None:
+        """Some more elements of the item that was begun last. They may be changed afterwards.
 
         Raises:
             CodecError: an element has no form as bytes; the block has to be thrown away.
             StoreFullError, CacheError: whatever the file raises; the block has to be thrown away.
         """
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"an item key of {len(key)} bytes, where {KEY_BYTES} are needed")
-        self._keys += key
-        self._counts.append(len(elements))
-        self.items += 1
+        self._counts[-1] += len(elements)
         for element in elements:
             size = nbytes_of((element,))
             if self._pending_bytes + size > MESSAGE_BYTES:

@@ -17,6 +17,7 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
+from millrace.engine.caching import Items
 from millrace.engine.feeds import Array, Feed, Route
 from millrace.engine.fused import run_fused
 from millrace.engine.reading import read_positions, read_splits, read_whole_splits
@@ -24,6 +25,7 @@ from millrace.engine.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
 from millrace.graph.rewrites.fusion import Fused
 from millrace.ops import OPERATORS
+from millrace.planning.identities import itemised
 from millrace.planning.keys import repetition_of
 from millrace.planning.permutation import permute
 from millrace.planning.units import INFINITE, Yield
@@ -197,6 +199,20 @@ class Lowering:
 
         return self._operator(number, node, [self.units(child, elements(), repetition)], repetition, outputs)
 
+    # -- cache points --------------------------------------------------------------------------------------------------
+
+    def _point(self, number: int, node: g.Cache | g.Autocache, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        if not itemised(self.map, child):
+            return self.units(child, feed, repetition)
+
+        def make(units: Feed) -> Chunks:
+            return self.units(child, units, repetition)
+
+        point, kept = self.task.caching(number)
+        context = NodeContext(self.task, number, repetition)
+        return Items(self.map, number, context, make, self.task.shuffle_key, repetition, point, kept).chunks(feed)
+
     # -- several inputs ------------------------------------------------------------------------------------------------
 
     def _zip(self, number: int, node: g.Zip, feed: Feed, repetition: int) -> Chunks:
@@ -337,4 +353,6 @@ _RULES: dict[type[g.Node], _Rule] = {
     g.SampleFromDatasets: Lowering._sample,  # noqa: SLF001
     g.Concatenate: Lowering._concatenate,  # noqa: SLF001
     g.Repeat: Lowering._repeat,  # noqa: SLF001
+    g.Cache: Lowering._point,  # noqa: SLF001
+    g.Autocache: Lowering._point,  # noqa: SLF001
 }

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from millrace.elements.chunk import Chunk
+from millrace.engine.caching import Kept, Point
 from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
@@ -93,6 +94,8 @@ class Program:
         watch: Watch | None = None,
         *,
         skip: int = 0,
+        point: Point | None = None,
+        kept: Kept | None = None,
     ) -> Run:
         """Starts a task of ``plan``.
 
@@ -102,6 +105,8 @@ class Program:
             leftovers: for a tail: what its inputs left, joined in order, by node id.
             watch: for a task that has ended workers.
             skip: outputs to leave out at its beginning. Where units are outputs, they are not computed at all.
+            point: the cache point in use.
+            kept: where what is made there is kept; None: nowhere.
         """
         if skip and self._exact and not (task.is_sequence or task.is_tail):
             start = min(task.start + skip, task.stop - 1)
@@ -122,6 +127,8 @@ class Program:
             leftovers=leftovers or {},
             allocate=self._allocate,
             watch=watch,
+            point=point,
+            kept=kept,
         )
         return Run(running, self._running, self._totals, skip)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from millrace.planning.keys import derive, mix, mix_array
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap
 from millrace.sources.contract import PositionSource, SequentialSource
+
+if TYPE_CHECKING:
+    from millrace.engine.caching import Kept, Point
 
 T = TypeVar("T")
 
@@ -81,8 +84,11 @@ class RunningTask:
         leftovers: Mapping[int, list[Any]],
         allocate: Allocate,
         watch: Watch | None = None,
+        point: Point | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
+        self._point, self._kept = point, kept
         self.seed, self.epoch = seed, epoch
         self.measures, self.crews = measures, crews
         self.source, self.nested = sources, nested
@@ -160,6 +166,10 @@ class RunningTask:
                 return action()
         except WorkerEndedError as error:
             raise SourceCorruptError(f"{where()} failed: {error}") from None
+
+    def caching(self, number: int) -> tuple[Point | None, Kept | None]:
+        """What node ``number`` reads from and adds to, if it is the point in use."""
+        return (self._point, self._kept) if self._point is not None and self._point.number == number else (None, None)
 
     def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
         """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""

@@ -165,3 +165,21 @@ def _together(parts: list[Identities]) -> Identities:
 
 def _mixed(found: Identities) -> Identities:
     return mix_array(found + _LANES)
+
+
+def joined(found: Identities, stops: Positions) -> Identities:
+    """One identity for each run of consecutive units: the first ends before unit ``stops[0]``, and so on.
+
+    Args:
+        found: of the units, none of the runs empty.
+        stops: int64 of shape (m,), ascending; the last is the number of units.
+    """
+    starts = np.concatenate([[0], stops[:-1]])
+    within = np.arange(len(found)) - np.repeat(starts, stops - starts)
+    return _with(np.add.reduceat(_with(found, within), starts), stops - starts)
+
+
+def item_keys(fingerprint: bytes, found: Identities) -> npt.NDArray[np.uint8]:
+    """Item keys: hashes of a point's fingerprint (16 bytes) and identities, uint8 of shape (n, 16)."""
+    keys = _mixed(_mixed(found) ^ np.frombuffer(fingerprint, "<u8"))
+    return np.ascontiguousarray(keys).astype("<u8").view(np.uint8).reshape(-1, 16)

@@ -1,0 +1,381 @@
+"""Cache points: items that are kept are read, all others are made, and perhaps kept from now on.
+
+An item is what a unit of the point's input gives, or a few consecutive units where one may give many elements. At the
+point elements are named anew, by their item: so what is above sees no difference between those that were read and
+those that were made, nor between a point in use and one that isn't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from millrace.blocks.catalog import Catalog
+from millrace.blocks.format import BlockInfo
+from millrace.blocks.store import BlockStore
+from millrace.blocks.writer import BlockWriter
+from millrace.elements.chunk import Chunk, Origin
+from millrace.engine import feeds
+from millrace.engine.feeds import Array, Feed
+from millrace.engine.naming import first_made
+from millrace.errors import CacheError, CodecError, MillraceError
+from millrace.graph import nodes as g
+from millrace.planning.identities import ShuffleKey, identities, item_keys, joined
+from millrace.planning.places import places
+from millrace.planning.units import UnitMap, Yield
+
+if TYPE_CHECKING:
+    from millrace.blocks.keys import Keys
+    from millrace.blocks.store import Draft
+    from millrace.engine.task import NodeContext
+
+Chunks = Iterator[Chunk]
+Make = Callable[[Feed], Chunks]
+
+BLOCK_BYTES = 250 << 20
+"""A block is ended when it has so many (Cachew, section 5.1)."""
+_LOOKED_UP = 1024
+"""Items whose origins are computed at a time."""
+_RUN = 64
+"""Units of an item where one may give many elements, but for whole splits: a unit alone may not be worth a key."""
+
+
+@dataclass
+class Point:
+    """The active point of a pipeline in this process.
+
+    Attributes:
+        number: of its node.
+        fingerprint: see :func:`millrace.planning.points.point_fingerprint`.
+        random: something random is below it.
+        catalog: what is kept already.
+    """
+
+    number: int
+    fingerprint: bytes
+    random: bool
+    catalog: Catalog
+
+
+class Kept:
+    """What one task adds to a point: blocks in a store, of no more than some bytes together.
+
+    Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, and
+    :meth:`close` if it ended otherwise.
+
+    Args:
+        store: where the blocks go.
+        point: under what.
+        room: bytes that they may have together.
+
+    Attributes:
+        blocks: those that are published.
+        error: what went wrong, if anything did.
+    """
+
+    def __init__(self, store: BlockStore, point: str, room: int) -> None:
+        self._store, self._point, self._room = store, point, room
+        self._stack = ExitStack()
+        self._draft: Draft | None = None
+        self._writer: BlockWriter | None = None
+        self.blocks: list[BlockInfo] = []
+        self.error: MillraceError | None = None
+
+    def begin(self, key: bytes) -> None:
+        """Another item; the one before is complete."""
+        if self.error is not None:
+            return
+        with self._careful():
+            if self._writer is not None and self._writer.nbytes >= BLOCK_BYTES:
+                self._publish()
+            if self._writer is None:
+                self._draft = self._stack.enter_context(self._store.draft())
+                self._writer = BlockWriter(self._draft)
+            self._writer.begin(key)
+
+    def extend(self, elements: list[Any]) -> None:
+        """Some elements of the item that was begun last."""
+        with self._careful():
+            if self._writer is not None:
+                self._writer.extend(elements)
+                if self._writer.nbytes > self._room:
+                    raise CacheError(f"there was room for {self._room} bytes, and a task has more to keep")
+
+    def finish(self) -> None:
+        """All items are complete."""
+        with self._careful():
+            self._publish()
+
+    def close(self) -> None:
+        """Throws away what is not published."""
+        self._stack.close()
+        self._draft = self._writer = None
+
+    def _publish(self) -> None:
+        if self._writer is not None and self._draft is not None:
+            info = self._writer.finish()
+            self._draft.publish(self._point, info.name)
+            self.blocks.append(info)
+            self._room -= info.nbytes
+        self.close()
+
+    @contextmanager
+    def _careful(self) -> Iterator[None]:
+        try:
+            yield
+        except (CacheError, CodecError) as error:
+            self.error = error
+            self.close()
+
+
+class Items:
+    """The items of one point, in one stretch of what a running task asks of it.
+
+    Args:
+        units: of the graph as written.
+        number: of the point's node.
+        context: of that node.
+        make: chunks of the node's input for a feed of its units.
+        order: of the shuffles below.
+        repetition: of a ``repeat`` above.
+        point: if it is this one that is in use.
+        kept: where what is made goes; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        units: UnitMap,
+        number: int,
+        context: NodeContext,
+        make: Make,
+        order: ShuffleKey,
+        repetition: int,
+        point: Point | None,
+        kept: Kept | None,
+    ) -> None:
+        self._units, self._number, self._context, self._make = units, number, context, make
+        self._order, self._repetition = order, repetition
+        self._point, self._kept = point, kept
+        self._child = units.graph.id_of(units.graph.nodes[number].inputs[0])
+        self._origin = Origin(number, 0, repetition)
+        self._key = units.graph.keys[number]
+        self._yields = units.of(self._child).yields
+        self._run = 1 if _whole_splits(units, self._child) else _RUN
+        self._stops: dict[int, int] = {}
+
+    def chunks(self, feed: Feed) -> Chunks:
+        """The elements of the units of ``feed``."""
+        items = self._items(feed)
+        chunks = self._made(items) if self._point is None else self._mixed(items)
+        return self._numbered(chunks) if self._yields is Yield.MANY else chunks
+
+    # -- items: each called by its first unit --------------------------------------------------------------------------
+
+    def _items(self, feed: Feed) -> Feed:
+        if self._yields is not Yield.MANY:
+            yield from feed
+            return
+        rest: Array = np.empty(0, np.int64)
+        for units in feed:
+            rest = np.concatenate([rest, units])
+            begins = np.flatnonzero((np.diff(rest) != 1) | (rest[1:] % self._run == 0)) + 1
+            if len(begins):
+                yield self._noted(rest[: begins[-1]], begins[:-1])
+                rest = rest[begins[-1] :]  # the last one may go on
+        if len(rest):
+            yield self._noted(rest, begins=np.empty(0, np.int64))
+
+    def _noted(self, units: Array, begins: Array) -> Array:
+        firsts: Array = units[np.concatenate([[0], begins])]
+        lasts = units[np.concatenate([begins, [len(units)]]) - 1]
+        self._stops.update(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+        return firsts
+
+    def _units_of(self, item: int) -> Array:
+        return np.arange(item, self._stops.get(item, item + 1), dtype=np.int64)
+
+    def _keys(self, items: Array) -> Keys:
+        assert self._point is not None
+        single = self._yields is not Yield.MANY
+        units = items if single else np.concatenate([self._units_of(item) for item in items.tolist()])
+        found = identities(
+            self._units, self._child, units, self._order, random=self._point.random, repetition=self._repetition
+        )
+        if not single:
+            found = joined(found, np.cumsum([self._stops[item] - item for item in items.tolist()]))
+        return item_keys(self._point.fingerprint, found)
+
+    # -- made ----------------------------------------------------------------------------------------------------------
+
+    def _made(self, items: Feed) -> Chunks:
+        """What the input gives of the items, in order, called by them."""
+        if self._yields is Yield.ONE:
+            ours, theirs = feeds.tee(items, 2)
+            yield from feeds.positioned(self._make(theirs), ours, self._origin)
+        elif self._yields is Yield.AT_MOST_ONE:
+            ours, theirs = feeds.tee(items, 2)
+            yield from self._matched(self._make(theirs), feeds.Cursor(ours))
+        else:
+            for some in items:
+                for item in some.tolist():
+                    for chunk in self._make(iter([self._units_of(item)])):
+                        yield Chunk(chunk.elements, self._origin, np.full(len(chunk), item))
+
+    def _matched(self, chunks: Chunks, items: feeds.Cursor) -> Chunks:
+        """Some of the items gave nothing: those that did are told by where their elements come from."""
+        waiting: Array = np.empty(0, np.int64)
+        where: dict[tuple[int, int, int, int], int] = {}
+        for chunk in chunks:
+            named = np.empty(len(chunk), np.int64)
+            for index, position in enumerate(chunk.positions):
+                place = (*chunk.origin, int(position))
+                while place not in where:
+                    waiting = items.take(_LOOKED_UP)
+                    assert len(waiting), f"no item is at {place}"
+                    found = places(self._units, self._child, waiting, self._order, self._repetition)
+                    where.update(
+                        zip(zip(*(column.tolist() for column in found), strict=True), waiting.tolist(), strict=True)
+                    )
+                named[index] = where.pop(place)
+            yield Chunk(chunk.elements, self._origin, named)
+
+    # -- in use --------------------------------------------------------------------------------------------------------
+
+    def _mixed(self, items: Feed) -> Chunks:
+        """Items that are kept are read, the others are made; in order."""
+        assert self._point is not None
+        catalog = self._point.catalog
+
+        def looked_up() -> Feed:
+            for some in items:
+                if len(some):
+                    yield np.stack([some, catalog.find(self._keys(some)).block >= 0])
+
+        def of(looked_up: Feed, *, kept: bool) -> Feed:
+            for some, there in looked_up:
+                if (there == kept).any():
+                    yield some[there == kept]
+
+        ours, theirs, others = feeds.tee(looked_up(), 3)
+        read = _ByItem(self._read(of(theirs, kept=True)), many=self._yields is Yield.MANY)
+        made = _ByItem(self._keeping(of(others, kept=False)), many=self._yields is Yield.MANY)
+        for both in ours:
+            start = 0
+            while start < both.shape[1]:
+                some, there = both[:, start : start + self._context.chunk_size()]
+                start += len(some)
+                if there.all() or not there.any():
+                    yield from (read if there.all() else made).take(some)
+                else:
+                    yield self._woven([*read.take(some[there > 0]), *made.take(some[there == 0])], some)
+
+    def _woven(self, chunks: list[Chunk], items: Array) -> Chunk:
+        elements = [element for chunk in chunks for element in chunk.elements]
+        named = np.concatenate([np.empty(0, np.int64), *(np.asarray(chunk.positions, np.int64) for chunk in chunks)])
+        sorts = np.argsort(items)
+        order = np.argsort(sorts[np.searchsorted(items, named, sorter=sorts)], kind="stable")
+        return Chunk([elements[index] for index in order.tolist()], self._origin, named[order])
+
+    def _read(self, items: Feed) -> Chunks:
+        """The elements of items that are kept. What turns out to be lost is made."""
+        assert self._point is not None
+        catalog = self._point.catalog
+
+        def wanted() -> Chunks:
+            for some in items:
+                start = 0
+                while start < len(some):
+                    part = some[start : start + self._context.chunk_size()]
+                    start += len(part)
+                    yield Chunk(cast("list[object]", part), self._origin, part)  # stands for its elements
+
+        def read(chunk: Chunk) -> Chunk:
+            part = np.asarray(chunk.positions, np.int64)
+            return Chunk(list(catalog.read(catalog.find(self._keys(part)))), self._origin, part)
+
+        for chunk in self._context.in_order(read, wanted(), self._context.AUTOTUNE):
+            there = [elements is not None for elements in chunk.elements]
+            for start, stop in feeds.runs(np.array(there)):
+                part = chunk.slice(start, stop)
+                if not there[start]:
+                    yield from self._made(iter([np.asarray(part.positions, np.int64)]))
+                    continue
+                counts = [len(elements) for elements in part.elements]
+                flat = [element for elements in part.elements for element in elements]
+                if flat:
+                    yield Chunk(flat, self._origin, np.repeat(np.asarray(part.positions, np.int64), counts))
+
+    def _keeping(self, items: Feed) -> Chunks:
+        """Items that are made, and kept from now on."""
+        if self._kept is None:
+            yield from self._made(items)
+            return
+        ours, theirs = feeds.tee(items, 2)
+        keyed = self._keyed(ours)
+        now = -1
+        for chunk in self._made(theirs):
+            named = np.asarray(chunk.positions, np.int64)
+            for start, stop in feeds.runs(named):
+                item = int(named[start])
+                while now != item:
+                    now, key = next(keyed)
+                    self._kept.begin(key)
+                self._kept.extend(chunk.elements[start:stop])
+            yield chunk
+        for _, key in keyed:  # those that gave nothing
+            self._kept.begin(key)
+
+    def _keyed(self, items: Feed) -> Iterator[tuple[int, bytes]]:
+        for some in items:
+            for item, key in zip(some.tolist(), self._keys(some), strict=True):
+                yield item, key.tobytes()
+
+    def _numbered(self, chunks: Chunks) -> Chunks:
+        """The same where an item has many elements: each gets a position of its own."""
+        last, count = -1, 0
+        for chunk in chunks:
+            positions = np.empty(len(chunk), np.int64)
+            named = np.asarray(chunk.positions, np.int64)
+            for start, stop in feeds.runs(named):
+                item = int(named[start])
+                count = count if item == last else 0
+                first = first_made(self._key, item) + count
+                positions[start:stop] = np.arange(first, first + stop - start)
+                last, count = item, count + stop - start
+            yield Chunk(chunk.elements, self._origin, positions)
+
+
+class _ByItem:
+    """Takes the elements of some items at a time from a stream that has them in the same order."""
+
+    def __init__(self, chunks: Chunks, *, many: bool) -> None:
+        self._chunks, self._many = chunks, many
+        self._chunk: Chunk | None = None
+
+    def take(self, items: Array) -> Chunks:
+        """The elements of ``items``, which follow those that were taken before."""
+        while len(items):
+            chunk = self._chunk or next(self._chunks, None)
+            self._chunk = None
+            if chunk is None:
+                return
+            outside = np.flatnonzero(~np.isin(np.asarray(chunk.positions, np.int64), items))
+            count = int(outside[0]) if len(outside) else len(chunk)
+            if count:
+                yield chunk if count == len(chunk) else chunk.slice(0, count)
+            if count < len(chunk):
+                self._chunk = chunk.slice(count, len(chunk))
+                return
+            if not self._many and int(chunk.positions[-1]) == int(items[-1]):
+                return  # nothing more of these can come
+
+
+def _whole_splits(units: UnitMap, number: int) -> bool:
+    """Whether the units of a node are whole splits of a source."""
+    below = g.Graph(units.graph.nodes[number]).nodes
+    sources = [units.graph.id_of(node) for node in below if isinstance(node, g.Source)]
+    return any(units.tables[source].count < 0 for source in sources)

@@ -1,0 +1,123 @@
+"""What comes out is the same whether items are kept, made or lost, in every task and epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.unit.engine.any_pipeline import numbers, pipeline
+from tests.unit.engine.conftest import elements_of
+
+from millrace.blocks.catalog import Catalog
+from millrace.blocks.memory import MemoryStore
+from millrace.dataset import Dataset
+from millrace.engine import caching, local
+from millrace.engine.caching import Kept, Point
+from millrace.graph.nodes import Autocache
+from millrace.planning.identities import itemised
+
+POINT = "0123456789abcdef"
+
+
+def augmented(element: Any, rng: np.random.Generator) -> tuple[Any, float]:
+    return element, float(rng.random())
+
+
+def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Catalog, list[Kept], Any]:
+    """All runs of a program use its last autocache point; where what they keep is noted."""
+    number = max(index for index, node in enumerate(made.graph.nodes) if isinstance(node, Autocache))
+    catalog = Catalog(store, POINT)
+    point = Point(number, bytes(16), random=False, catalog=catalog)
+    kept: list[Kept] = []
+    run = made.run
+
+    def caching_run(*arguments: Any, **options: Any) -> Any:
+        kept.append(Kept(store, POINT, room))
+        return run(*arguments, **options, point=point, kept=kept[-1])
+
+    made.run = caching_run
+    return catalog, kept, number
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_kept_the_elements_are_the_same(runs, data):
+    case = pipeline(data.draw, runs)
+    dataset = case.dataset.autocache().map(augmented)
+    options = {"tasks": data.draw(st.integers(1, 9), label="tasks"), "chunk": data.draw(st.sampled_from([1, 3, 1000]))}
+    store = MemoryStore()
+    plain, made = runs.program(dataset, **options), runs.program(dataset, **options)
+    try:
+        catalog, kept, number = with_point(made, store)
+        assume(itemised(made._units, number))
+        for epoch in range(3):
+            expected = elements_of(plain, local.planned(plain.plan), epoch)
+            found = elements_of(made, local.planned(made.plan), epoch)
+            assert repr(found) == repr(expected)
+            for each in kept:
+                each.finish()
+                assert each.error is None
+            names = [info.name for each in kept for info in each.blocks]
+            kept.clear()
+            catalog.learn(data.draw(st.lists(st.sampled_from(names))) if names else [])
+            here = sorted(name for _, name in store.blocks())
+            for name in data.draw(st.lists(st.sampled_from(here), max_size=2)) if here else []:
+                store.delete(POINT, name)
+    finally:
+        plain.close()
+        made.close()
+
+
+def calls(dataset: Dataset, runs: Any, epochs: int, **options: Any) -> list[int]:
+    """How many elements were made in each epoch, if all that is made is kept."""
+    made = runs.program(dataset, tasks=4)
+    counts = []
+    try:
+        catalog, kept, _ = with_point(made, MemoryStore(), **options)
+        for epoch in range(epochs):
+            COUNTED.clear()
+            elements_of(made, local.planned(made.plan), epoch)
+            for each in kept:
+                each.finish()
+                catalog.learn(info.name for info in each.blocks)
+            counts.append(len(COUNTED))
+    finally:
+        made.close()
+    return counts
+
+
+COUNTED: list[Any] = []
+
+
+def counted(element: Any) -> Any:
+    COUNTED.append(element)
+    return element
+
+
+def kept_of(number: int) -> bool:
+    return number % 3 > 0
+
+
+def several(number: int) -> list[int]:
+    return [number] * (number % 3)
+
+
+def test_nothing_is_made_twice(runs):
+    for dataset in (
+        Dataset.range(100).map(counted).autocache().shuffle(100).batch(7),
+        Dataset.range(100).shuffle(100).map(counted).autocache().batch(7),
+        Dataset.range(100).map(counted).filter(kept_of).autocache().shuffle(10),
+        Dataset.range(100).map(counted).flat_map(several).autocache(),
+        runs.sequential(40, 60).map(counted).autocache().map(numbers),
+        runs.sequential(40, 60, counted=False).map(counted).flat_map(several).autocache().batch(3),
+    ):
+        assert calls(dataset, runs, 3) == [100, 0, 0], dataset.graph.nodes
+
+
+def test_as_much_is_kept_as_there_is_room_for(runs, monkeypatch):
+    monkeypatch.setattr(caching, "BLOCK_BYTES", 1)
+    counts = calls(Dataset.range(100).map(counted).autocache(), runs, 2, room=12000)
+    assert counts[0] == 100
+    assert 0 < counts[1] < 100
