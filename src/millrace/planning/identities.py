@@ -128,7 +128,8 @@ def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: 
     if isinstance(node, g.Range):
         return _with(_nothing(len(at)), at * node.step + node.start)
     if table.locations:
-        return _named([f"{table.locations[index]}\0{table.sizes[index]}" for index in at.tolist()])
+        stamps = table.stamps or [0] * len(table.locations)
+        return _named([f"{table.locations[index]}\0{table.sizes[index]}\0{stamps[index]}" for index in at.tolist()])
     if not table.splits:
         return _with(_nothing(len(at)), at)
     which = at if starts is None else np.searchsorted(starts, at, side="right") - 1

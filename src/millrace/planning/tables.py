@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -31,9 +34,9 @@ class SplitTable(msgspec.Struct, frozen=True):
     """Everything known about one source before it is read.
 
     Either the source has *positions*, each as cheap to read as the next (``range``, lists, map-style datasets, files
-    as elements): then ``count`` says how many, ``locations`` and ``sizes`` name the files if the elements are files,
-    and ``splits`` is empty. Or it is *sequential* and ``splits`` lists its pieces; ``count`` is their sum, or -1 as
-    soon as one of them has no known count.
+    as elements): then ``count`` says how many, and ``splits`` is empty; if the elements are files, ``locations`` and
+    ``sizes`` name them, and ``stamps`` their versions (see :func:`stamp_of`). Or it is *sequential*: ``splits`` lists
+    its pieces; ``count`` is their sum, or -1 as soon as one of them has no known count.
     """
 
     cheap: bool
@@ -41,6 +44,7 @@ class SplitTable(msgspec.Struct, frozen=True):
     locations: list[str] = []
     sizes: list[int] = []
     splits: list[Split] = []
+    stamps: list[int] = []
 
     @property
     def bytes(self) -> int:
@@ -53,9 +57,15 @@ def positions_table(count: int) -> SplitTable:
     return SplitTable(cheap=True, count=count)
 
 
-def files_table(locations: list[str], sizes: list[int]) -> SplitTable:
-    """Table of a source whose elements are files; ``sizes`` in bytes."""
-    return SplitTable(cheap=True, count=len(locations), locations=locations, sizes=sizes)
+def files_table(locations: list[str], sizes: list[int], versions: Sequence[str] = ()) -> SplitTable:
+    """Table of a source whose elements are files; ``sizes`` in bytes, ``versions`` as those of splits."""
+    stamps = [stamp_of(version) for version in versions]
+    return SplitTable(cheap=True, count=len(locations), locations=locations, sizes=sizes, stamps=stamps)
+
+
+def stamp_of(version: str) -> int:
+    """A version of a file in 64 bits, as a data set may have millions of files; 0 of none."""
+    return int.from_bytes(hashlib.blake2b(version.encode(), digest_size=8).digest()) if version else 0
 
 
 def splits_table(splits: list[Split]) -> SplitTable:

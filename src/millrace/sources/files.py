@@ -14,9 +14,10 @@ from millrace.sources.listing import expand
 
 
 def list_source(node: FromFiles) -> SplitTable:
-    """One position per file, with its size in bytes."""
+    """One position per file, with its size in bytes and its version."""
     found = expand(node.patterns)
-    return files_table([file.location for file in found], [file.size for file in found])
+    sizes, versions = [file.size for file in found], [file.version for file in found]
+    return files_table([file.location for file in found], sizes, versions)
 
 
 def open_source(node: FromFiles, table: SplitTable) -> _Files:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import SplitTable, stamp_of
 from millrace.sources import patterns as language
 from millrace.sources import storage
 from millrace.sources.storage import Found
@@ -40,18 +40,18 @@ def expand(patterns: Sequence[str]) -> list[Found]:
 def changed_file(table: SplitTable) -> str:
     """A local file that is no longer what it was when ``table`` was made; empty if there is none, or nobody can tell.
 
-    It is told by time and size, of files as elements by the size. Of large tables only the first files are looked at.
+    It is told by time and size. Of large tables only the first files are looked at.
     """
-    known = {split.location: (split.version, -1) for split in table.splits}
-    known.update((location, ("", size)) for location, size in zip(table.locations, table.sizes, strict=False))
-    for location, (version, size) in islice(known.items(), _LOOKED_AT):
+    known = {split.location: stamp_of(split.version) for split in table.splits}
+    known.update(zip(table.locations, table.stamps, strict=False))
+    for location, stamp in islice(known.items(), _LOOKED_AT):
         if storage.is_remote(location):
             continue
         try:
             found = storage.stat(location)
         except SourceError:
             return location
-        if (version and found.version != version) or (size >= 0 and found.size != size):
+        if stamp and stamp_of(found.version) != stamp:
             return location
     return ""
 

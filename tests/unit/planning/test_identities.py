@@ -66,6 +66,9 @@ def test_what_a_file_is_called_and_what_is_known_of_it():
     assert of(["c", "a"], [3, 1]) == [first[2], first[0]]
     assert of(["a", "b"], [1, 3])[1] != first[1]
     assert len(set(first)) == 3
+    versions = [named(dataset, {0: files_table(["a"], [1], [version])})[0] for version in ("", "1", "2")]
+    assert versions[0] == first[0]
+    assert len(set(versions)) == 3
 
 
 def test_records_and_whole_splits():
