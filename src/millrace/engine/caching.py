@@ -7,6 +7,7 @@ those that were made, nor between a point in use and one that isn't.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed
 from millrace.engine.naming import first_made
-from millrace.errors import CacheError, CodecError, MillraceError
+from millrace.errors import CacheError, CodecError
 from millrace.graph import nodes as g
 from millrace.planning.identities import ShuffleKey, identities, item_keys, joined
 from millrace.planning.places import places
@@ -62,10 +63,9 @@ class Point:
 
 
 class Kept:
-    """What one task adds to a point: blocks in a store, of no more than some bytes together.
+    """What one task adds to a point: blocks in a store, of no more than some bytes together. Thread-safe.
 
-    Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, and
-    :meth:`close` if it ended otherwise.
+    Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, or :meth:`close`.
 
     Args:
         store: where the blocks go.
@@ -74,24 +74,82 @@ class Kept:
 
     Attributes:
         blocks: those that are published.
-        error: what went wrong, if anything did.
+        error: why no more is kept; empty: it is.
     """
 
     def __init__(self, store: BlockStore, point: str, room: int) -> None:
         self._store, self._point, self._room = store, point, room
+        self._lock = threading.Lock()
+        self._idle: list[_Writing] = []
+        self._writings: list[_Writing] = []
+        self.blocks: list[BlockInfo] = []
+        self.error = ""
+
+    @contextmanager
+    def writing(self, *, whole: bool) -> Iterator[_Writing]:
+        """For items that come one after the other; several streams of a task may write at a time.
+
+        Args:
+            whole: whenever a stream breaks off, as it does when nobody wants more, its last item is complete.
+        """
+        with self._lock:
+            writing = self._idle.pop() if self._idle else None
+            if writing is None:
+                writing = _Writing(self, self._store, self._point)
+                self._writings.append(writing)
+        try:
+            yield writing
+            whole = True
+        finally:
+            if not whole:
+                writing.close()
+            with self._lock:
+                self._idle.append(writing)
+
+    def has_room(self) -> bool:
+        """Whether what was added so far is within bounds."""
+        with self._lock:
+            written = sum([writing.nbytes for writing in self._writings])
+            return written + sum([info.nbytes for info in self.blocks]) <= self._room
+
+    def finish(self) -> None:
+        """Publishes what was added: all items are complete."""
+        for writing in self._writings:
+            if not self.error:
+                writing.publish()
+        self.close()
+
+    def give_up(self, reason: str) -> None:
+        """Keeps nothing more; blocks that are published stay."""
+        self.error = self.error or reason
+
+    def close(self) -> None:
+        """Throws away what is not published."""
+        for writing in self._writings:
+            writing.close()
+
+
+class _Writing:
+    """One block after the other, of whole items. One thread at a time."""
+
+    def __init__(self, kept: Kept, store: BlockStore, point: str) -> None:
+        self._kept, self._store, self._point = kept, store, point
         self._stack = ExitStack()
         self._draft: Draft | None = None
         self._writer: BlockWriter | None = None
-        self.blocks: list[BlockInfo] = []
-        self.error: MillraceError | None = None
+
+    @property
+    def nbytes(self) -> int:
+        writer = self._writer
+        return 0 if writer is None else writer.nbytes
 
     def begin(self, key: bytes) -> None:
         """Another item; the one before is complete."""
-        if self.error is not None:
+        if self._kept.error:
             return
         with self._careful():
             if self._writer is not None and self._writer.nbytes >= BLOCK_BYTES:
-                self._publish()
+                self.publish()
             if self._writer is None:
                 self._draft = self._stack.enter_context(self._store.draft())
                 self._writer = BlockWriter(self._draft)
@@ -99,36 +157,32 @@ class Kept:
 
     def extend(self, elements: list[Any]) -> None:
         """Some elements of the item that was begun last."""
+        if self._writer is None or self._kept.error:
+            return
         with self._careful():
-            if self._writer is not None:
-                self._writer.extend(elements)
-                if self._writer.nbytes > self._room:
-                    raise CacheError(f"there was room for {self._room} bytes, and a task has more to keep")
+            self._writer.extend(elements)
+            if not self._kept.has_room():
+                self._kept.give_up("there is no room for all that the task has")
 
-    def finish(self) -> None:
-        """All items are complete."""
+    def publish(self) -> None:
+        """The block, as it is."""
         with self._careful():
-            self._publish()
+            if self._writer is not None and self._draft is not None:
+                info = self._writer.finish()
+                self._draft.publish(self._point, info.name)
+                self._kept.blocks.append(info)
+        self.close()
 
     def close(self) -> None:
-        """Throws away what is not published."""
         self._stack.close()
         self._draft = self._writer = None
-
-    def _publish(self) -> None:
-        if self._writer is not None and self._draft is not None:
-            info = self._writer.finish()
-            self._draft.publish(self._point, info.name)
-            self.blocks.append(info)
-            self._room -= info.nbytes
-        self.close()
 
     @contextmanager
     def _careful(self) -> Iterator[None]:
         try:
             yield
         except (CacheError, CodecError) as error:
-            self.error = error
+            self._kept.give_up(str(error))
             self.close()
 
 
@@ -272,6 +326,7 @@ class Items:
                     yield from (read if there.all() else made).take(some)
                 else:
                     yield self._woven([*read.take(some[there > 0]), *made.take(some[there == 0])], some)
+        made.end()
 
     def _woven(self, chunks: list[Chunk], items: Array) -> Chunk:
         elements = [element for chunk in chunks for element in chunk.elements]
@@ -317,17 +372,23 @@ class Items:
         ours, theirs = feeds.tee(items, 2)
         keyed = self._keyed(ours)
         now = -1
-        for chunk in self._made(theirs):
-            named = np.asarray(chunk.positions, np.int64)
-            for start, stop in feeds.runs(named):
-                item = int(named[start])
-                while now != item:
-                    now, key = next(keyed)
-                    self._kept.begin(key)
-                self._kept.extend(chunk.elements[start:stop])
-            yield chunk
-        for _, key in keyed:  # those that gave nothing
-            self._kept.begin(key)
+        with self._kept.writing(whole=self._yields is not Yield.MANY) as writing:
+            for chunk in self._made(theirs):
+                if self._context.skipped:
+                    # It can't be told from one that a filter left out, and may not fail the next time.
+                    self._kept.give_up("an element was skipped, as on_error says")
+                named = np.asarray(chunk.positions, np.int64)
+                for start, stop in feeds.runs(named):
+                    item = int(named[start])
+                    while now != item:
+                        now, key = next(keyed)
+                        writing.begin(key)
+                    writing.extend(chunk.elements[start:stop])
+                yield chunk
+            for _, key in keyed:  # those that gave nothing
+                writing.begin(key)
+            if self._context.skipped:
+                self._kept.give_up("an element was skipped, as on_error says")
 
     def _keyed(self, items: Feed) -> Iterator[tuple[int, bytes]]:
         for some in items:
@@ -372,6 +433,11 @@ class _ByItem:
                 return
             if not self._many and int(chunk.positions[-1]) == int(items[-1]):
                 return  # nothing more of these can come
+
+    def end(self) -> None:
+        """All elements were taken; the stream may do what it does at its end."""
+        if self._chunk is not None or next(self._chunks, None) is not None:
+            raise RuntimeError("a stream has elements of items that nobody asked for")
 
 
 def _whole_splits(units: UnitMap, number: int) -> bool:

@@ -322,6 +322,11 @@ class NodeContext(Context):
         self._task.left.setdefault(self._number, []).extend(elements)
         return True
 
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out of the task so far."""
+        return self._task.calls.skipped
+
     # -- for reading, beside what operators are offered ----------------------------------------------------------------
 
     @property

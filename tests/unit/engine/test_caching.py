@@ -45,7 +45,10 @@ def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Cata
 @given(st.data())
 def test_whatever_is_kept_the_elements_are_the_same(runs, data):
     case = pipeline(data.draw, runs)
-    dataset = case.dataset.autocache().map(augmented)
+    dataset = case.dataset.autocache()
+    if data.draw(st.booleans(), label="shuffled"):
+        dataset = dataset.shuffle(data.draw(st.integers(1, 50), label="window"))
+    dataset = dataset.map(augmented)
     options = {"tasks": data.draw(st.integers(1, 9), label="tasks"), "chunk": data.draw(st.sampled_from([1, 3, 1000]))}
     store = MemoryStore()
     plain, made = runs.program(dataset, **options), runs.program(dataset, **options)
@@ -58,7 +61,7 @@ def test_whatever_is_kept_the_elements_are_the_same(runs, data):
             assert repr(found) == repr(expected)
             for each in kept:
                 each.finish()
-                assert each.error is None
+                assert not each.error
             names = [info.name for each in kept for info in each.blocks]
             kept.clear()
             catalog.learn(data.draw(st.lists(st.sampled_from(names))) if names else [])
@@ -114,6 +117,36 @@ def test_nothing_is_made_twice(runs):
         runs.sequential(40, 60, counted=False).map(counted).flat_map(several).autocache().batch(3),
     ):
         assert calls(dataset, runs, 3) == [100, 0, 0], dataset.graph.nodes
+
+
+def fails_at_7(number: int) -> int:
+    COUNTED.append(number)
+    if number == 7:
+        raise ValueError(number)
+    return number
+
+
+def test_a_task_that_skipped_an_element_keeps_nothing(runs):
+    dataset = Dataset.range(100).map(fails_at_7).autocache().with_options(on_error="skip")
+    assert calls(dataset, runs, 2) == [100, 25]
+
+
+def twice(number: int) -> list[int]:
+    return [number, number]
+
+
+def test_an_item_that_was_broken_off_is_not_kept(runs):
+    store = MemoryStore()
+    made = runs.program(Dataset.range(100).flat_map(twice).autocache(), tasks=1, chunk=1)
+    try:
+        _, kept, _ = with_point(made, store)
+        with made.run(made.plan.task(0), 0) as run:
+            next(run)
+        kept[0].finish()
+        assert not kept[0].blocks
+        assert not store.blocks()
+    finally:
+        made.close()
 
 
 def test_as_much_is_kept_as_there_is_room_for(runs, monkeypatch):
