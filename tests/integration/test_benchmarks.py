@@ -68,8 +68,8 @@ def test_handover(tmp_path: Path):
 
 
 def test_dispatcher(tmp_path: Path):
-    found = report(tmp_path, "dispatcher", "--seconds", "2", "--only", "tasks of no time")
-    result = found["results"]["tasks of no time"]
+    found = report(tmp_path, "dispatcher", "--seconds", "2", "--only", "tasks of 2 s")
+    result = found["results"]["tasks of 2 s"]
     assert result["tasks"]["median"] > 0
     assert result["messages"]["median"] > result["tasks"]["median"]  # told, and answered
 

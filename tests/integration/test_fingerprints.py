@@ -171,7 +171,7 @@ def test_all_interpreters_find_the_same(tmp_path):
         environment = {
             **os.environ,
             "PYTHONHASHSEED": str(number),
-            "PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
         }
         done = subprocess.run(
             [sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True, check=False

@@ -79,6 +79,8 @@ def test_what_is_said_to_show_something_is_there():
 def _shown(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return parameter.name
+    if isinstance(parameter.default, str):
+        return f'{parameter.name}="{parameter.default}"'
     automatic = type(parameter.default) is int and parameter.default == mr.AUTOTUNE
     return f"{parameter.name}={'AUTOTUNE' if automatic else parameter.default}"
 
