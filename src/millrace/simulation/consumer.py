@@ -327,6 +327,7 @@ class Consumer(Process):
             del self._connections[address]
             self._route(self._pool.leave(address))
             self._retry(address)
+            self._wake()  # as in Feed._receive: who waited for that one may let another one send
 
     def _hang_up(self, connection: Connection) -> None:
         connection.close(self)
