@@ -45,7 +45,9 @@ class CreditPool:
         return self._serve()
 
     def arrived(self, worker: str, size: int) -> None:
-        """A payload of ``size`` bytes came from ``worker``."""
+        """A payload of ``size`` bytes came from ``worker``; 0: the bare mark of an end, which takes no credit."""
+        if not size:
+            return  # if the worker is short, it still is, of another task
         self.held += size
         if worker in self._granted:
             self._granted[worker] -= size

@@ -74,6 +74,18 @@ def test_force_lets_one_message_in_and_not_a_second_before_it_came():
     assert pool.force("b") == {"b": 96}
 
 
+def test_a_worker_that_is_short_still_is_when_the_mark_of_an_end_has_come():
+    pool = CreditPool(80)
+    pool.join("a")
+    pool.arrived("a", 40)
+    assert pool.short("a", 60, 0) == {}
+    pool.arrived("a", 0)
+    assert pool.force("a") == {"a": 60}
+    pool.arrived("a", 0)
+    assert pool.force("a") == {}
+    assert pool.used("a", 40) == {}
+
+
 def test_force_knows_nothing_to_do_for_a_worker_that_is_not_short():
     pool = CreditPool(100)
     pool.join("a")
