@@ -15,7 +15,7 @@ from millrace.control.messages import (
     TaskRef,
 )
 from millrace.control.state import Job, LiveTask, State
-from millrace.control.supply import all_dealt, in_turn, missing, newest, share_dealt
+from millrace.control.supply import all_dealt, first_missing, in_turn, missing, newest, share_dealt
 from millrace.control.turn import Turn
 from millrace.planning.checkpoint import merge
 from millrace.planning.plan import owed
@@ -80,15 +80,34 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
         return
     turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints, held_back(job)))
     tell_steps(turn, job, number, consumer)
+    _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
+    send_ends(turn, job, number, consumer)
+
+
+def tell_read(turn: Turn, job: Job, number: int, consumer: int, task: int) -> None:
+    """Tell a consumer that a worker has the task, or that none needs to: in a fixed order others waited behind it."""
+    place = job.consumers.get(consumer)
+    if place is not None and place.epoch == number:
+        theirs = job.epochs[number].unread.get(consumer, set())
+        behind = sorted(other for other in theirs if other > task) if job.spec.deterministic else []
+        _tell_reads(turn, job, number, consumer, [task, *behind] if task in theirs else behind)
+
+
+def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[int]) -> None:
+    """Tell where to read these tasks, those that no worker has aside.
+
+    In a fixed order a consumer hears of a task once workers have all before it: it reads the lowest it has heard of.
+    """
+    epoch = job.epochs[number]
+    end = first_missing(job, epoch, consumer) if job.spec.deterministic else None
     reads = []
-    for task in sorted(epoch.unread.get(consumer, ())):
+    for task in tasks:
         live = epoch.live[task]
         worker = turn.state.workers.get(live.worker)
-        if worker is not None:
+        if worker is not None and (end is None or task < end):
             reads.append(TaskRead(task, live.lease, worker.id, worker.address, epoch.starts.get(task, 0)))
     if reads:
         turn.to_consumer(job, consumer, ReadTasks(number, reads))
-    send_ends(turn, job, number, consumer)
 
 
 def held_back(job: Job) -> bool:

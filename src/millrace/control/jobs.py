@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
-from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_steps
+from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
 from millrace.control.inputs import JoinRequested
 from millrace.control.leasing import drop, settle, spare, take_back
 from millrace.control.messages import (
@@ -155,8 +155,11 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
         turn.emit(ev.Progressed(job.name, consumer, message.epoch, news))
         for progress in news:
             if progress.complete:
+                lost = not epoch.live[progress.task].worker
                 settle(turn, job, message.epoch, progress.task)
                 spare(turn, job, message.epoch, progress.task)
+                if lost:
+                    tell_read(turn, job, message.epoch, consumer, progress.task)
     tell_steps(turn, job, message.epoch)
 
 

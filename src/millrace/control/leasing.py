@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from millrace.control import events as ev
-from millrace.control.epochs import send_ends, settle_epoch, tell_void
+from millrace.control.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.messages import (
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
     OutputsReceived,
-    ReadTasks,
     TaskAt,
     TaskFailed,
     TaskFinished,
     TaskGoOn,
-    TaskRead,
     TaskRef,
     TaskReturned,
 )
@@ -64,10 +62,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             poison=[*job.poison, *live.poison],
         ),
     )
-    place = job.consumers.get(consumer)
-    if place is not None and place.epoch == found.epoch and not live.complete:
-        read = TaskRead(found.task, lease_id, worker.id, worker.address, epoch.starts.get(found.task, 0))
-        turn.to_consumer(job, consumer, ReadTasks(found.epoch, [read]))
+    tell_read(turn, job, found.epoch, consumer, found.task)
     if found.fresh and job.spec.sharding != "off":
         _deal_tails(turn, job, found, consumer)
     if found.fresh:

@@ -316,6 +316,16 @@ def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
     return epoch.settled
 
 
+def first_missing(job: Job, epoch: Epoch, consumer: int) -> int | None:
+    """The first task that the consumer is to read and no worker has; None if there is none. In a fixed order only."""
+    absent = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].complete]
+    if not share_dealt(job, epoch, consumer):
+        shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
+        walks = [walk(job, epoch, share, consumer)[1] for share in shares]
+        absent += [ahead[0] for ahead in walks if ahead is not None]
+    return min(absent, default=None)
+
+
 def place_of(live: LiveTask, workers: dict[str, Worker]) -> str:
     """Address of the worker that has the task, empty if it is gone."""
     worker = workers.get(live.worker)

@@ -31,6 +31,7 @@ class EpochBook:
         yielded: elements that a user has, and by which client; ``received``: that a consumer had.
         dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
+        at: by client, the task that it read last.
     """
 
     yielded: dict[int, str] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class EpochBook:
     dropped: set[int] = field(default_factory=set)
     begun: bool = False
     interrupted: bool = False
+    at: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -96,19 +98,23 @@ class Checks:
         """It has outputs that it had not before."""
         self._book(consumer).epoch(epoch).received.update(element for output in outputs for element in output)
 
-    def yielded(self, consumer: Consumer, epoch: int, outputs: Sequence[Output]) -> None:
-        """Its user has them."""
+    def yielded(self, consumer: Consumer, epoch: int, task: int, outputs: Sequence[Output]) -> None:
+        """Its user has outputs of a task."""
         job = self._book(consumer)
         book = job.epoch(epoch)
         if consumer.client in self._given_up:
             return  # it does not know yet; what it does is void
+        before = book.at.get(consumer.client, -1)
+        if job.spec.deterministic and task < before:
+            raise Violation(f"task {task} of epoch {epoch} of job {job.spec.name} was read after task {before}")
+        book.at[consumer.client] = task
         for output in outputs:
             self.elements += len(output)
             for element in output:
-                before = book.yielded.get(element)
-                if before is not None and before not in self._given_up and job.spec.sharding != "off":
+                first = book.yielded.get(element)
+                if first is not None and first not in self._given_up and job.spec.sharding != "off":
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
-                    raise Violation(f"{where} came to {before} and to {consumer.client}")
+                    raise Violation(f"{where} came to {first} and to {consumer.client}")
                 book.yielded[element] = consumer.client
 
     def abandoned(self, consumer: Consumer, epoch: int) -> None:

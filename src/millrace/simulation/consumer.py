@@ -225,7 +225,7 @@ class Consumer(Process):
         if arrival is not None:
             self._waiting = False
             fresh: list[Output] = arrival.decoded()
-            self._checks.yielded(self, inbox.number, fresh)
+            self._checks.yielded(self, inbox.number, arrival.task.number, fresh)
             self._taken += len(fresh)
             self._route(self._pool.used(arrival.worker, arrival.size))
             self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(fresh), self._next)

@@ -238,6 +238,39 @@ def test_a_tail_belongs_to_the_reader_of_the_last_task_before_it():
     assert {lease.ref.task for lease in service.workers["w0"].leases.values()} == {0, 1}
 
 
+def test_in_a_fixed_order_a_task_is_heard_of_once_workers_have_all_before_it():
+    service, peer = started(FakePlan(4, fan_in=2), deterministic=True)
+    worker = service.workers["w0"]
+    service.report("w0", want=8)
+    assert [lease.ref.task for lease in worker.leases.values()] == [0, 1, 3, 4]
+    assert list(peer.reads) == [0, 1]  # it would go on with 3 if the tail before it were late
+    for lease in list(worker.leases)[:2]:
+        service.finish(worker, lease)
+    assert list(peer.reads) == [0, 1, 2, 3, 4]
+
+
+def test_in_a_fixed_order_a_task_that_was_read_and_lost_holds_nothing_up():
+    service, peer = started(FakePlan(4, fan_in=2), deterministic=True)
+    for _ in range(2):
+        service.work(read=False)
+    for task in (0, 1):
+        service.read(peer, task)
+    service.work(read=False)
+    assert service.readable(peer)[0] == 2
+    peer.connected = False
+    service.read(peer, 2)  # the dispatcher does not hear of it
+    service.kill("w0")
+    service.add_worker("w1")
+    peer.reads.clear()
+    peer.connected = True
+    service.report("w1", want=8)
+    assert {lease.ref.task for lease in service.workers["w1"].leases.values()} >= {0, 1, 3, 4}
+    assert not peer.reads
+    said = msg.ConsumerReport(0, [msg.TaskProgress(2, 1, complete=True)])
+    service.say(inp.ConsumerSaid("x", said))
+    assert list(peer.reads) == [3, 4]
+
+
 def test_without_sharding_each_worker_walks_in_its_own_order_and_flushes():
     service, peer = started(FakePlan(8, 2), workers=2, sharding="off", visitation="zero_once_or_more", epochs=1)
     runs: dict[str, list[int]] = {"w0": [], "w1": []}
