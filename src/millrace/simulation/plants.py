@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from millrace.client.inbox import EpochInbox
-from millrace.control import apply, jobs, leasing, snapshot, supply
+from millrace.control import apply, epochs, jobs, leasing, snapshot, supply
 from millrace.control import events as ev
 from millrace.control.state import Job, State
 from millrace.dispatcher import recovery
@@ -116,6 +116,11 @@ def _orphan() -> AbstractContextManager[Any]:
     return mock.patch.dict(apply.APPLY, {ev.TaskReleased: careless})
 
 
+def _late_tail() -> AbstractContextManager[Any]:
+    """In a fixed order, a consumer hears of tasks as they are leased, and goes on before a tail in between is."""
+    return mock.patch.object(epochs, "first_missing", return_value=None)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -126,6 +131,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "stale-delivery": _stale_delivery,
     "hasty-tail": _hasty_tail,
     "orphan": _orphan,
+    "late-tail": _late_tail,
 }
 
 
