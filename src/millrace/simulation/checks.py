@@ -226,6 +226,8 @@ class Checks:
             if isinstance(event, ev.ConsumerJoined):
                 before = self._clients.get((event.job, event.consumer), event.client)
                 self._clients[event.job, event.consumer] = event.client
+                # Who was given up before it heard that it was in asks once more, and reads the next job of that name.
+                self._given_up.discard(event.client)
                 if before != event.client:
                     self._given_up.add(before)  # another process has its place
             elif isinstance(event, ev.ConsumerLeft) and event.reason != "left":
