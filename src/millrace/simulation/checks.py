@@ -233,7 +233,7 @@ class Checks:
             elif isinstance(event, ev.ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)
-                settings, broken = self._town.settings, self._books[event.job, self._seeds[event.job]].broken
+                settings, broken = self._town.settings, self._broke(dispatcher, event.job)
                 self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
             elif (
                 isinstance(event, ev.WorkerLost)
@@ -249,6 +249,11 @@ class Checks:
             _check_bounds(state, dispatcher)
             for worker in self._town.workers.values():
                 self._check_held(dispatcher, worker)
+
+    def _broke(self, dispatcher: Dispatcher, name: str) -> bool:
+        """The job has failed: from when that is decided, durable or not, its places are kept for less long."""
+        undurable = (isinstance(each, ev.JobBroke) and each.job == name for each in dispatcher.undurable())
+        return self._books[name, self._seeds[name]].broken or any(undurable)
 
     def _check_held(self, dispatcher: Dispatcher, worker: Worker) -> None:
         """A worker that has been told everything holds nothing that the state does not know of."""
