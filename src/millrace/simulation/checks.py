@@ -49,7 +49,7 @@ class JobBook:
 
     spec: msg.JobSpec
     epochs: dict[int, EpochBook] = field(default_factory=dict)
-    joined: set[int] = field(default_factory=set)
+    joined: dict[int, str] = field(default_factory=dict)
     left: bool = False
     broken: bool = False
     skipped: set[int] = field(default_factory=set)
@@ -57,6 +57,11 @@ class JobBook:
     def epoch(self, number: int) -> EpochBook:
         """The book of an epoch."""
         return self.epochs.setdefault(number, EpochBook())
+
+    def interrupt(self, upto: int) -> None:
+        """Somebody reads epoch ``upto`` no further, and may not have said what it had of those before."""
+        for number, book in self.epochs.items():
+            book.interrupted |= number <= upto
 
 
 class Checks:
@@ -122,8 +127,7 @@ class Checks:
         if consumer.joined is not None:
             job = self._book(consumer)
             job.epoch(epoch)
-            for number, book in job.epochs.items():
-                book.interrupted |= number <= epoch
+            job.interrupt(epoch)
 
     def failed(self, consumer: Consumer, failure: msg.Failure) -> None:
         """Its user gets an error."""
@@ -167,8 +171,10 @@ class Checks:
                 job.epoch(epoch).dropped.add(task)
             case ev.EpochClosed(epoch=epoch):
                 self._complete(job, epoch)
-            case ev.ConsumerJoined(consumer=consumer):
-                job.joined.add(consumer)
+            case ev.ConsumerJoined(consumer=consumer, client=client, epoch=epoch):
+                if job.joined.get(consumer, client) != client:
+                    job.interrupt(epoch)  # who names a place gets it once its session has broken; its reader may live
+                job.joined[consumer] = client
             case ev.ConsumerLeft(reason=reason):
                 job.left = True
                 for book in job.epochs.values():
