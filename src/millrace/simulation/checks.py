@@ -287,6 +287,7 @@ class Checks:
             and session.ends[1] is dispatcher
             and session.open_at(dispatcher)
             and not any(session.under_way)
+            and not worker.obeying  # a lane may send between two tasks that it is told to forget
             and not dispatcher.owes(worker.name)
         )
 

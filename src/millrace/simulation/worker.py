@@ -73,6 +73,7 @@ class Worker(Process):
         self._leaving = False
         self._until = 0.0
         self.careful: Lane | None = None
+        self.obeying = False
         self._heartbeat_s = 5.0
         self._current = ""
         self._pauses = delays_of(world)
@@ -159,8 +160,10 @@ class Worker(Process):
 
     def _told(self, message: Any) -> None:
         obey = self._words.get(type(message))
+        self.obeying = True
         if obey is not None:  # else it is why the session ends
             obey(message)
+        self.obeying = False
         self.see_off()
 
     def _welcome(self, message: msg.WorkerWelcome) -> None:
