@@ -324,6 +324,17 @@ def _task_moved(state: State, event: ev.TaskMoved) -> None:
         epoch.starts[event.task] = live.received
 
 
+def _task_spared(state: State, event: ev.TaskSpared) -> None:
+    job = state.jobs[event.job]
+    epoch = job.epochs[event.epoch]
+    live = epoch.live[event.task]
+    live.complete = True
+    _discard(epoch.unread, live.consumer, event.task)
+    epoch.dropped += 1
+    if job.length is not None:
+        epoch.shares[live.consumer].remove(event.task)
+
+
 def _task_done(state: State, event: ev.TaskDone) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
@@ -409,6 +420,7 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.PlanningDied: _planning_died,
     ev.EpochHeld: _epoch_held,
     ev.TaskMoved: _task_moved,
+    ev.TaskSpared: _task_spared,
     ev.TaskDone: _task_done,
     ev.Progressed: _progressed,
 }

@@ -377,6 +377,14 @@ class TaskMoved(Event, frozen=True):
     consumer: int
 
 
+class TaskSpared(Event, frozen=True):
+    """Nobody will read it to its end, but its tail has begun with what it left over, and may have to begin again."""
+
+    job: str
+    epoch: int
+    task: int
+
+
 class TaskDone(Event, frozen=True):
     """Nobody needs anything of it any more.
 
@@ -440,6 +448,7 @@ AnyEvent = (
     | PoisonFound
     | PlanningDied
     | TaskMoved
+    | TaskSpared
     | TaskDone
     | Progressed
 )

@@ -120,9 +120,21 @@ def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
 
 
 def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
-    """Nobody will read the task to its end; tails go without its leftovers."""
+    """Nobody will read the task to its end; its tail goes without its leftovers, unless it has begun with them."""
+    if _tail_began(turn.state, job, epoch, task):
+        turn.emit(ev.TaskSpared(job.name, epoch, task))
+        settle(turn, job, epoch, task)
+        spare(turn, job, epoch, task)
+        return
     tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
     _over(turn, job, epoch, task, dropped=True)
+
+
+def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
+    """The tail has been leased: should it run again, it must give what it gave before, and so take what it took."""
+    parent = -1 if job.spec.sharding == "off" else state.plan(job).task(task).parent
+    tail = job.epochs[epoch].live.get(parent)
+    return tail is not None and tail.lease > 0
 
 
 def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:

@@ -167,7 +167,7 @@ class Checks:
         match event:
             case ev.TaskLeased(epoch=epoch, task=task, fresh=True) | ev.TailDealt(epoch=epoch, task=task):
                 job.epoch(epoch).dealt.add(task)
-            case ev.TaskDone(epoch=epoch, task=task, dropped=True):
+            case ev.TaskDone(epoch=epoch, task=task, dropped=True) | ev.TaskSpared(epoch=epoch, task=task):
                 job.epoch(epoch).dropped.add(task)
             case ev.EpochClosed(epoch=epoch):
                 self._complete(job, epoch)

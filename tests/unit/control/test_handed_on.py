@@ -76,6 +76,31 @@ def test_in_a_fixed_order_tails_do_without_what_a_consumer_that_goes_will_never_
     assert two.done
 
 
+@pytest.mark.parametrize("goes", ["leaves", "reads the next epoch"])
+def test_a_tail_that_has_begun_keeps_what_a_consumer_that_goes_has_left_it(goes):
+    """Should it run again, it must give what it gave before."""
+    service, worker, one, two = two_readers(FakePlan(3, 3), deterministic=True)
+
+    def leftovers_of_tail(worker):
+        while True:
+            service.work(read=False)
+            for lease in worker.leases.values():
+                if (lease.ref.epoch, lease.ref.task) == (0, 3):
+                    return [task for task, _ in lease.holders]
+
+    assert leftovers_of_tail(worker) == [0, 1, 2]
+    assert sorted(two.reads) == [1, 3]
+    if goes == "leaves":
+        leave(service, one)
+    else:
+        service.begin(one)
+    service.kill("w")
+    assert leftovers_of_tail(service.add_worker("again")) == [0, 1, 2]
+    service.run()
+    assert two.done
+    assert not service.state.jobs["a"].epochs[0].live
+
+
 def test_workers_forget_the_leftovers_of_an_epoch_that_nobody_reads_any_more():
     service = Service(FakePlan(40, 20))  # no tail has its turn yet
     worker = service.add_worker("w")

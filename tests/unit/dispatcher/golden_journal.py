@@ -16,6 +16,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
 from tests.unit.control.test_resuming import states_of
 
+from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.snapshot import dump
@@ -32,6 +33,7 @@ def live() -> Service:
     names = ["w0", "w1"]
     for name in names:
         service.add_worker(name)
+    _read_on(service)
     _prepare_in_vain(service)
     _be_slow(service)
     names += _be_poisoned(service)
@@ -118,6 +120,24 @@ def _go_on(service: Service) -> None:
         service.begin(service.consumers[f"loaded {rank}"], 0)
     for _ in range(30):
         service.work()
+
+
+def _read_on(service: Service) -> None:
+    """A job of which one consumer goes on to the next epoch while a tail needs what it has not read."""
+    reads, hastens = (service.join(f"hasty {rank}", "hasty", num_consumers=2, deterministic=True) for rank in range(2))
+    for _ in range(20):
+        service.work(read=False)
+        for task in service.readable(reads):
+            if task < 4:
+                service.read(reads, task)
+        if any(
+            isinstance(event, ev.TaskLeased) and (event.job, event.task) == ("hasty", 4) for event in service.events
+        ):
+            break
+    service.begin(hastens)
+    assert any(isinstance(event, ev.TaskSpared) for event in service.events)
+    for peer in (reads, hastens):
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:
