@@ -89,17 +89,19 @@ def session_lost(turn: Turn, name: str) -> None:
 def lost(turn: Turn, worker: Worker, reason: str) -> None:
     """It is gone; all it had goes to others."""
     held = [*worker.unfinished.values(), *worker.kept.values()]
+    accused = set()
     turn.emit(ev.WorkerDisconnected(worker.id, turn.now))
     for name, number, task in held:
         job = turn.state.jobs[name]
         live = job.epochs[number].live.get(task) if job.failure is None else None
         if live is not None and live.worker == worker.id:
-            if not live.finished and runs_again(job) and not worker.retiring:
-                suspect(turn, job, number, task)
+            # What is not run again cannot be found out about, and does no harm a second time.
+            if not (live.finished or worker.retiring) and (not runs_again(job) or suspect(turn, job, number, task)):
+                accused.add(name)
             if job.failure is None:
                 lose(turn, job, number, task, f"worker {worker.id} {reason}")
     turn.emit(ev.WorkerLost(worker.id, reason))
-    planning_died(turn, worker.id, reason)
+    planning_died(turn, worker.id, reason, accused)
     _hand_over(turn, worker.id)
 
 

@@ -13,6 +13,8 @@ So whoever stops workers at random convicts nothing, unless an element takes lon
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from millrace.control import events as ev
 from millrace.control.jobs import fail_job
 from millrace.control.messages import Failure, Notice
@@ -27,8 +29,9 @@ MOST_POISON = 100
 PLANNING_DEATHS = 4
 
 
-def suspect(turn: Turn, job: Job, number: int, task: int) -> None:
-    """The worker that ran the task has ended, perhaps because of it."""
+def suspect(turn: Turn, job: Job, number: int, task: int) -> bool:
+    """The worker that ran the task has ended, perhaps because of it; whether that is held against the task."""
+    before = len(turn.events)
     live = job.epochs[number].live[task]
     sight = turn.observed.workers.get(live.worker)
     at = sight.at.get(live.lease) if sight is not None else None
@@ -45,6 +48,7 @@ def suspect(turn: Turn, job: Job, number: int, task: int) -> None:
             _give_up(turn, job, text)
     elif at is not None and at.place:
         _convict(turn, job, number, task, Poison(at.place, at.where))
+    return len(turn.events) > before
 
 
 def _convict(turn: Turn, job: Job, number: int, task: int, poison: Poison) -> None:
@@ -62,10 +66,15 @@ def _convict(turn: Turn, job: Job, number: int, task: int, poison: Poison) -> No
             turn.to_consumer(job, consumer, Notice(f"{ended}. It is not tried again, but treated as on_error says"))
 
 
-def planning_died(turn: Turn, worker: str, reason: str) -> None:
-    """The worker has ended, and perhaps because of what it listed or the sharding function that it asked."""
+def planning_died(turn: Turn, worker: str, reason: str, accused: Container[str]) -> None:
+    """The worker has ended, and perhaps because of what it listed or the sharding function that it asked.
+
+    Not of ``accused`` jobs, of which it ran a task that may have done it: else an element that ends workers while they
+    are asked about the next epoch would be taken for the sharding function.
+    """
     for job in turn.state.jobs.values():
-        if job.lister == worker or any(epoch.chooser == worker for epoch in job.epochs.values()):
+        asked = job.lister == worker or any(epoch.chooser == worker for epoch in job.epochs.values())
+        if asked and job.name not in accused:
             turn.emit(ev.PlanningDied(job.name))
             if job.planning_deaths >= PLANNING_DEATHS:
                 text = (

@@ -189,6 +189,19 @@ def test_sources_that_end_whoever_lists_them_end_the_job(asked):
     assert service.replayed().snapshot() == service.state.snapshot()
 
 
+def test_an_element_is_not_taken_for_the_sharding_function_that_its_worker_is_asked_meanwhile():
+    service = Service(FakePlan(2))
+    worker = service.add_worker("w0")
+    peer = service.join("c", sharding="custom")
+    service.say(inp.WorkerSaid("w0", msg.SourcesListed("a", {0: positions_table(100)})))
+    service.say(inp.WorkerSaid("w0", msg.ShardingChosen("a", 0, [0, 0])))
+    assert worker.planning[-1].epoch == 1
+    assert [die_at(service, 0, MAP) for _ in range(4)] == [0, 1, 2, 2]
+    assert kinds(service, ev.PoisonFound)
+    assert not kinds(service, ev.PlanningDied)
+    assert peer.failure is None
+
+
 def test_nothing_is_run_again_at_most_once_so_nobody_is_suspected():
     service, peer = planned(visitation="at_most_once")
     next_worker(service)
