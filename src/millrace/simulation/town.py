@@ -88,6 +88,7 @@ class Town(Fleet):
         self.workers: dict[str, Worker] = {}
         self.consumers: list[Consumer] = []
         self.ranks: dict[tuple[str, int], Consumer] = {}
+        self._followed: set[Consumer] = set()
         self.expected = 0
         self.faults_to_come = 0
         self.poison = ""
@@ -224,6 +225,9 @@ class Town(Fleet):
                 self._start_again(consumer)
 
     def _start_again(self, consumer: Consumer) -> None:
+        if consumer in self._followed:
+            return  # whoever runs the training starts one process for each that has ended
+        self._followed.add(consumer)
         self.expected += 1
         again = self.world.rng.uniform(0.1, 1.0)
         self.world.after(again, self.add_consumer, consumer.spec, consumer.consumer, consumer.stops)
