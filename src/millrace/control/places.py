@@ -133,7 +133,8 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
     A place is taken while its client's session lives, and for one heartbeat more, so that a client whose connection
     broke for a moment finds it free; after that a new client may have it, and goes on where the old one was. If nobody
     at all is left, whoever comes is the old one started again, and nobody's place is kept from it. Who lost its session
-    because the dispatcher was restarted is given the time to come back.
+    because the dispatcher was restarted is given the time to come back. Who asks for a place by its index is taken for
+    the old one started again, and gets it as soon as no session holds it.
     """
 
     def left(place: Consumer) -> bool:
