@@ -19,7 +19,7 @@ def test_each_element_once_whatever_dies():
 
 
 def test_a_consumer_that_forgets_what_it_has_is_found(tmp_path):
-    few = ("--faults", "1", "--only", "bulk connection cut", "--epochs", "1", "--consumers", "1", "--rows", "320")
+    few = ("--faults", "1", "--only", "bulk connection cut", "--epochs", "1", "--consumers", "1", "--rows", "960")
     done = chaos("--plant", "forgets", "--workers", "1", "--folder", str(tmp_path), *few)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "SOMETHING IS WRONG" in done.stdout
