@@ -4,6 +4,7 @@ import hashlib
 from contextlib import closing
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,14 +40,15 @@ def read(known: Catalog, numbers: list[int]) -> dict[int, list[int] | None]:
     return dict(zip(np.array(numbers)[there].tolist(), known.read(some), strict=True))
 
 
-blocks = st.lists(st.lists(st.integers(0, 199), unique=True, min_size=1, max_size=5), max_size=24)
+blocks = st.lists(st.lists(st.integers(0, 199), unique=True, min_size=1, max_size=4), max_size=8)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(blocks, st.data())
 def test_any_blocks_are_one(blocks, data):
     store = MemoryStore()
-    with closing(Catalog(store, POINT)) as known:
+    with pytest.MonkeyPatch.context() as patch, closing(Catalog(store, POINT)) as known:
+        patch.setattr(catalog, "_MERGED_AT", 3)
         names = {}
         for numbers in blocks:
             name = write(store, numbers)
