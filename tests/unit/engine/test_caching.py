@@ -41,7 +41,7 @@ def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Cata
     return catalog, kept, number
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whatever_is_kept_the_elements_are_the_same(runs, data):
     case = pipeline(data.draw, runs)

@@ -10,7 +10,7 @@ from millrace.planning.keys import derive
 from millrace.planning.units import UnitMap, Yield
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data())
 def test_equal_identities_are_equal_elements(runs, data):
     case = pipeline(data.draw, runs)
