@@ -387,7 +387,8 @@ def _instance(value: Any) -> Anatomy:
         return _named(value, reduced)
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     holds = [_owner(cls), Held("part", "constructor", make), Held("part", "arguments", tuple(arguments))]
-    if state is not None and getattr(cls, "__getstate__", None) is _DEFAULT_STATE and make is copyreg.__newobj__:  # type: ignore[attr-defined]
+    new = copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
+    if state is not None and getattr(cls, "__getstate__", None) is _DEFAULT_STATE and make is new:
         slots: dict[str, Any] = {}
         if isinstance(state, tuple):
             state, slots = state

@@ -249,7 +249,7 @@ class Checks:
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
             task = getattr(event, "task", None)
             if task is not None:
-                _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]
+                _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
         if isinstance(item, inp.Tick):
             _check_leases(state)
             _check_bounds(state, dispatcher)

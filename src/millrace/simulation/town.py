@@ -7,6 +7,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from millrace.control import messages as msg
 from millrace.control.state import Settings
@@ -28,7 +29,7 @@ LIMIT_S = 400.0
 """Seconds after the last fault in which everybody must have got what is theirs."""
 TRACE = 60
 """Happenings that a violation is reported with."""
-MODES: tuple[dict[str, object], ...] = (
+MODES: tuple[dict[str, Any], ...] = (
     {},
     {"deterministic": True},
     {"visitation": "at_most_once"},
@@ -194,7 +195,7 @@ class Town(Fleet):
             tasks=pipeline.tasks,
             num_consumers=count if mode.get("deterministic") or rng.random() < 0.8 else None,
             epochs=rng.randrange(1, 4),
-            **mode,  # type: ignore[arg-type]
+            **mode,
         )
         if not self.poison and pipeline.plan.length and rng.random() < 0.08:
             self.poison = name
