@@ -12,6 +12,7 @@ from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
 from millrace.planning.units import INFINITE
+from millrace.sources.storage import absolute
 
 if TYPE_CHECKING:
     from millrace.dataset import Dataset
@@ -96,6 +97,16 @@ def _absolute(pattern: str) -> str:
     while pattern.startswith("./"):
         pattern = pattern[2:].lstrip("/")
     return os.path.join(glob.escape(os.getcwd()), pattern)  # the folder's own name is no pattern
+
+
+def folder(operator: str, name: str, value: Any) -> str | None:
+    """A folder's path, or the URL of a prefix; None for none. Relative paths are of this process's working folder."""
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(path, str) or not path:
+        raise PipelineError(f"{operator}({name}=) takes the path of a folder or None, not {value!r}")
+    return absolute(path)
 
 
 def numbers(args: tuple[Any, ...]) -> range:

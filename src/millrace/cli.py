@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import string
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     _add_dispatcher(commands)
     _add_worker(commands)
     _add_status(commands)
+    _add_cache_commands(commands)
     _add_simulate(commands)
     _add_bench(commands)
     demo = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
@@ -77,6 +79,7 @@ def _add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser
         metavar="DIR",
         help="journal what is going on there, and go on with it when started again (default: in memory only)",
     )
+    _add_cache(command)
     command.add_argument(
         "--recover", action="store_true", help="of a damaged journal keep what is good, and say what was lost"
     )
@@ -133,6 +136,36 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         dest="shared_memory",
         action="store_false",
         help="send batches over TCP even to consumers on a worker's own host",
+    )
+
+
+def _add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cache = commands.add_parser("cache", help="what a service keeps, and what it is worth")
+    kinds = cache.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    for name, text in (
+        ("ls", "the cache points of which something is kept"),
+        ("stats", "how full the cache is, and what each job does about it"),
+        ("rm", "delete what is kept of some points"),
+    ):
+        command = kinds.add_parser(name, help=text)
+        command.add_argument("--service", required=True, metavar="ADDRESS", help="the dispatcher's")
+        command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+        if name == "rm":
+            command.add_argument("points", nargs="*", metavar="POINT", help="as ls shows them, or how they begin")
+            command.add_argument("--all", action="store_true", help="everything")
+        else:
+            command.add_argument("--json", action="store_true", help="for programs")
+        command.set_defaults(run=_cache)
+
+
+def _add_cache(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--cache-dir",
+        metavar="PATH",
+        help="folder (or s3://, gs://, az:// prefix) that all workers reach, where they keep what is expensive to make",
+    )
+    command.add_argument(
+        "--cache-bytes", type=_size, metavar="N", help="that this may take, e.g. 50GiB; needed with --cache-dir"
     )
 
 
@@ -199,6 +232,16 @@ def _positive(text: str) -> int:
     return value
 
 
+def _size(text: str) -> int:
+    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+    digits = text.rstrip(string.ascii_letters + " ")
+    unit = text[len(digits) :].strip().lower().removesuffix("b")
+    try:
+        return int(float(digits) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 20GiB or 1000000") from None
+
+
 def _port(text: str) -> int:
     value = _whole(text)
     if not 0 <= value <= 65535:
@@ -214,6 +257,8 @@ def _dispatcher(options: argparse.Namespace) -> int:
 
     if options.recover and options.work_dir is None:
         raise PipelineError("--recover needs --work-dir: without one nothing was journalled")
+    if (options.cache_dir is None) != (options.cache_bytes is None):
+        raise PipelineError("--cache-dir and --cache-bytes go together: where blocks are kept, and how much of them")
     asyncio.run(_dispatch(options))
     return 0
 
@@ -235,6 +280,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
     cluster.prepare(options.local_workers)
 
     from millrace.dispatcher.service import Dispatcher
+    from millrace.sources.storage import absolute
     from millrace.wire.address import format_address
 
     loop = asyncio.get_running_loop()
@@ -256,6 +302,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
         workers=options.local_workers,
         heartbeat_s=options.heartbeat,
         work_dir=options.work_dir,
+        cache_dir=absolute(options.cache_dir) if options.cache_dir else "",
+        cache_bytes=options.cache_bytes or 0,
         recover=options.recover,
     )
     address = f"grpc://{await dispatcher.start()}"
@@ -311,6 +359,24 @@ def _status(options: argparse.Namespace) -> int:
         print(status.as_json(found))
     else:
         status.show(found)
+    return 0
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from millrace.client.status import fetch_status, remove_blocks
+    from millrace.observe import cache, status
+
+    found = fetch_status(options.service, _token(options))
+    if options.kind == "rm":
+        points = cache.chosen(found, options.points, everything=options.all)
+        size = remove_blocks(options.service, points, _token(options))
+        print(f"{cache.size(size)} of {len(points)} points are deleted as soon as nobody reads them")
+    elif options.json:
+        print(status.as_json(cache.of(found)))
+    elif options.kind == "ls":
+        cache.show_points(found)
+    else:
+        cache.show_stats(found)
     return 0
 
 

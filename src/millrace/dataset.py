@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,10 +77,7 @@ class Dataset(Readable):
 
     @classmethod
     def from_webdataset(cls, patterns: arguments.Patterns) -> Dataset:
-        """One element per sample of tar shards: ``{"__key__": str, "jpg": bytes, ...}``.
-
-        ``patterns`` are as for :meth:`from_files`, and may have ranges: ``shard-{000..012}.tar``.
-        """
+        """One element per sample of tar shards, which may be ``shard-{000..012}.tar``: ``{"__key__": str, ...}``."""
         return cls(g.FromWebDataset(patterns=arguments.patterns("from_webdataset", patterns)))
 
     @classmethod
@@ -96,10 +94,7 @@ class Dataset(Readable):
 
     @staticmethod
     def zip(*datasets: Dataset | Mapping[str, Dataset] | Sequence[Dataset]) -> Dataset:
-        """Elements of several datasets side by side, as long as the shortest.
-
-        Takes datasets (or one tuple of them) and yields tuples, or a dict of datasets and yields dicts.
-        """
+        """Elements of several datasets side by side, as long as the shortest: tuples, or of a dict of them dicts."""
         return Dataset(g.Zip(**arguments.members("zip", datasets)))
 
     @staticmethod
@@ -325,13 +320,23 @@ class Dataset(Readable):
         size = buffer_size if buffer_size == AUTOTUNE else arguments.whole("prefetch", "buffer_size", buffer_size, 0)
         return self if size == 0 else self._then(g.Prefetch, buffer_size=size)
 
-    def cache(self, path: str | None = None) -> Dataset:
-        """Elements up to here are kept once computed. Not yet: for now they are computed each time."""
-        return self._then(g.Cache, path=path)
+    def cache(self, path: str | os.PathLike[str] | None = None) -> Dataset:
+        """Up to here every epoch is like the first, random functions included; elements are kept, as far as they fit.
 
-    def autocache(self) -> Dataset:
-        """Up to here reuse is acceptable; the service decides. Not yet: for now it never pays."""
-        return self._then(g.Autocache)
+        Args:
+            path: folder or ``s3://``, ``gs://``, ``az://`` prefix to keep them in, also for later runs. None: the
+                service's ``cache_dir``; without a service at most a quarter of this machine's memory.
+        """
+        return self._then(g.Cache, path=arguments.folder("cache", "path", path))
+
+    def autocache(self, mode: str = "auto") -> Dataset:
+        """Here a cache is acceptable: a service with a ``cache_dir`` measures if it pays, then it is as :meth:`cache`.
+
+        Args:
+            mode: "auto"; or "compute": never; or "cache": in any case.
+        """
+        arguments.one_of("autocache", "mode", mode, ("auto", "compute", "cache"))
+        return self._then(g.Autocache, mode=mode)
 
     def with_options(
         self,
@@ -413,9 +418,9 @@ class Dataset(Readable):
             num_consumers: how many processes read the job; None: whoever joins.
             equal_steps: all of them get equally many elements of an epoch; what cannot be divided is left out.
             consumer_index: which of them this is; None: the lowest that is free.
-            sharing: not yet; nor target_workers.
+            sharing: not yet.
             workers: of an embedded service: a number, or "auto": one per core.
-            target_workers: see sharing.
+            target_workers: not yet.
             accelerators: behind this consumer; for the cost of an epoch.
             tasks: number of tasks of an epoch; None: by the data's size.
             compression: of what comes from other hosts; pays on slow links (``millrace bench link`` measures).
@@ -447,16 +452,11 @@ class Dataset(Readable):
         )
 
     def __len__(self) -> int:
-        """Number of elements of an epoch; may list files.
-
-        Raises:
-            UnknownLengthError: only reading can tell, or there is no end.
-        """
+        """Number of elements of an epoch, or UnknownLengthError if only reading can tell; may list files."""
         length = UnitMap(self.graph, self.tables(), self.seed).length()
-        if length is None:
-            raise UnknownLengthError(f"the length of {self} is known only after reading it")
-        if length >= INFINITE:
-            raise UnknownLengthError(f"{self} has no end; put take(n) behind repeat()")
+        if length is None or length >= INFINITE:
+            why = "is known only after reading it" if length is None else "has no end; put take(n) behind repeat()"
+            raise UnknownLengthError(f"the length of {self} {why}")
         return length
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.blocks.keys import Keys, KeyTable
-from millrace.blocks.reader import BlockIndex, BlockReader, read_index
+from millrace.blocks.reader import BlockIndex, BlockReader, Reads, read_index
 from millrace.blocks.store import BlockStore
 from millrace.errors import CacheError
 
@@ -52,6 +52,9 @@ class Catalog:
     Args:
         store: where the blocks are.
         point: under what.
+
+    Attributes:
+        reads: what reading took.
     """
 
     def __init__(self, store: BlockStore, point: str) -> None:
@@ -63,6 +66,7 @@ class Catalog:
         self._parts: list[_Part] = []
         self._readers: OrderedDict[int, BlockReader] = OrderedDict()
         self._lost: list[str] = []
+        self.reads = Reads()
 
     def learn(self, names: Iterable[str]) -> None:
         """These blocks are there; their indexes are read. Those that are known already are passed over."""
@@ -160,7 +164,7 @@ class Catalog:
             raise CacheError(f"a block of point {self._point} was removed")
         if reader is None:
             block = self._store.open(self._point, self._names[number])
-            reader = BlockReader(block, index)
+            reader = BlockReader(block, index, self.reads)
             weakref.finalize(reader, block.close)  # when the last one who reads has done
             with self._lock:
                 if number in self._indexes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -111,6 +113,30 @@ def read_index(block: Block) -> BlockIndex:
     return index
 
 
+class Reads:
+    """What was read of blocks, and how long it took. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = self._bytes = 0
+        self._seconds = 0.0
+
+    def add(self, count: int, nbytes: int, seconds: float) -> None:
+        """So many ranges, of so many bytes together."""
+        with self._lock:
+            self._count += count
+            self._bytes += nbytes
+            self._seconds += seconds
+
+    def take(self) -> tuple[int, int, float]:
+        """Ranges, bytes and seconds since this was last asked."""
+        with self._lock:
+            taken = self._count, self._bytes, self._seconds
+            self._count = self._bytes = 0
+            self._seconds = 0.0
+        return taken
+
+
 class BlockReader:
     """Elements of a block's items. Safe to use from several threads.
 
@@ -120,13 +146,15 @@ class BlockReader:
     Args:
         block: open; whoever opened it closes it.
         index: the block's, if it has been read before; None reads it.
+        reads: where reading is counted.
 
     Raises:
         As :func:`read_index`.
     """
 
-    def __init__(self, block: Block, index: BlockIndex | None = None) -> None:
+    def __init__(self, block: Block, index: BlockIndex | None = None, reads: Reads | None = None) -> None:
         self._block = block
+        self._reads = reads or Reads()
         self.index = read_index(block) if index is None else index
         self._verified = np.zeros(len(self.index.checksums), np.bool_)
 
@@ -168,7 +196,10 @@ class BlockReader:
         messages = sorted(spans)
         ranges = [(int(index.offsets[message]), int(index.offsets[message + 1])) for message in messages]
         found = {}
-        for message, raw in zip(messages, _read_exactly(self._block, ranges), strict=True):
+        began = time.perf_counter()
+        pieces = _read_exactly(self._block, ranges)
+        self._reads.add(len(ranges), sum(map(len, pieces)), time.perf_counter() - began)
+        for message, raw in zip(messages, pieces, strict=True):
             begin, end = int(index.rows[message]), int(index.rows[message + 1])
             start, stop = max(spans[message][0], begin), min(spans[message][1], end)
             data = self._checked(message, raw)

@@ -114,6 +114,7 @@ class Conversation:
         self._spec = spec
         self._linger = linger
         self.sources: list[str] = []
+        self.reused = -1
         self.tasks: int | None = None
         self._gone = gone
         self.client = uuid.uuid4().hex
@@ -355,10 +356,10 @@ class Conversation:
                 self.feed.ends(epoch, tasks)
             case StepsReady(epoch=epoch, steps=steps, last=last):
                 self.feed.allow(epoch, steps, last=last)
-            case EpochBegun(epoch=epoch, tasks=count, sources=sources, held=held):
+            case EpochBegun(epoch=epoch, tasks=count, sources=sources, held=held, reused=reused):
                 with self._lock:
                     if epoch == self._wanted:
-                        self.tasks, self.sources = count, sources
+                        self.tasks, self.sources, self.reused = count, sources, reused
                         self.feed.begin(epoch, in_order=self._spec.deterministic, held=held)
                         self._begun = epoch
                         self._changed.notify_all()

@@ -352,4 +352,5 @@ def _checkpoint(conversation: Conversation, graph: str, epoch: int, tally: Tally
         ended=tally.ended,
         rank=conversation.consumer,
         ranks=conversation.spec.num_consumers or 1,
+        reused=conversation.reused,
     )

@@ -10,6 +10,22 @@ STATUS = "Status"
 """Call: None -> the service's status as plain values."""
 
 
+REMOVE_BLOCKS = "RemoveBlocks"
+"""Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
+
+
+def remove_blocks(address: str, places: list[str], token: str | None = None, timeout: float = 10.0) -> int:
+    """Has a service delete what it keeps of some points; how many bytes that is.
+
+    Raises:
+        As :func:`fetch_status`.
+    """
+    with ControlChannel(address, token, timeout) as channel:
+        channel.connect()
+        size: int = channel.call(REMOVE_BLOCKS, places, int, timeout)
+        return size
+
+
 def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) -> dict[str, Any]:
     """The status of the service whose dispatcher is at ``address``: ``jobs``, ``workers``, ``cache``.
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Self
 
 from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
+from millrace.sources.storage import absolute
 
 START_S = 60.0
 """How long a dispatcher may take to say where it listens; on a busy machine imports alone take seconds."""
@@ -30,8 +31,9 @@ class LocalService:
     Args:
         min_workers: at least so many workers.
         max_workers: at most so many; None: one for each core. All of them are started.
-        cache_dir: where blocks will be kept; not used by this version.
-        cache_bytes: how many bytes of them; not used by this version.
+        cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, in which workers keep what is expensive to make,
+            at ``autocache()`` and ``cache()``; what is there is used again by any later service. None: nothing is kept.
+        cache_bytes: that this may take; needed with ``cache_dir``.
         work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
             the jobs of the one before. None: nothing is kept.
         host: address to listen on; others than loopback demand a token.
@@ -65,12 +67,15 @@ class LocalService:
         workers = max(cores, min_workers) if max_workers is None else max_workers
         if min_workers < 0 or workers < max(min_workers, 1):
             raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
+        if (cache_dir is None) != (cache_bytes is None) or (cache_bytes is not None and cache_bytes < 1):
+            raise PipelineError("cache_dir and cache_bytes go together: where blocks are kept, and how much of them")
         self._token = token
         threads = threads or max(1, cores // workers)
         self._process = spawn(
             [
                 *("dispatcher", "--host", host, "--port", str(port)),
                 *("--local-workers", str(workers), "--threads", str(threads)),
+                *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
                 *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),
             ],
             worker=False,

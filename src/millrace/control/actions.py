@@ -56,4 +56,33 @@ class DropBlobs(msgspec.Struct, frozen=True):
     job: str
 
 
-Action = SendToWorker | SendToClient | CloseWorker | CloseClient | StopWorkers | StoreBlob | DropBlobs
+class ListStore(msgspec.Struct, frozen=True):
+    """Find out which blocks there are, and answer with :class:`millrace.control.inputs.StoreListed`.
+
+    Attributes:
+        leases: that have ended by now.
+        known: by place, names of blocks that need not be looked into.
+    """
+
+    leases: list[int]
+    known: dict[str, list[str]]
+
+
+class DeleteBlocks(msgspec.Struct, frozen=True):
+    """Delete these, and answer with :class:`millrace.control.inputs.BlocksGone`."""
+
+    place: str
+    names: list[str]
+
+
+Action = (
+    SendToWorker
+    | SendToClient
+    | CloseWorker
+    | CloseClient
+    | StopWorkers
+    | StoreBlob
+    | DropBlobs
+    | ListStore
+    | DeleteBlocks
+)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from millrace.control import events as ev
+from millrace.control.cache_apply import CACHE_APPLY, lease_ended, promise
 from millrace.control.state import CARE, Consumer, Epoch, Job, LiveTask, State, Worker
 from millrace.planning.progress import TaskSet
 
@@ -130,6 +131,7 @@ def _forget_job(state: State, name: str) -> None:
         for held in (worker.unfinished, worker.kept):
             for lease in [lease for lease, key in held.items() if key[0] == name]:
                 del held[lease]
+                lease_ended(state, lease)
 
 
 def _states_loaded(state: State, event: ev.StatesLoaded) -> None:
@@ -153,6 +155,7 @@ def _table_recorded(state: State, event: ev.TableRecorded) -> None:
     job.length = event.length
     job.prints = event.prints
     job.equal = event.equal
+    job.points = event.points
     job.lister = ""
 
 
@@ -161,7 +164,7 @@ def _epoch_began(state: State, event: ev.EpochBegan) -> None:
 
 
 def _epoch_opened(state: State, event: ev.EpochOpened) -> None:
-    state.jobs[event.job].epochs[event.epoch] = Epoch()
+    state.jobs[event.job].epochs[event.epoch] = Epoch(reused=event.reused)
 
 
 def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
@@ -170,6 +173,7 @@ def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
     epoch = job.epochs[event.epoch] = Epoch(low=done.low, later=done.bitmap(), done=len(done) - len(event.again))
     epoch.starts = dict(event.begun)
     epoch.freed = set(event.freed)
+    epoch.reused = event.reused
     if job.spec.deterministic:
         every = job.spec.num_consumers or 1
         for consumer in range(every):
@@ -241,6 +245,7 @@ def _tail_dealt(state: State, event: ev.TailDealt) -> None:
 
 def _task_leased(state: State, event: ev.TaskLeased) -> None:
     job = state.jobs[event.job]
+    promise(state, event)
     epoch = job.epochs[event.epoch]
     state.next_lease = max(state.next_lease, event.lease + 1)
     epoch.cursors.update(event.cursors)
@@ -266,6 +271,7 @@ def _task_ended(state: State, event: ev.TaskEnded) -> None:
     job.skipped += event.skipped
     worker = state.workers[live.worker]
     worker.kept[live.lease] = worker.unfinished.pop(live.lease)
+    lease_ended(state, live.lease, told=True)
 
 
 def _task_released(state: State, event: ev.TaskReleased) -> None:
@@ -373,6 +379,7 @@ def _free(state: State, live: LiveTask) -> None:
     if worker is not None:
         worker.unfinished.pop(live.lease, None)
         worker.kept.pop(live.lease, None)
+    lease_ended(state, live.lease)
 
 
 def _discard(index: dict[int, set[int]], consumer: int, task: int) -> None:
@@ -423,4 +430,5 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskSpared: _task_spared,
     ev.TaskDone: _task_done,
     ev.Progressed: _progressed,
+    **CACHE_APPLY,
 }

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from millrace.control import caching, jobs, keeping, leasing, membership, schedule, turns
 from millrace.control import inputs as inp
-from millrace.control import jobs, leasing, membership, schedule, turns
 from millrace.control import messages as msg
 from millrace.control.actions import Action
+from millrace.control.cache_messages import CacheUsed, StoreMeasured
 from millrace.control.events import AnyEvent
 from millrace.control.inputs import Input
 from millrace.control.observed import Observed, observe
@@ -38,29 +39,27 @@ def react(turn: Turn, item: Input) -> None:
     """As :func:`decide`, into ``turn``: what was decided before an error (a bug) is then not lost."""
     wanted = turn.observed.want(item.worker) if isinstance(item, inp.WorkerSaid) else 0
     observe(turn.observed, item, turn.now)
-    if isinstance(item, inp.WorkerSaid):
-        _worker_said(turn, item)
-    elif isinstance(item, inp.ConsumerSaid):
-        _consumer_said(turn, item)
-    elif isinstance(item, inp.JoinRequested):
-        jobs.join(turn, item)
-    elif isinstance(item, inp.Started):
-        membership.started(turn, item.address)
-    elif isinstance(item, inp.WorkerSessionLost):
-        membership.session_lost(turn, item.worker)
-    elif isinstance(item, inp.WorkerEnded):
-        if item.worker in turn.state.workers:
-            membership.lost(turn, turn.state.workers[item.worker], item.reason)
-    elif isinstance(item, inp.ClientSessionLost):
-        place = turn.state.clients.get(item.client)
-        if place is not None:
-            jobs.consumer_lost(turn, turn.state.jobs[place[0]], place[1])
-    else:
-        membership.watch(turn)
-        membership.adopt_shares(turn)
-        jobs.collect(turn)
-        turns.dismiss_idle(turn)
+    _REACTIONS[type(item)](turn, item)
     _follow_up(turn, item, wanted)
+
+
+def _worker_ended(turn: Turn, item: inp.WorkerEnded) -> None:
+    if item.worker in turn.state.workers:
+        membership.lost(turn, turn.state.workers[item.worker], item.reason)
+
+
+def _client_session_lost(turn: Turn, item: inp.ClientSessionLost) -> None:
+    place = turn.state.clients.get(item.client)
+    if place is not None:
+        jobs.consumer_lost(turn, turn.state.jobs[place[0]], place[1])
+
+
+def _tick(turn: Turn, _: inp.Tick) -> None:
+    keeping.sweep(turn)
+    membership.watch(turn)
+    membership.adopt_shares(turn)
+    jobs.collect(turn)
+    turns.dismiss_idle(turn)
 
 
 def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
@@ -81,37 +80,54 @@ def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
     schedule.schedule(turn)
 
 
-_ABOUT_LEASES: dict[type, Callable[[Turn, str, Any], None]] = {
+def _hello(turn: Turn, _worker: str, message: msg.WorkerHello) -> None:
+    membership.hello(turn, message)
+    membership.adopt_shares(turn)
+
+
+def _reported(turn: Turn, _worker: str, message: msg.WorkerReport) -> None:
+    job = turn.state.jobs.get(message.job)
+    if job is not None and job.caching.kind == "profile":
+        caching.look(turn, job)
+
+
+def _task_failed(turn: Turn, worker: str, message: msg.TaskFailed) -> None:
+    job = leasing.task_failed(turn, worker, message)
+    if job is not None:
+        jobs.fail_job(turn, job, message.failure)
+
+
+def _sources_failed(turn: Turn, worker: str, message: msg.SourcesFailed) -> None:
+    job = turn.state.jobs.get(message.job)
+    if job is not None and job.lister == worker:
+        jobs.fail_job(turn, job, message.failure)
+
+
+_OF_ANYBODY: dict[type, Callable[[Turn, str, Any], None]] = {
+    msg.WorkerHello: _hello,
+    CacheUsed: keeping.used,  # of whoever was given up, too: what it has kept is right
+}
+_OF_WORKERS: dict[type, Callable[[Turn, str, Any], None]] = {
+    msg.WorkerReport: _reported,
     msg.TaskAt: leasing.at,
     msg.TaskFinished: leasing.finished,
     msg.TaskReturned: leasing.returned,
     msg.LeftoversLost: leasing.leftovers_lost,
+    msg.TaskFailed: _task_failed,
+    msg.SourcesListed: jobs.sources_listed,
+    msg.SourcesFailed: _sources_failed,
+    msg.ShardingChosen: schedule.sharding_chosen,
+    msg.WorkerLeaving: membership.retiring,
+    StoreMeasured: keeping.calibrated,
 }
 
 
 def _worker_said(turn: Turn, item: inp.WorkerSaid) -> None:
-    message = item.message
-    if isinstance(message, msg.WorkerHello):
-        membership.hello(turn, message)
-        membership.adopt_shares(turn)
-    elif item.worker not in turn.state.workers or isinstance(message, msg.WorkerReport):
-        return  # refused, or given up: its hello will tell it what is void
-    elif type(message) in _ABOUT_LEASES:
-        _ABOUT_LEASES[type(message)](turn, item.worker, message)
-    elif isinstance(message, msg.TaskFailed):
-        job = leasing.task_failed(turn, item.worker, message)
-        if job is not None:
-            jobs.fail_job(turn, job, message.failure)
-    elif isinstance(message, msg.SourcesListed):
-        jobs.sources_listed(turn, item.worker, message)
-    elif isinstance(message, msg.SourcesFailed):
-        job = turn.state.jobs.get(message.job)
-        if job is not None and job.lister == item.worker:
-            jobs.fail_job(turn, job, message.failure)
-    elif isinstance(message, msg.ShardingChosen):
-        schedule.sharding_chosen(turn, item.worker, message)
-    elif isinstance(message, msg.WorkerLeaving):
-        membership.retiring(turn, item.worker, message)
+    kind = type(item.message)
+    if kind in _OF_ANYBODY:
+        _OF_ANYBODY[kind](turn, item.worker, item.message)
+    elif item.worker in turn.state.workers:  # else refused, or given up: its hello will tell it what is void
+        _OF_WORKERS[kind](turn, item.worker, item.message)
 
 
 def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
@@ -128,3 +144,20 @@ def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
         jobs.begin_epoch(turn, job, consumer, message)
     elif isinstance(message, msg.ConsumerReport):
         jobs.progressed(turn, job, consumer, message)
+        if job.points:
+            caching.look(turn, job)
+
+
+_REACTIONS: dict[type, Callable[[Turn, Any], None]] = {
+    inp.Started: lambda turn, item: membership.started(turn, item.address),
+    inp.WorkerSaid: _worker_said,
+    inp.WorkerSessionLost: lambda turn, item: membership.session_lost(turn, item.worker),
+    inp.WorkerEnded: _worker_ended,
+    inp.JoinRequested: jobs.join,
+    inp.ConsumerSaid: _consumer_said,
+    inp.ClientSessionLost: _client_session_lost,
+    inp.StoreListed: keeping.listed,
+    inp.BlocksGone: lambda turn, item: keeping.deleted(turn, item.place, item.names),
+    inp.RemovalAsked: lambda turn, item: keeping.remove(turn, item.places),
+    inp.Tick: _tick,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millrace.control import caching
 from millrace.control import events as ev
 from millrace.control.messages import (
     EpochBegun,
@@ -24,7 +25,10 @@ from millrace.planning.plan import owed
 def open_epoch(turn: Turn, job: Job, number: int) -> None:
     """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
     if number not in job.epochs:
-        turn.emit(_resumed(turn.state, job) if job.states and number == job.first else ev.EpochOpened(job.name, number))
+        resumed = job.states and number == job.first
+        turn.emit(
+            _resumed(turn.state, job) if resumed else ev.EpochOpened(job.name, number, caching.reused_in(job, number))
+        )
         if all_dealt(job, job.epochs[number]):
             turn.emit(ev.EpochSettled(job.name, number))  # there is nothing in it
 
@@ -33,7 +37,7 @@ def _resumed(state: State, job: Job) -> ev.EpochResumed:
     """The epoch that the job's states lead to, without what was read of it."""
     merged = merge(list(job.states.values()))
     again, freed = owed(state.plan(job).task, merged.tasks_done())
-    return ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed)
+    return ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused)
 
 
 def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
@@ -50,6 +54,8 @@ def open_next(turn: Turn, job: Job) -> None:
         return
     if any(epoch.pending.values()) or (job.spec.epochs is not None and last + 1 >= job.spec.epochs):
         return
+    if job.caching.kind == "put" and not all(live.finished for live in epoch.live.values()):
+        return  # what is being kept would be made a second time
     open_epoch(turn, job, last + 1)
 
 
@@ -78,7 +84,7 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     epoch = job.epochs.get(number)
     if epoch is None or job.tables is None:
         return
-    turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints, held_back(job)))
+    turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints, held_back(job), epoch.reused))
     tell_steps(turn, job, number, consumer)
     _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
     send_ends(turn, job, number, consumer)

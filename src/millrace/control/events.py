@@ -6,16 +6,21 @@ Fields may be added with a default; a field never changes its meaning.
 
 from __future__ import annotations
 
-import msgspec
-
+from millrace.control.base import Event
+from millrace.control.cache_events import (
+    BlocksDeleted,
+    BlocksGivenUp,
+    BlocksPublished,
+    ModeChosen,
+    PointUsed,
+    PromisesKept,
+    StoreCalibrated,
+)
 from millrace.control.messages import Failure, JobSpec, TaskProgress
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
-
-
-class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all events."""
 
 
 class DispatcherStarted(Event, frozen=True):
@@ -179,6 +184,7 @@ class TableRecorded(Event, frozen=True):
     length: int | None
     prints: list[str] = []
     equal: bool = False
+    points: list[CachePoint] = []
 
 
 # -- epochs and tasks --------------------------------------------------------------------------------------------------
@@ -193,10 +199,15 @@ class EpochBegan(Event, frozen=True):
 
 
 class EpochOpened(Event, frozen=True):
-    """Tasks of this epoch may be leased."""
+    """Tasks of this epoch may be leased.
+
+    Attributes:
+        reused: a cache point below which all is as in the first epoch.
+    """
 
     job: str
     epoch: int
+    reused: int = -1
 
 
 class EpochResumed(Event, frozen=True):
@@ -217,6 +228,7 @@ class EpochResumed(Event, frozen=True):
     begun: list[tuple[int, int]] = []
     again: list[int] = []
     freed: list[int] = []
+    reused: int = -1
 
 
 class OwnersAsked(Event, frozen=True):
@@ -277,6 +289,7 @@ class TaskLeased(Event, frozen=True):
         run: the plan's task, where that differs from ``task``; else -1.
         fresh: leased for the first time in this epoch.
         cursors: positions reached by this in the epoch's walks, by walk.
+        place: of the cache point that it uses, if any; it may add ``room`` bytes there.
     """
 
     job: str
@@ -288,6 +301,8 @@ class TaskLeased(Event, frozen=True):
     run: int = -1
     fresh: bool = False
     cursors: dict[str, int] = {}
+    place: str = ""
+    room: int = 0
 
 
 class TaskEnded(Event, frozen=True):
@@ -430,6 +445,13 @@ AnyEvent = (
     | StatesLoaded
     | ListingAsked
     | TableRecorded
+    | ModeChosen
+    | PointUsed
+    | BlocksPublished
+    | BlocksGivenUp
+    | BlocksDeleted
+    | PromisesKept
+    | StoreCalibrated
     | EpochBegan
     | EpochOpened
     | EpochResumed

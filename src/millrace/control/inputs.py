@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.cached import KeptBlock
 from millrace.control.messages import FromConsumer, FromWorker, JoinJob
 
 
@@ -54,8 +55,41 @@ class ClientSessionLost(msgspec.Struct, frozen=True):
     client: str
 
 
+class StoreListed(msgspec.Struct, frozen=True):
+    """All blocks in the service's store, by place, after ``leases`` had ended and when ``known`` ones were there."""
+
+    blocks: dict[str, list[KeptBlock]]
+    leases: list[int] = []
+    known: dict[str, list[str]] = {}
+
+
+class BlocksGone(msgspec.Struct, frozen=True):
+    """These were deleted, as the dispatcher had asked."""
+
+    place: str
+    names: list[str]
+
+
+class RemovalAsked(msgspec.Struct, frozen=True):
+    """Somebody wants all blocks of these points to be deleted."""
+
+    places: list[str]
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Input = Started | WorkerSaid | WorkerSessionLost | WorkerEnded | JoinRequested | ConsumerSaid | ClientSessionLost | Tick
+Input = (
+    Started
+    | WorkerSaid
+    | WorkerSessionLost
+    | WorkerEnded
+    | JoinRequested
+    | ConsumerSaid
+    | ClientSessionLost
+    | StoreListed
+    | BlocksGone
+    | RemovalAsked
+    | Tick
+)

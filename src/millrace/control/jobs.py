@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 
+from millrace.control import caching
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
 from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
@@ -36,7 +37,7 @@ from millrace.control.places import (
 )
 from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.state import Job
-from millrace.control.supply import epoch_length, in_turn, missing
+from millrace.control.supply import epoch_length, in_turn, missing, newest
 from millrace.control.turn import Turn
 from millrace.errors import MillraceError
 from millrace.graph import serialize
@@ -129,7 +130,10 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
         turn.to_consumer(job, consumer, JobFailed(Failure("PipelineError", text)))
         return
     if number > place.epoch:
+        first = number > newest(job)
         turn.emit(ev.EpochBegan(job.name, consumer, number))
+        if first and job.tables is not None:
+            caching.epoch_began(turn, job)
         for earlier in [n for n in job.epochs if n < number]:
             for task in sorted(job.epochs[earlier].unread.get(consumer, ())):
                 if task in job.epochs[earlier].live:
@@ -183,12 +187,21 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     turn.act(StoreBlob(job.name, digest, data))
     turn.emit(
-        ev.TableRecorded(job.name, message.tables, digest, epoch_length(job.spec, plan), message.prints, plan.equal)
+        ev.TableRecorded(
+            job.name,
+            message.tables,
+            digest,
+            epoch_length(job.spec, plan),
+            message.prints,
+            plan.equal,
+            message.points,
+        )
     )
     failure = check_data(turn.state, job)
     if failure is not None:
         fail_job(turn, job, failure)
         return
+    caching.begin(turn, job)
     for other in turn.state.workers.values():
         if job.name in other.open:
             turn.to_worker(other.id, open_message(job))
@@ -249,6 +262,7 @@ def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
 def remove_job(turn: Turn, job: Job, reason: str) -> None:
     """Forget the job."""
     turn.emit(ev.JobRemoved(job.name, reason))
+    turn.observed.caching.pop(job.name, None)
     turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}
     close_everywhere(turn, job.name)
     turn.act(DropBlobs(job.name))

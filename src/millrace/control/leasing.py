@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millrace.control import events as ev
 from millrace.control.epochs import send_ends, settle_epoch, tell_read, tell_void
+from millrace.control.keeping import tell_blocks, use_of
 from millrace.control.messages import (
     ForgetTasks,
     LeaseTask,
@@ -31,6 +32,9 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     for number, task in in_the_way(job, worker, consumer, found):
         take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
     lease_id = turn.state.next_lease
+    use = use_of(turn, job, found.epoch) if job.points else None
+    if use is not None:
+        tell_blocks(turn, worker.id, use.place)
     turn.emit(
         ev.TaskLeased(
             job.name,
@@ -42,6 +46,8 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             run=found.run,
             fresh=found.fresh,
             cursors=found.cursors,
+            place="" if use is None else use.place,
+            room=0 if use is None else use.room,
         )
     )
     epoch = job.epochs[found.epoch]
@@ -60,6 +66,9 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             again=not found.fresh,
             care=min(live.deaths, CARE),
             poison=[*job.poison, *live.poison],
+            cache=use,
+            reused=epoch.reused,
+            measure=job.caching.kind == "profile",
         ),
     )
     tell_read(turn, job, found.epoch, consumer, found.task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.control import events as ev
+from millrace.control import keeping
 from millrace.control.actions import CloseWorker, StopWorkers
 from millrace.control.jobs import open_message
 from millrace.control.leasing import finished, leased_by, lose, spare, take_back
@@ -36,11 +37,12 @@ def hello(turn: Turn, message: WorkerHello) -> None:
         turn.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
         return
     known = turn.state.workers.get(message.worker)
+    keeping.greeted(turn, message.worker)
     turn.emit(ev.WorkerJoined(message.worker, message.address, message.host, message.pid, max(1, message.cores)))
     worker = turn.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
-    turn.to_worker(worker.id, WorkerWelcome(settings.heartbeat_s, sorted(stale)))
+    turn.to_worker(worker.id, WorkerWelcome(settings.heartbeat_s, sorted(stale), settings.cache))
     for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
         turn.to_worker(worker.id, CloseJob(name))
     if known is None:
@@ -77,6 +79,7 @@ def started(turn: Turn, address: str) -> None:
     state = turn.state
     patience = state.settings.return_s if address == state.address else 0.0
     turn.emit(ev.DispatcherStarted(address, turn.now, turn.now + patience))
+    keeping.started(turn)
 
 
 def session_lost(turn: Turn, name: str) -> None:
@@ -101,6 +104,7 @@ def lost(turn: Turn, worker: Worker, reason: str) -> None:
             if job.failure is None:
                 lose(turn, job, number, task, f"worker {worker.id} {reason}")
     turn.emit(ev.WorkerLost(worker.id, reason))
+    keeping.greeted(turn, worker.id)
     planning_died(turn, worker.id, reason, accused)
     _hand_over(turn, worker.id)
 

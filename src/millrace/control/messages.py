@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.base import Message
+from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
 from millrace.control.reports import LaneReport, NodeMeasure
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 
 PROTOCOL = 1
 """Raised when a message changes in a way that an older peer would misread."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all messages."""
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -183,6 +182,7 @@ class SourcesListed(Message, frozen=True):
     tables: dict[int, SplitTable]
     prints: list[str] = []
     """What identifies them, from :func:`millrace.planning.checkpoint.prints`."""
+    points: list[CachePoint] = []
 
 
 class SourcesFailed(Message, frozen=True):
@@ -215,6 +215,8 @@ class WorkerWelcome(Message, frozen=True):
 
     heartbeat_s: float
     stale: list[int] = []
+    cache: str = ""
+    """Where the service keeps its blocks; empty: nowhere."""
 
 
 class OpenJob(Message, frozen=True):
@@ -264,6 +266,10 @@ class LeaseTask(Message, frozen=True):
     care: int = 0
     """Workers that ended with it, up to 2. 1: say when it begins; 2: say before each element, and run it alone."""
     poison: list[Poison] = []  # not to be touched, and to count as what a function failed on
+    cache: CacheUse | None = None
+    reused: int = -1  # a point below which all is as in the first epoch
+    measure: bool = False
+    """Report what operators did as soon as it has ended."""
 
 
 class RevokeTask(Message, frozen=True):
@@ -407,6 +413,8 @@ class EpochBegun(Message, frozen=True):
     sources: list[str] = []
     """What identifies the data, for states."""
     held: bool = False
+    reused: int = -1
+    """A cache point below which all is as in the first epoch, for states."""
 
 
 class StepsReady(Message, frozen=True):
@@ -465,6 +473,8 @@ FromWorker = (
     | TaskFailed
     | LeftoversLost
     | TaskReturned
+    | CacheUsed
+    | StoreMeasured
     | SourcesListed
     | SourcesFailed
     | ShardingChosen
@@ -480,6 +490,8 @@ ToWorker = (
     | TaskGoOn
     | ForgetTasks
     | OutputsReceived
+    | BlocksKnown
+    | MeasureStore
     | CloseJob
     | StopWorker
     | JobFailed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.cached import StoreCost
 from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
 from millrace.control.messages import (
     ConsumerReport,
@@ -15,6 +16,9 @@ from millrace.control.messages import (
     TaskReturned,
     WorkerReport,
 )
+from millrace.control.reports import NodeMeasure
+from millrace.policies.autocache import Look
+from millrace.policies.projection import Profile
 
 DEFAULT_WANT = 2
 """Unfinished leases of a worker that has not reported yet."""
@@ -42,6 +46,33 @@ class ClientSight(msgspec.Struct):
     report: ConsumerReport | None = None
 
 
+class CacheSight(msgspec.Struct):
+    """What is seen of a job for the sake of its caches; begins anew with each of its modes.
+
+    Attributes:
+        before: by worker, what its operators had done when the profile began.
+        begun: tasks that had ended then.
+        ended: the epoch that the profile began in is over, so that it is as long as it can be.
+        looks: at the batch time, and ``batches`` of the epoch at the last one, by consumer.
+        workers: that served the job then; of other numbers of workers looks can't be compared.
+        profile: the last one; ``computing``: its look, None if it was taken with another number of workers.
+        wholes: by node, bytes that all of a point would take, as the profile has it.
+        hits: items that were read in this epoch, and ``misses`` those that were made.
+    """
+
+    before: dict[str, dict[int, NodeMeasure]] = {}
+    begun: int = 0
+    ended: bool = False
+    looks: list[Look] = []
+    batches: dict[int, tuple[int, int]] = {}
+    workers: int = 0
+    profile: Profile | None = None
+    wholes: dict[int, int] = {}
+    computing: Look | None = None
+    hits: int = 0
+    misses: int = 0
+
+
 class Observed(msgspec.Struct):
     """By worker and by client."""
 
@@ -49,6 +80,20 @@ class Observed(msgspec.Struct):
     clients: dict[str, ClientSight] = {}
     steps: dict[tuple[str, int], StepsReady] = {}
     """By job and epoch, what consumers were told that they may use."""
+    caching: dict[str, CacheSight] = {}
+    """By job."""
+    told: dict[str, set[str]] = {}
+    """By worker, places of points of which it knows all blocks, and hears of others."""
+    no_room: dict[str, float] = {}
+    """By place, when it last got no more room."""
+    listing: bool = False
+    """The store is being listed."""
+    measuring: str = ""
+    """The worker that measures the store."""
+    cost: StoreCost | None = None
+    """What the store was measured to take, and what reads really took since."""
+    deleting: set[tuple[str, str]] = set()
+    """Places and names of blocks that are being deleted."""
 
     def want(self, worker: str) -> int:
         """Unfinished leases that the worker wants to hold, at least one."""

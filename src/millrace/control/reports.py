@@ -23,3 +23,7 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     elements: int
     bytes: int
     active_s: float
+    cpu_s: float = 0.0
+    """Of these, seconds of processor time."""
+    threads: int = 0
+    """That did it; 0: the one that pulls the pipeline's output."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 
 import msgspec
 
+from millrace.control.cached import Caches
 from millrace.control.state import Job, State, Worker
 from millrace.planning.tables import SplitTable
 
@@ -24,6 +25,7 @@ class Snapshot(msgspec.Struct):
     address: str = ""
     started: float = 0.0
     returning: float = 0.0
+    caches: Caches = msgspec.field(default_factory=Caches)
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from millrace.control import events as ev
+from millrace.control.cached import Caches, ModeOf
 from millrace.control.events import AnyEvent
 from millrace.control.messages import Failure, JobSpec
 from millrace.control.whereabouts import Place, Poison
@@ -19,6 +20,7 @@ from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Task
+from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 
 T = TypeVar("T")
@@ -74,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True):
         anonymous_grace_s: the same for a job that the service named, as nobody else can ever join it.
         return_s: after a restart of the dispatcher, how long at least its peers have to find it again.
         durable: what became so outlives the dispatcher.
+        cache: where blocks are kept, path or URL; empty: nowhere.
+        cache_bytes: that they may take together.
         blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
         turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
         turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
@@ -86,6 +90,8 @@ class Settings(msgspec.Struct, frozen=True):
     anonymous_grace_s: float = 10.0
     return_s: float = 10.0
     durable: bool = False
+    cache: str = ""
+    cache_bytes: int = 0
     blocked_s: float = 5.0
     turn_s: float = 1.0
     turn_limit_s: float = 30.0
@@ -187,6 +193,7 @@ class Epoch(msgspec.Struct):
         low: of a resumed epoch: all tasks below were read before, and
         later: by task from there on a bit, set if it was.
         freed: tasks of which the leftovers are not needed, until they are dealt.
+        reused: a cache point below which all is as in the first epoch.
         chooser: the worker that was asked to choose, among ``candidates``.
     """
 
@@ -212,6 +219,7 @@ class Epoch(msgspec.Struct):
     low: int = 0
     later: bytes = b""
     freed: set[int] = set()
+    reused: int = -1
 
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""
@@ -237,6 +245,7 @@ class Job(msgspec.Struct):
         states: what consumers have loaded, by their ranks then.
         first: its first epoch; None until all have said where they were.
         prints: what identifies its data.
+        points: its cache points; ``caching``: what it does about them.
     """
 
     name: str
@@ -266,6 +275,8 @@ class Job(msgspec.Struct):
     states: dict[int, Checkpoint] = {}
     first: int | None = 0
     prints: list[str] = []
+    points: list[CachePoint] = []
+    caching: ModeOf = ModeOf()
 
 
 CREW_CHANGES = (
@@ -333,6 +344,7 @@ class State:
         self.address = ""
         self.started = 0.0
         self.returning = 0.0
+        self.caches = Caches()
         self._planner = planner
         self._plans: dict[tuple[str, float], PlanLike] = {}
         self._crew: Crew | None = None
@@ -381,6 +393,7 @@ class State:
             "address": self.address,
             "started": self.started,
             "returning": self.returning,
+            "caches": self.caches,
         }
         plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
         return plain

@@ -29,6 +29,7 @@ from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.fleet import Fleet
 from millrace.dispatcher.journal import Journal, MemoryJournal, UnwritableError
 from millrace.dispatcher.recovery import restore
+from millrace.dispatcher.shelf import Shelf
 from millrace.dispatcher.status import status
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import MillraceError, ProtocolError, ServiceError
@@ -41,6 +42,8 @@ from millrace.wire.failures import error_of
 BLOB_BYTES = 2 << 30
 STATUS = "Status"
 """Call: None -> :func:`millrace.dispatcher.status.status`."""
+REMOVE_BLOCKS = "RemoveBlocks"
+"""Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class Dispatcher:
         heartbeat_s: seconds between two reports of a worker or consumer.
         job_gc_timeout: seconds that a consumer's place is kept after its session broke.
         work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
+        cache_dir: path or URL of the folder in which workers keep blocks, which all of them can reach; empty: none.
+        cache_bytes: that blocks may take together.
         recover: of a damaged journal in ``work_dir`` keep what is good.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
@@ -74,6 +79,8 @@ class Dispatcher:
         heartbeat_s: float = 5.0,
         job_gc_timeout: float = 300.0,
         work_dir: str | None = None,
+        cache_dir: str = "",
+        cache_bytes: int = 0,
         recover: bool = False,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
@@ -86,7 +93,10 @@ class Dispatcher:
             heartbeat_s=heartbeat_s,
             job_gc_timeout_s=job_gc_timeout,
             durable=work_dir is not None,
+            cache=cache_dir,
+            cache_bytes=cache_bytes,
         )
+        self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)
         self._state = self._fresh_state()
         self._observed = Observed()
@@ -116,6 +126,7 @@ class Dispatcher:
                 wire_blobs.PUT: Call(wire_blobs.Blob, self._put_blob),
                 wire_blobs.FETCH: Call(str, self._fetch_blob),
                 STATUS: Call(None, self._status),
+                REMOVE_BLOCKS: Call(list[str], self._remove_blocks),
             },
             token=token,
         )
@@ -131,6 +142,8 @@ class Dispatcher:
         try:
             if self._work_path is not None:
                 self._restore(self._work_path)
+            if self._shelf is not None:
+                await self._shelf.open()
             self.address = await self._server.start()
             self._feed(inp.Started(self.address))
             self._ready.set()
@@ -153,6 +166,8 @@ class Dispatcher:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
         await self._fleet.close()
         await self._server.stop(grace)
+        if self._shelf is not None:
+            await self._shelf.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -260,6 +275,9 @@ class Dispatcher:
                 pass  # done, before its events were written
             case act.DropBlobs(job=job):
                 self._blobs.drop(job)
+            case act.ListStore() | act.DeleteBlocks():
+                if self._shelf is not None:
+                    self._shelf.do(action)
 
     async def _tick(self) -> None:
         # Deadlines are a few seconds away at least; looking this often is exact enough and costs nothing.
@@ -348,6 +366,12 @@ class Dispatcher:
 
     async def _fetch_blob(self, digest: str) -> bytes:
         return await self._blobs.get(digest)
+
+    async def _remove_blocks(self, places: list[str]) -> int:
+        points = self._state.caches.points
+        size = sum(points[place].bytes for place in places if place in points)
+        self._feed(inp.RemovalAsked(places))
+        return size
 
     async def _status(self, _: None) -> dict[str, Any]:
         return self.status()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from millrace.control.keeping import benefits, taken
 from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
@@ -45,7 +46,7 @@ def status(
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
-        "cache": None,
+        "cache": _cache(state, now),
     }
 
 
@@ -70,7 +71,8 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
     return {
         "name": job.name,
         "epoch": number,
-        "mode": "compute",
+        "mode": job.caching.kind,
+        "cache": _caching(job),
         "sharding": job.spec.sharding,
         "workers": {"plan": None, "requested": None, "observed": len(serving)},
         "batch_time_s": sum(times) / len(times) if times else None,
@@ -100,6 +102,44 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
+    }
+
+
+def _caching(job: Job) -> dict[str, Any]:
+    """What the job does about its cache points, and why."""
+    labels = {point.node: point.label for point in job.points}
+    return {
+        "point": labels.get(job.caching.node),
+        "why": job.caching.reason or "the pipeline has no cache point that this service could use",
+        "history": [{"epoch": epoch, "mode": kind} for epoch, kind in job.caching.history],
+        "unused": [{"point": point.label, "why": point.why} for point in job.points if point.why],
+    }
+
+
+def _cache(state: State, now: float) -> dict[str, Any] | None:
+    """What is kept, and what it is worth."""
+    if not state.settings.cache:
+        return None
+    worth = benefits(state, now)
+    return {
+        "location": state.settings.cache,
+        "bytes": sum(cached.bytes for cached in state.caches.points.values() if not cached.path),
+        "taken": taken(state),
+        "limit": state.settings.cache_bytes,
+        "measured": "" in state.caches.costs,
+        "points": [
+            {
+                "point": name,
+                "label": cached.label,
+                "bytes": cached.bytes,
+                "blocks": len(cached.blocks),
+                "items": cached.items,
+                "whole": cached.whole or None,
+                "saves_per_gib": worth[name] * (1 << 30),
+                "jobs": sorted(job for job in cached.uses if job in state.jobs),
+            }
+            for name, cached in sorted(state.caches.points.items())
+        ],
     }
 
 

@@ -41,7 +41,7 @@ BLOCK_BYTES = 250 << 20
 """A block is ended when it has so many (Cachew, section 5.1)."""
 _LOOKED_UP = 1024
 """Items whose origins are computed at a time."""
-_RUN = 64
+GROUP = 64
 """Units of an item where one may give many elements, but for whole splits: a unit alone may not be worth a key."""
 
 
@@ -54,12 +54,16 @@ class Point:
         fingerprint: see :func:`millrace.planning.points.point_fingerprint`.
         random: something random is below it.
         catalog: what is kept already.
+        hits: items that were read, by all who use this object, and
+        misses: items that were made.
     """
 
     number: int
     fingerprint: bytes
     random: bool
     catalog: Catalog
+    hits: int = 0
+    misses: int = 0
 
 
 class Kept:
@@ -75,6 +79,7 @@ class Kept:
     Attributes:
         blocks: those that are published.
         error: why no more is kept; empty: it is.
+        wanted: bytes for which there was no room, with all that was kept; 0: there was.
     """
 
     def __init__(self, store: BlockStore, point: str, room: int) -> None:
@@ -84,6 +89,7 @@ class Kept:
         self._writings: list[_Writing] = []
         self.blocks: list[BlockInfo] = []
         self.error = ""
+        self.wanted = 0
 
     @contextmanager
     def writing(self, *, whole: bool) -> Iterator[_Writing]:
@@ -106,11 +112,14 @@ class Kept:
             with self._lock:
                 self._idle.append(writing)
 
-    def has_room(self) -> bool:
-        """Whether what was added so far is within bounds."""
+    def stay_within(self) -> None:
+        """Gives up if what was added so far is too much."""
         with self._lock:
             written = sum([writing.nbytes for writing in self._writings])
-            return written + sum([info.nbytes for info in self.blocks]) <= self._room
+            written += sum([info.nbytes for info in self.blocks])
+        if written > self._room:
+            self.wanted = 2 * written  # how much more there is nobody knows
+            self.give_up("there is no room for all that the task has")
 
     def finish(self) -> None:
         """Publishes what was added: all items are complete."""
@@ -161,8 +170,7 @@ class _Writing:
             return
         with self._careful():
             self._writer.extend(elements)
-            if not self._kept.has_room():
-                self._kept.give_up("there is no room for all that the task has")
+            self._kept.stay_within()
 
     def publish(self) -> None:
         """The block, as it is."""
@@ -196,6 +204,7 @@ class Items:
         make: chunks of the node's input for a feed of its units.
         order: of the shuffles below.
         repetition: of a ``repeat`` above.
+        inner: that repetition below the point, another where elements are reused.
         point: if it is this one that is in use.
         kept: where what is made goes; None: it is not kept.
     """
@@ -208,17 +217,18 @@ class Items:
         make: Make,
         order: ShuffleKey,
         repetition: int,
+        inner: int,
         point: Point | None,
         kept: Kept | None,
     ) -> None:
         self._units, self._number, self._context, self._make = units, number, context, make
-        self._order, self._repetition = order, repetition
+        self._order, self._inner = order, inner
         self._point, self._kept = point, kept
         self._child = units.graph.id_of(units.graph.nodes[number].inputs[0])
         self._origin = Origin(number, 0, repetition)
         self._key = units.graph.keys[number]
         self._yields = units.of(self._child).yields
-        self._run = 1 if _whole_splits(units, self._child) else _RUN
+        self._run = 1 if whole_splits(units, self._child) else GROUP
         self._stops: dict[int, int] = {}
 
     def chunks(self, feed: Feed) -> Chunks:
@@ -257,7 +267,7 @@ class Items:
         single = self._yields is not Yield.MANY
         units = items if single else np.concatenate([self._units_of(item) for item in items.tolist()])
         found = identities(
-            self._units, self._child, units, self._order, random=self._point.random, repetition=self._repetition
+            self._units, self._child, units, self._order, random=self._point.random, repetition=self._inner
         )
         if not single:
             found = joined(found, np.cumsum([self._stops[item] - item for item in items.tolist()]))
@@ -290,7 +300,7 @@ class Items:
                 while place not in where:
                     waiting = items.take(_LOOKED_UP)
                     assert len(waiting), f"no item is at {place}"
-                    found = places(self._units, self._child, waiting, self._order, self._repetition)
+                    found = places(self._units, self._child, waiting, self._order, self._inner)
                     where.update(
                         zip(zip(*(column.tolist() for column in found), strict=True), waiting.tolist(), strict=True)
                     )
@@ -302,12 +312,15 @@ class Items:
     def _mixed(self, items: Feed) -> Chunks:
         """Items that are kept are read, the others are made; in order."""
         assert self._point is not None
-        catalog = self._point.catalog
+        point, catalog = self._point, self._point.catalog
 
         def looked_up() -> Feed:
             for some in items:
                 if len(some):
-                    yield np.stack([some, catalog.find(self._keys(some)).block >= 0])
+                    there = catalog.find(self._keys(some)).block >= 0
+                    point.hits += int(there.sum())
+                    point.misses += len(some) - int(there.sum())
+                    yield np.stack([some, there])
 
         def of(looked_up: Feed, *, kept: bool) -> Feed:
             for some, there in looked_up:
@@ -440,7 +453,7 @@ class _ByItem:
             raise RuntimeError("a stream has elements of items that nobody asked for")
 
 
-def _whole_splits(units: UnitMap, number: int) -> bool:
+def whole_splits(units: UnitMap, number: int) -> bool:
     """Whether the units of a node are whole splits of a source."""
     below = g.Graph(units.graph.nodes[number]).nodes
     sources = [units.graph.id_of(node) for node in below if isinstance(node, g.Source)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,11 +25,7 @@ _PACKAGE = str(Path(__file__).parent.parent / "_")[:-1]
 
 
 class Calls:
-    """How one running task calls user functions.
-
-    Attributes:
-        skipped: elements left out by ``on_error`` so far.
-    """
+    """How one running task calls user functions."""
 
     def __init__(
         self,
@@ -43,8 +40,18 @@ class Calls:
         self._on_error = on_error
         self._describe = describe
         self._watch = watch
-        self._lock = threading.Lock()
-        self.skipped = 0
+        self._skips: list[int] = []
+
+    @property
+    def skipped(self) -> int:
+        """Elements left out by ``on_error`` so far."""
+        return len(self._skips)
+
+    def of_epoch(self, epoch: int, describe: Callable[[Origin, int], str]) -> Calls:
+        """The same task's calls, with the random numbers of another epoch."""
+        calls = copy.copy(self)
+        calls.__dict__.update(_epoch=epoch, _describe=describe)
+        return calls
 
     def call(self, node: int, label: str, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
         """See :meth:`millrace.ops.contract.Context.call`."""
@@ -115,8 +122,7 @@ class Calls:
         else:
             failure = self.error(label, chunk, index, error)
         if self._on_error == "skip":
-            with self._lock:
-                self.skipped += 1
+            self._skips.append(chunk.positions[index])
             return False, None
         if isinstance(self._on_error, Opaque):
             return True, self._instead(self._on_error, failure)

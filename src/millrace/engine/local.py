@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.overlap import overlapped
 from millrace.engine.program import Program, Run
+from millrace.engine.reuse import Reuse
 from millrace.engine.tally import Tally
 from millrace.errors import StateError
-from millrace.graph.nodes import Graph
+from millrace.graph.nodes import Graph, always_reused
 from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
 from millrace.planning.passes import Number, Passes, Share, start_of
 from millrace.planning.plan import FAN_IN, Plan, Task, make_plan
@@ -36,9 +38,10 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
 class Epoch:
     """The tasks of one epoch as they run, one after the other."""
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: Program, number: int, reused: int = -1, reuse: Reuse | None = None) -> None:
         self.plan = program.plan
-        self._program, self._number = program, number
+        self._reuse = reuse
+        self._program, self._number, self._reused = program, number, reused
         self._run: Run | None = None
         self._skipped = 0
 
@@ -50,7 +53,11 @@ class Epoch:
     def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
         """Chunks of ``task`` without its first ``skip`` outputs; what it leaves over goes to ``left``."""
         self._skipped, self._run = self.skipped, None
-        with self._program.run(task, self._number, leftovers, skip=skip) as run:
+        nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        with (
+            nothing if self._reuse is None else self._reuse.using() as cache,
+            self._program.run(task, self._number, leftovers, skip=skip, reused=self._reused, **cache) as run,
+        ):
             self._run = run
             yield from run
             if task.parent >= 0:
@@ -186,7 +193,10 @@ def read(
         passes.started()
         return fresh
 
-    return LocalIterator(program, begin, share=share, passes=passes, loaded=loaded, identity=here, again=again)
+    reuse = Reuse(graph, tables, seed) if any(map(always_reused, graph.nodes)) else None
+    return LocalIterator(
+        program, begin, share=share, passes=passes, loaded=loaded, identity=here, again=again, reuse=reuse
+    )
 
 
 def _take_seed(pipeline: Pipeline, loaded: Checkpoint) -> None:
@@ -209,6 +219,7 @@ class LocalIterator(Iterator[Any]):
         loaded: the state that it begins with.
         identity: of the pipeline and its data.
         again: another one that begins with these states.
+        reuse: of what is kept.
     """
 
     def __init__(
@@ -221,15 +232,16 @@ class LocalIterator(Iterator[Any]):
         loaded: tuple[Checkpoint, ...],
         identity: Callable[[], Identity],
         again: Callable[[Any], LocalIterator],
+        reuse: Reuse | None = None,
     ) -> None:
         self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
-        self._epoch = Epoch(program, begin.epoch)
+        self._epoch = Epoch(program, begin.epoch, begin.reused, reuse)
         part, parts = share or (0, 1)
         tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
         tally = Tally(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
         chunks = chunks_of(self._epoch, tasks, begin, tally)
         self._elements = _elements(program, chunks, tally, passes)
-        self._state = functools.partial(_state, tally, begin.epoch, program.seed, share, identity)
+        self._state = functools.partial(_state, tally, begin, program.seed, share, identity)
         passes.begin(begin.epoch, self._state)
 
     def __iter__(self) -> Self:
@@ -268,8 +280,8 @@ class LocalIterator(Iterator[Any]):
         """Stops threads and lets go of everything. Idempotent."""
         self._elements.close()
 
-    def measures(self) -> list[tuple[int, str, int, int, float]]:
-        """What each operator did so far: (node id, label, elements, bytes, active seconds)."""
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int]]:
+        """What each operator did so far, see :meth:`millrace.engine.program.Program.measures`."""
         return self._program.measures()
 
     def rewrites(self) -> list[str]:
@@ -285,13 +297,14 @@ class LocalIterator(Iterator[Any]):
         self.close()
 
 
-def _state(tally: Tally, epoch: int, seed: int, share: Share | None, identity: Callable[[], Identity]) -> Checkpoint:
+def _state(tally: Tally, begin: Merged, seed: int, share: Share | None, identity: Callable[[], Identity]) -> Checkpoint:
     done, begun = tally.now()
     here = identity()
     rank, ranks = share or (0, 1)
     return Checkpoint(
         seed=seed,
-        epoch=epoch,
+        epoch=begin.epoch,
+        reused=begin.reused,
         graph=here.graph,
         sources=here.sources,
         tasks=here.tasks,

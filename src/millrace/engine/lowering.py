@@ -81,6 +81,9 @@ class Lowering:
             chunks = self._repeat_stream(node, below[0], repetition)
         elif isinstance(node, g.Concatenate):
             chunks = chain.from_iterable(self.stream(child, repetition) for child in below)
+        elif isinstance(node, (g.Cache, g.Autocache)):
+            lowering, inner = self._below_point(number, repetition)
+            chunks = lowering.stream(below[0], inner)
         else:
             chunks = self._operator(number, node, [self.stream(child, repetition) for child in below], repetition)
         return self.task.measured(number, chunks)
@@ -90,7 +93,8 @@ class Lowering:
         if not self.map.of(number).collecting:
             return iter(())
         node = self.graph.nodes[number]
-        below = [self.tail(self.graph.id_of(child)) for child in node.inputs]
+        lowering, _ = self._below_point(number, 0)
+        below = [lowering.tail(self.graph.id_of(child)) for child in node.inputs]
         if isinstance(node, (g.Concatenate, g.Repeat)):
             chunks: Chunks = chain.from_iterable(below)
         else:
@@ -203,15 +207,23 @@ class Lowering:
 
     def _point(self, number: int, node: g.Cache | g.Autocache, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
+        lowering, inner = self._below_point(number, repetition)
         if not itemised(self.map, child):
-            return self.units(child, feed, repetition)
+            return lowering.units(child, feed, inner)
 
         def make(units: Feed) -> Chunks:
-            return self.units(child, units, repetition)
+            return lowering.units(child, units, inner)
 
         point, kept = self.task.caching(number)
         context = NodeContext(self.task, number, repetition)
-        return Items(self.map, number, context, make, self.task.shuffle_key, repetition, point, kept).chunks(feed)
+        items = Items(self.map, number, context, make, lowering.task.shuffle_key, repetition, inner, point, kept)
+        return items.chunks(feed)
+
+    def _below_point(self, number: int, repetition: int) -> tuple[Lowering, int]:
+        """What lowers the input of node ``number``, and in which repetition: where elements are reused, as at first."""
+        if not self.task.reuses(number):
+            return self, repetition
+        return Lowering(self.task.below(number), self.graph), 0
 
     # -- several inputs ------------------------------------------------------------------------------------------------
 

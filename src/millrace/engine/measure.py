@@ -23,6 +23,8 @@ class Measure:
         pulled_s: seconds in which the operator's output was being pulled, its inputs' included.
         idle_s: of these, seconds spent waiting for other threads.
         threads_s: seconds of work that other threads did for it.
+        pulled_cpu_s: processor seconds of the thread that pulled, its inputs' included.
+        threads_cpu_s: processor seconds of other threads, less those that the thread that pulled spent as it waited.
     """
 
     elements: int = 0
@@ -30,6 +32,8 @@ class Measure:
     pulled_s: float = 0.0
     idle_s: float = 0.0
     threads_s: float = 0.0
+    pulled_cpu_s: float = 0.0
+    threads_cpu_s: float = 0.0
 
     def add(self, other: Measure) -> None:
         """Adds another task's measure."""
@@ -38,6 +42,8 @@ class Measure:
         self.pulled_s += other.pulled_s
         self.idle_s += other.idle_s
         self.threads_s += other.threads_s
+        self.pulled_cpu_s += other.pulled_cpu_s
+        self.threads_cpu_s += other.threads_cpu_s
 
 
 def measured(
@@ -50,9 +56,10 @@ def measured(
     """
     try:
         while True:
-            began = clock()
+            began, cpu = clock(), time.thread_time()
             chunk = next(chunks, None)
             measure.pulled_s += clock() - began
+            measure.pulled_cpu_s += time.thread_time() - cpu
             if chunk is None:
                 return
             size = nbytes_of(chunk.elements)
@@ -98,8 +105,8 @@ class Totals:
             for total, measure in zip(self._ended, measures, strict=True):
                 total.add(measure)
 
-    def by_node(self) -> list[tuple[int, int, float]]:
-        """(elements, bytes, active seconds) of each node: active is work of its own, wherever it was done."""
+    def by_node(self) -> list[tuple[int, int, float, float]]:
+        """(elements, bytes, active seconds, processor seconds) of each node: of its own work, wherever it was done."""
         with self._lock:
             sums = [Measure() for _ in self._inputs]
             for measures in (self._ended, *self._running):
@@ -109,7 +116,9 @@ class Totals:
         for measure, inputs in zip(sums, self._inputs, strict=True):
             below = sum(sums[child].pulled_s for child in inputs)
             own = max(0.0, measure.pulled_s - measure.idle_s - below + measure.threads_s)
-            rows.append((measure.elements, measure.bytes, own))
+            below_cpu = sum(sums[child].pulled_cpu_s for child in inputs)
+            own_cpu = max(0.0, measure.pulled_cpu_s - below_cpu + measure.threads_cpu_s)
+            rows.append((measure.elements, measure.bytes, own, own_cpu))
         return rows
 
 

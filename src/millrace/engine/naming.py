@@ -55,7 +55,7 @@ def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | 
         names = [_trace(task, units.graph.id_of(child), unit, repetition) for child in node.inputs]
         return " with ".join(name or "?" for name in names) if any(names) else None
     found = _input_of(task, number, unit, repetition)
-    return None if found is None else _trace(task, *found)
+    return None if found is None else _trace(task.below(number), *found)
 
 
 def _input_of(task: RunningTask, number: int, unit: int, repetition: int) -> tuple[int, int, int] | None:
@@ -81,6 +81,8 @@ def _input_of(task: RunningTask, number: int, unit: int, repetition: int) -> tup
         case g.Repeat():
             turn, unit = divmod(unit, units.of(child).count)
             repetition = repetition_of(repetition, turn)
+        case g.Cache() | g.Autocache() if task.reuses(number):
+            repetition = 0
         case g.SampleFromDatasets():
             which, within = units.mixtures[number].resolve([unit])
             child, unit = children[int(which[0])], int(within[0])

@@ -180,6 +180,11 @@ class Crew:
             return self._tuning.level
         return min(parallel, self._pool.most) if min(parallel, self._pool.most) > 1 else 0
 
+    @property
+    def level(self) -> int:
+        """Threads that were used last; 0: the one that pulls."""
+        return self._threads
+
     def join(self) -> None:
         """A task begins to use the crew."""
         with self._lock:

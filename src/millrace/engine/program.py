@@ -17,7 +17,7 @@ from millrace.engine.measure import Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
 from millrace.engine.task import Budget, RunningTask, available_cores
 from millrace.engine.watch import Watch
-from millrace.graph.nodes import FromFiles, Graph, Node
+from millrace.graph.nodes import FromFiles, Graph, Node, always_reused
 from millrace.graph.rewrites import prefetch, rewritten
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.prefetch import Ending
@@ -71,6 +71,7 @@ class Program:
         self.plan: Plan = plan_of(self._units, tasks, ranks)
         self._exact = self._units.exact
         self._options = graph.options()
+        self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
         self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
         self._crews = [Crew(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
         self._sizers = [Sizer() for _ in graph.nodes]
@@ -94,6 +95,7 @@ class Program:
         watch: Watch | None = None,
         *,
         skip: int = 0,
+        reused: int = -1,
         point: Point | None = None,
         kept: Kept | None = None,
     ) -> Run:
@@ -105,6 +107,7 @@ class Program:
             leftovers: for a tail: what its inputs left, joined in order, by node id.
             watch: for a task that has ended workers.
             skip: outputs to leave out at its beginning. Where units are outputs, they are not computed at all.
+            reused: number of a cache point below which all is as in the first epoch, beside those where it always is.
             point: the cache point in use.
             kept: where what is made there is kept; None: nowhere.
         """
@@ -127,21 +130,24 @@ class Program:
             leftovers=leftovers or {},
             allocate=self._allocate,
             watch=watch,
+            reused=self._reused if reused < 0 else {*self._reused, reused},
             point=point,
             kept=kept,
         )
         return Run(running, self._running, self._totals, skip)
 
-    def measures(self) -> list[tuple[int, str, int, int, float]]:
-        """(node id, label, elements, bytes, active seconds) of every node, over all tasks so far.
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int]]:
+        """(node id, label, elements, bytes, active seconds, processor seconds, threads) of every node, so far.
 
-        A node that was left out has passed on what that which stands for it yielded, in no time.
+        Over all tasks; no threads: it works on the one that pulls. A node that was left out has passed on what that
+        which stands for it yielded, in no time.
         """
         rows = self._totals.by_node()
         found = []
         for number, node in enumerate(self.graph.nodes):
-            elements, size, active_s = rows[self._running.id_of(node)]
-            found.append((number, str(node), elements, size, active_s if self._running.id_of(node) == number else 0.0))
+            elements, size, *seconds = rows[self._running.id_of(node)]
+            active_s, cpu_s = seconds if self._running.id_of(node) == number else (0.0, 0.0)
+            found.append((number, str(node), elements, size, active_s, cpu_s, self._crews[number].level))
         return found
 
     def threads(self) -> list[tuple[int, str, int, str]]:

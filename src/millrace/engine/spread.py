@@ -118,11 +118,12 @@ class _Calls(Generic[T]):
     def finish(self) -> T:
         """The result of the earliest call under way."""
         call = self.waiting[0]
-        began = clock()
+        began, cpu = clock(), time.thread_time()
         if self._helps:
             self._crew.help(call)
         result = call.result()
         waited_s = clock() - began
+        self._measure.threads_cpu_s += call.cpu_s - (time.thread_time() - cpu)
         self.waiting.popleft()
         self._measure.idle_s += waited_s
         self._measure.threads_s += call.seconds

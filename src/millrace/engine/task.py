@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -84,11 +85,12 @@ class RunningTask:
         leftovers: Mapping[int, list[Any]],
         allocate: Allocate,
         watch: Watch | None = None,
+        reused: Collection[int] = (),
         point: Point | None = None,
         kept: Kept | None = None,
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
-        self._point, self._kept = point, kept
+        self._reused, self._point, self._kept = reused, point, kept
         self.seed, self.epoch = seed, epoch
         self.measures, self.crews = measures, crews
         self.source, self.nested = sources, nested
@@ -166,6 +168,19 @@ class RunningTask:
                 return action()
         except WorkerEndedError as error:
             raise SourceCorruptError(f"{where()} failed: {error}") from None
+
+    def reuses(self, number: int) -> bool:
+        """Whether node ``number`` is a point with the same elements in every epoch, and every repetition."""
+        return number in self._reused
+
+    def below(self, number: int) -> RunningTask:
+        """The task as it is below node ``number``: at a point whose elements are reused, that of the first epoch."""
+        if number not in self._reused or self.epoch == 0:
+            return self
+        first = copy.copy(self)
+        first.epoch = 0
+        first.calls = self.calls.of_epoch(0, lambda *place: name_of(first, *place))
+        return first
 
     def caching(self, number: int) -> tuple[Point | None, Kept | None]:
         """What node ``number`` reads from and adds to, if it is the point in use."""

@@ -173,14 +173,25 @@ class Prefetch(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cache(Node):
-    """Marks a point up to which elements are kept once computed."""
+    """Marks a point up to which elements are those of the first epoch, and are kept once computed."""
 
     path: str | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Autocache(Node):
-    """Marks a point up to which reuse is acceptable; the service decides."""
+    """Marks a point up to which reuse is acceptable.
+
+    Attributes:
+        mode: "auto": the service decides by measuring; "compute": never; "cache": as :class:`Cache`.
+    """
+
+    mode: str = "auto"
+
+
+def always_reused(node: Node) -> bool:
+    """The pipeline asks for reuse there, whatever is measured."""
+    return isinstance(node, Cache) or (isinstance(node, Autocache) and node.mode == "cache")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ import msgspec
 
 Row = tuple[str, ...]
 
-JOBS: Row = ("job", "epoch", "tasks", "workers", "consumers", "step", "waiting", "why")
+JOBS: Row = ("job", "epoch", "mode", "tasks", "workers", "consumers", "step", "waiting", "why")
 WORKERS: Row = ("worker", "on", "job", "leases", "busy", "buffered", "why")
 
 
@@ -28,6 +28,7 @@ def job_rows(status: Mapping[str, Any]) -> list[Row]:
             (
                 job["name"],
                 str(job["epoch"]) if job["epoch"] >= 0 else "-",
+                job["mode"],
                 f"{tasks['done']}/{'?' if tasks['total'] is None else tasks['total']}",
                 str(job["workers"]["observed"]),
                 str(len(consumers)),
@@ -40,7 +41,7 @@ def job_rows(status: Mapping[str, Any]) -> list[Row]:
             (
                 f"  consumer {each['index']}",
                 str(each["epoch"]) if each["epoch"] >= 0 else "-",
-                *("", ""),
+                *("", "", ""),
                 f"{each['host']}:{each['pid']}",
                 *("", ""),
                 f"{each['batches']} elements read; {each['why']}",

@@ -53,6 +53,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         rank: which of
         ranks: readers this is; what is left of the epoch is what none of them has.
         helpers: the readers are processes of one DataLoader without a service, each with tasks of its own.
+        reused: a cache point below which the epoch is as the first one was; -1: none.
     """
 
     version: int = VERSION
@@ -68,6 +69,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     ranks: int = 1
     helpers: bool = False
+    reused: int = -1
 
     @property
     def identity(self) -> Identity:
@@ -131,6 +133,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 0
     later: str = ""
     begun: list[tuple[int, int]] = []
+    reused: int = -1
 
     def tasks_done(self) -> TaskSet:
         """Tasks that were yielded to their end."""
@@ -182,14 +185,15 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Merged:
 
 def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
     """What these states, of all ranks or of some, say that was yielded of an epoch."""
-    done, begun = TaskSet(), dict[int, int]()
+    done, begun, reused = TaskSet(), dict[int, int](), -1
     for checkpoint in checkpoints:
         if checkpoint.epoch == epoch:
+            reused = max(reused, checkpoint.reused)
             done |= checkpoint.tasks_done()
             for task, outputs in checkpoint.begun:
                 begun[task] = max(outputs, begun.get(task, 0))
     left = sorted((task, outputs) for task, outputs in begun.items() if task not in done)
-    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left)
+    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left, reused=reused)
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------

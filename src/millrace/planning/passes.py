@@ -99,4 +99,4 @@ def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: boo
             f"the state is of {whose}, and this is process {share[0]} of {share[1]} in a DataLoader: without a "
             "service a state is loaded with the num_workers that it was saved with"
         )
-    return Merged(epoch=first.epoch, done=first.done, later=first.later, begun=first.begun)
+    return Merged(epoch=first.epoch, done=first.done, later=first.later, begun=first.begun, reused=first.reused)

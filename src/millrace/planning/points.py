@@ -14,6 +14,40 @@ from millrace.graph.serialize import PASSING, is_plain
 from millrace.planning.identities import itemised
 from millrace.planning.units import UnitMap
 
+
+class CachePoint(msgspec.Struct, frozen=True, array_like=True):
+    """A ``cache`` or ``autocache`` node, as whoever decides about it knows it.
+
+    Attributes:
+        node: its id.
+        label: of the operator whose output is kept there.
+        mode: "auto", "compute" or "cache", as in :data:`millrace.policies.autocache.MODES`.
+        fingerprint: of :func:`point_fingerprint`, in hexadecimal digits; empty if the point cannot be used.
+        why: if so, why.
+        path: where blocks are to lie; empty: where the service keeps them.
+        items: that an epoch takes from it, about; -1 if that is not known.
+        fixed: operators because of which all below is as in the first epoch where elements are reused.
+        random: one of these calls a random function.
+        itemised: what is kept there can be told apart.
+    """
+
+    node: int
+    label: str
+    mode: str
+    fingerprint: str = ""
+    why: str = ""
+    path: str = ""
+    items: int = -1
+    fixed: list[str] = []
+    random: bool = False
+    itemised: bool = True
+
+    @property
+    def always(self) -> bool:
+        """The pipeline asks for it, whatever is measured."""
+        return self.mode == "cache"
+
+
 SEMANTICS = 1
 """Of what operators and sources make of the same data; count it up when one makes something else of them."""
 
@@ -59,7 +93,7 @@ def frozen_by(units: UnitMap, number: int) -> list[int]:
             joined.update(node.inputs)
         local = not itemised(units, here) and all(itemised(units, graph.id_of(child)) for child in node.inputs)
         shuffled = isinstance(node, g.Shuffle) and node.reshuffle_each_iteration and node in joined
-        if local or shuffled or _is_random(node):
+        if local or shuffled or is_random(node):
             found.add(here)
     return sorted(found)
 
@@ -98,11 +132,11 @@ def point_fingerprint(
             for spec in fields(node)
             if spec.name not in left_out
         ]
-        key = graph.keys[graph.id_of(node)] if _is_random(node) else None
+        key = graph.keys[graph.id_of(node)] if is_random(node) else None
         records.append([node.op, [places[child] for child in node.inputs], sorted(parameters), key])
     options = graph.options()
     handler = _parameter("on_error", options.on_error, of_opaque) if isinstance(options.on_error, g.Opaque) else None
-    epoch = None if items and not any(map(_is_random, nodes)) else [units.seed, generation]
+    epoch = None if items and not any(map(is_random, nodes)) else [units.seed, generation]
     window = None if items else options.buffer_bytes  # windows are bounded in bytes
     told = msgspec.msgpack.encode([SEMANTICS, records, handler, epoch, window])
     return hashlib.blake2b(told, digest_size=16).digest()
@@ -113,7 +147,8 @@ def _below(graph: g.Graph, number: int) -> tuple[g.Node, ...]:
     return g.Graph(graph.nodes[number]).nodes
 
 
-def _is_random(node: g.Node) -> bool:
+def is_random(node: g.Node) -> bool:
+    """Whether it calls a random function."""
     return any(opaque.takes_rng for _, opaque in node.opaques())
 
 

@@ -95,6 +95,11 @@ def local_path(location: str) -> str:
     return os.path.expanduser(location) if location.startswith("~") else location
 
 
+def absolute(location: str) -> str:
+    """The same place, for whoever has another working folder."""
+    return location if is_remote(location) else os.path.abspath(local_path(location))
+
+
 def bare(location: str) -> str:
     """The location without the query that a web address may have: what its ending is to be read from."""
     return location.partition("?")[0] if scheme_of(location) in _HTTP else location

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from millrace.control.cache_messages import BlocksKnown, MeasureStore
 from millrace.control.messages import (
     ChooseSharding,
     CloseJob,
@@ -35,6 +36,7 @@ from millrace.elements.shared import Arena
 from millrace.wire import delivery
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
+from millrace.worker.caches import Caches
 from millrace.worker.gate import Gate
 from millrace.worker.jobs import Fetch, Job
 from millrace.worker.lanes import Lane
@@ -61,6 +63,7 @@ class Desk:
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs, over all lanes.
         arena: what batches are written into, so that they can be lent; None: ordinary memory.
+        hurry: has :meth:`report` sent soon.
     """
 
     def __init__(
@@ -72,11 +75,13 @@ class Desk:
         threads: int | None,
         buffer_bytes: int,
         arena: Arena | None = None,
+        hurry: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = ""
         """Where this worker is asked for what it holds; known once its server listens."""
         self._tell = tell
         self._fetch = fetch
+        self._hurry = hurry
         self._token = token
         self._threads = threads
         self._buffer_bytes = buffer_bytes
@@ -88,6 +93,7 @@ class Desk:
         self._current = ""
         self._leaving = False
         self._store = LeftoverStore()
+        self.caches = Caches()
         self._pace = Pace()
         self._gate = Gate()
         self._careful = Gate()
@@ -108,6 +114,8 @@ class Desk:
                     lane.noted(message)
             case OutputsReceived(refs=refs):
                 self._spare(refs)
+            case BlocksKnown() | MeasureStore():
+                self._about_cache(message)
             case OpenJob():
                 self._open(message)
             case CloseJob(job=job):
@@ -118,6 +126,12 @@ class Desk:
                 self._aside(functools.partial(self._choose, message))
             case _:
                 _logger.warning("nothing is known to do about %s", type(message).__name__)
+
+    def _about_cache(self, message: BlocksKnown | MeasureStore) -> None:
+        if isinstance(message, BlocksKnown):
+            self.caches.known(message)
+        else:
+            self._aside(lambda: self._tell(self.caches.measure(message.path)))
 
     def _open(self, message: OpenJob) -> None:
         with self._lock:
@@ -194,6 +208,10 @@ class Desk:
             )
             return
         job.close()
+        with self._lock:
+            over = not self._jobs
+        if over:
+            self.caches.close()
         if self._arena is not None:
             self._arena.trim()
 
@@ -236,7 +254,9 @@ class Desk:
             job = self._jobs.get(name)
             if lane is not None or job is None:
                 return lane
-            runner = Runner(job, self._store, self._ask, self._tell, self._pace, self._gate, self._careful)
+            runner = Runner(
+                job, self._store, self._ask, self._tell, self._pace, self._gate, self._careful, self.caches, self._hurry
+            )
             lane = self._lanes[name, consumer] = Lane(
                 name,
                 consumer,

@@ -15,6 +15,7 @@ from millrace.control.messages import (
 from millrace.control.reports import NodeMeasure
 from millrace.errors import PipelineError, ProtocolError
 from millrace.planning.checkpoint import prints
+from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 
 if TYPE_CHECKING:
@@ -60,19 +61,20 @@ class Job:
         self._opened = opened
         return True
 
-    def list_sources(self) -> tuple[dict[int, SplitTable], list[str]]:
-        """The split tables of all sources, by node id, and what identifies each.
+    def list_sources(self) -> tuple[dict[int, SplitTable], list[str], list[CachePoint]]:
+        """The split tables of all sources, by node id, what identifies each, and the cache points.
 
         Raises:
             SourceError: if one can't be listed.
             ShippingError: if the bundle can't be opened here.
         """
+        from millrace.engine.points import find_points
         from millrace.engine.program import list_sources
 
         with self._lock:
             graph, _ = self._unpack()
         tables = list_sources(graph)
-        return tables, prints(graph, tables)
+        return tables, prints(graph, tables), find_points(graph, tables, self._opened.seed)
 
     def choose(self, tasks: int, workers: list[str]) -> list[int]:
         """For each task the index of its worker, from the user's sharding function, the bundle's last value.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from millrace.control.cache_messages import CacheUsed
 from millrace.control.messages import (
     FromWorker,
     LeaseTask,
@@ -23,6 +24,7 @@ from millrace.engine.watch import Watch
 from millrace.errors import CodecError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.wire.failures import failure_of
+from millrace.worker.caches import Caches, Using
 from millrace.worker.care import Steps
 from millrace.worker.gate import Gate
 from millrace.worker.jobs import Job
@@ -106,6 +108,8 @@ class Runner:
         pace: measures.
         gate: keeps jobs apart.
         careful: lets one lease at a time be run with care.
+        caches: of this worker.
+        hurry: has the worker's report sent soon.
     """
 
     def __init__(
@@ -117,8 +121,12 @@ class Runner:
         pace: Pace,
         gate: Gate,
         careful: Gate,
+        caches: Caches,
+        hurry: Callable[[], None],
     ) -> None:
         self._job = job
+        self._caches = caches
+        self._hurry = hurry
         self._store = store
         self._ask = ask
         self._tell = tell
@@ -145,6 +153,8 @@ class Runner:
             outcome = TaskFailed(lease.ref, lease.lease, failure_of(error, doing))
         if outcome is not None:
             self._tell(outcome)
+        if lease.measure:
+            self._hurry()
 
     def _run(self, lane: Lane, lease: LeaseTask) -> TaskFinished:
         steps = Steps(lane, lease, self._tell, self._careful)
@@ -169,7 +179,12 @@ class Runner:
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
         outputs = 0
         packer = Packer(codec.encode, first, lane.message_bytes)
-        with program.run(task, ref.epoch, leftovers, watch) as run:
+        with (
+            self._cached(lease) as cache,
+            program.run(
+                task, ref.epoch, leftovers, watch, reused=lease.reused, point=cache.point, kept=cache.kept
+            ) as run,
+        ):
             for chunk in run:
                 lane.check()
                 before, outputs = outputs, outputs + len(chunk)
@@ -179,6 +194,7 @@ class Runner:
                 packer.add(chunk.elements[max(first - before, 0) :])
                 waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
             waited += self._put(lane, lease, packer, steps, flush=True)
+            cache.whole = True
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
             lane.finish(lease, outputs, run.skipped)
@@ -187,6 +203,17 @@ class Runner:
         if watch is None:  # else it says nothing about other tasks
             self._pace.took(time.monotonic() - started - waited)
         return TaskFinished(ref, lease.lease, outputs, run.skipped, left)
+
+    @contextmanager
+    def _cached(self, lease: LeaseTask) -> Iterator[Using]:
+        """The body is the run; behind it the dispatcher hears what it did with its cache, however it ended."""
+        told: list[CacheUsed] = []
+        try:
+            with self._caches.using(lease) as (using, told):
+                yield using
+        finally:
+            for message in told:
+                self._tell(message)
 
     def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, steps: Steps, *, flush: bool) -> float:
         waited = 0.0

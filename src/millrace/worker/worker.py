@@ -101,7 +101,13 @@ class Worker:
         # For what waits here, for as much that waits in consumers on this host, and for what is being made.
         self._arena = Arena(2 * buffer_bytes + buffer_bytes // 4) if shared_memory and AVAILABLE else None
         self._desk = Desk(
-            self._tell, self._fetch, token=token, threads=threads, buffer_bytes=buffer_bytes, arena=self._arena
+            self._tell,
+            self._fetch,
+            token=token,
+            threads=threads,
+            buffer_bytes=buffer_bytes,
+            arena=self._arena,
+            hurry=self._report_now.set,
         )
 
     def run(self) -> None:
@@ -219,8 +225,9 @@ class Worker:
 
     def _told(self, message: ToWorker) -> None:
         match message:
-            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale):
+            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale, cache=cache):
                 self._heartbeat_s = heartbeat_s
+                self._desk.caches.location = cache
                 self._desk.drop(set(stale))
                 self._report_now.set()
             case StopWorker(reason=reason):

@@ -58,6 +58,7 @@ def test_a_job_and_its_consumers_are_rows():
     assert job == (
         "resnet50",
         "2",
+        "compute",
         "5/?",
         "3",
         "1",

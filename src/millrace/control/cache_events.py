@@ -1,0 +1,76 @@
+"""What happened to caches; a part of :mod:`millrace.control.events`."""
+
+from __future__ import annotations
+
+from millrace.control.base import Event
+from millrace.control.cached import KeptBlock, StoreCost
+from millrace.policies.autocache import Kind
+
+
+class ModeChosen(Event, frozen=True):
+    """What the job does about its cache points from now on; fields as in :class:`millrace.control.cached.ModeOf`."""
+
+    job: str
+    kind: Kind
+    node: int
+    reason: str
+    epoch: int
+    slower: float = 1.0
+    undone: dict[int, Kind] = {}
+    saves: dict[int, float] = {}
+
+
+class PointUsed(Event, frozen=True):
+    """The job reads from a point, or will; ``whole`` and ``saves`` as in :class:`millrace.control.cached.CachedPoint`.
+
+    ``whole`` 0: as before.
+    """
+
+    job: str
+    place: str
+    at: float
+    saves: float
+    label: str
+    whole: int = 0
+
+
+class BlocksPublished(Event, frozen=True):
+    """They are in the store; some may have been before.
+
+    Attributes:
+        lease: they are all that it added; -1: of nobody.
+        wanted: bytes for which it would have needed room.
+    """
+
+    place: str
+    blocks: list[KeptBlock]
+    lease: int = -1
+    wanted: int = 0
+
+
+class BlocksGivenUp(Event, frozen=True):
+    """Nobody is told of them any more; what runs may still read them, and when that is over they are deleted."""
+
+    place: str
+    names: list[str]
+    reason: str
+
+
+class BlocksDeleted(Event, frozen=True):
+    """They are not in the store any more."""
+
+    place: str
+    names: list[str]
+
+
+class PromisesKept(Event, frozen=True):
+    """The store was listed after these leases had ended: whatever they added is known."""
+
+    leases: list[int]
+
+
+class StoreCalibrated(Event, frozen=True):
+    """What reads and writes of a store take."""
+
+    path: str
+    cost: StoreCost

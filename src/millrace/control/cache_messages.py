@@ -1,0 +1,74 @@
+"""What the dispatcher and workers say to each other about caches; a part of :mod:`millrace.control.messages`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.base import Message
+from millrace.control.cached import KeptBlock, StoreCost
+
+
+class CacheUsed(Message, frozen=True):
+    """What a run did with a cache point; before it is said how the run ended.
+
+    Attributes:
+        job: that the run was for.
+        place: of the point.
+        blocks: that were published.
+        lost: names of blocks that should have been there and could not be read.
+        hits: items that were read, ``misses`` those that were made.
+        reads: of the store, of ``read_bytes`` in ``read_s`` seconds together.
+        error: why nothing was kept, or no more; empty if all was.
+        wanted: bytes for which there was no room, with what was kept; 0: there was.
+    """
+
+    job: str
+    lease: int
+    place: str
+    blocks: list[KeptBlock] = []
+    lost: list[str] = []
+    hits: int = 0
+    misses: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+    error: str = ""
+    wanted: int = 0
+
+
+class StoreMeasured(Message, frozen=True):
+    """Answer to MeasureStore; without ``cost`` it could not be used, for this reason."""
+
+    path: str
+    cost: StoreCost | None = None
+    why: str = ""
+
+
+class MeasureStore(Message, frozen=True):
+    """Find out what reads and writes of the store take, beside other work."""
+
+    path: str
+
+
+class BlocksKnown(Message, frozen=True):
+    """Blocks of a point that can be read from now on, and some that can't any more."""
+
+    place: str
+    names: list[str] = []
+    gone: list[str] = []
+
+
+class CacheUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a run does with a cache point.
+
+    Attributes:
+        node: of the point.
+        place: where its blocks lie.
+        random: something random is below it.
+        room: bytes that may be added.
+    """
+
+    node: int
+    place: str
+    random: bool
+    room: int = 0

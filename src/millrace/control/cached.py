@@ -1,0 +1,139 @@
+"""What is kept in caches, and what is promised of their room: plain values, a part of the state."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.policies.autocache import Kind
+from millrace.policies.transfer import TransferCost
+
+
+class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block that was published.
+
+    Attributes:
+        name: without its point.
+        bytes: its size.
+        items: that it holds.
+    """
+
+    name: str
+    bytes: int
+    items: int = 0
+
+
+class StoreCost(msgspec.Struct, frozen=True):
+    """What a store was measured to take; see :class:`millrace.blocks.calibration.Calibration`.
+
+    Attributes:
+        memory: bytes of the host that measured it: what is larger is read from the store itself.
+    """
+
+    read: TransferCost
+    cold: TransferCost
+    write: TransferCost
+    cpu_s: float
+    threads: int
+    memory: int = 0
+
+
+class Use(msgspec.Struct):
+    """What a point is worth to a job; see :class:`millrace.policies.eviction.Use`."""
+
+    saves: float
+    last: float
+
+
+class CachedPoint(msgspec.Struct):
+    """What is kept of one point.
+
+    Attributes:
+        label: of the operator whose output it is.
+        path: where, if that is not where the service keeps its blocks.
+        whole: bytes that all of it would take, as last estimated; 0: unknown.
+        largest: bytes that one task has added at most.
+        blocks: by name, the oldest first. They count until they are deleted.
+        going: of these, by name, the leases that may still read it, and after which it is deleted.
+        uses: by job.
+    """
+
+    label: str = ""
+    path: str = ""
+    whole: int = 0
+    largest: int = 0
+    blocks: dict[str, KeptBlock] = {}
+    going: dict[str, list[int]] = {}
+    uses: dict[str, Use] = {}
+
+    @property
+    def bytes(self) -> int:
+        """All that is kept takes."""
+        return sum(block.bytes for block in self.blocks.values())
+
+    @property
+    def items(self) -> int:
+        """All that can be read."""
+        return sum(block.items for name, block in self.blocks.items() if name not in self.going)
+
+
+class Promise(msgspec.Struct, array_like=True):
+    """What a lease may read and write.
+
+    Attributes:
+        place: of the point.
+        room: bytes that it may add.
+        over: the lease has ended, and nobody has said what it added: that counts until the store was listed.
+    """
+
+    place: str
+    room: int = 0
+    over: bool = False
+
+
+class Caches(msgspec.Struct):
+    """All of it.
+
+    Attributes:
+        points: by place (:func:`place_of`).
+        promises: by lease.
+        costs: by location of a store, "" for the service's.
+    """
+
+    points: dict[str, CachedPoint] = {}
+    promises: dict[int, Promise] = {}
+    costs: dict[str, StoreCost] = {}
+
+
+class ModeOf(msgspec.Struct, frozen=True):
+    """What a job does about its cache points.
+
+    Attributes:
+        kind: see :class:`millrace.policies.autocache.Mode`.
+        node: the active point, -1 without one.
+        slower: see there.
+        reason: of the decision.
+        epoch: the newest when it was made; how many epochs it stands tells whether it was measured.
+        undone: by node, the mode that was undone.
+        saves: by node, the share of an epoch's time that its cache saves, as last measured.
+        history: kinds that were, by epoch in which they began, the latest of each.
+    """
+
+    kind: Kind = "compute"
+    node: int = -1
+    slower: float = 1.0
+    reason: str = ""
+    epoch: int = 0
+    undone: dict[int, Kind] = {}
+    saves: dict[int, float] = {}
+    history: list[tuple[int, str]] = []
+
+
+def place_of(fingerprint: str, path: str) -> str:
+    """Where blocks of a point lie: the same for all who may share them."""
+    return f"{fingerprint}@{path}" if path else fingerprint
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """The fingerprint and the path of a place."""
+    fingerprint, _, path = place.partition("@")
+    return fingerprint, path

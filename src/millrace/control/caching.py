@@ -1,0 +1,295 @@
+"""Which cache point each job uses, and how: decided before its first task, by its profile, and again as it goes on.
+
+The decisions themselves are in :mod:`millrace.policies.autocache`; here is what they are made of, and what follows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control import cache_events as ev
+from millrace.control.cache_messages import MeasureStore
+from millrace.control.cached import CachedPoint, ModeOf, StoreCost, place_of
+from millrace.control.messages import Notice
+from millrace.control.observed import CacheSight
+from millrace.control.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
+from millrace.control.state import Job, State
+from millrace.control.supply import newest
+from millrace.control.turn import Turn
+from millrace.planning.points import CachePoint
+from millrace.policies import autocache as policy
+from millrace.policies.projection import Profile, Store, times
+
+MESSAGE_BYTES = 64 << 10
+"""That a read of a store takes at least."""
+
+
+def usable(state: State, job: Job) -> list[CachePoint]:
+    """The job's points that can be used in this service."""
+    return [point for point in job.points if point.fingerprint and (point.path or state.settings.cache)]
+
+
+def place(point: CachePoint) -> str:
+    """Where its blocks lie."""
+    return place_of(point.fingerprint, point.path)
+
+
+def active(job: Job) -> CachePoint | None:
+    """The point that the job uses now."""
+    if job.caching.kind not in {"put", "get"}:
+        return None
+    return next((point for point in job.points if point.node == job.caching.node), None)
+
+
+def reused_in(job: Job, number: int) -> int:
+    """The node of the point below which an epoch that is opened now is as the first was; -1: none."""
+    point = active(job)
+    return point.node if point is not None and point.fixed and not point.always and number > 0 else -1
+
+
+def share_kept(state: State, point: CachePoint) -> float:
+    """How much of a point is in the store, from 0 to 1."""
+    cached = state.caches.points.get(place(point))
+    if cached is None or not cached.blocks:
+        return 0.0
+    if point.items > 0 and cached.items:
+        return min(1.0, cached.items / point.items)
+    return min(1.0, cached.bytes / cached.whole) if cached.whole else 0.0
+
+
+def begin(turn: Turn, job: Job) -> None:
+    """The job's points are known."""
+    for text in _notices(turn.state, job):
+        for consumer in job.consumers:
+            turn.to_consumer(job, consumer, Notice(text))
+    if usable(turn.state, job):
+        _choose(turn, job, None)
+
+
+def _notices(state: State, job: Job) -> list[str]:
+    """What the user should know of points, before anything is decided."""
+    found = []
+    for point in job.points:
+        name = f"{'cache' if point.always else 'autocache'} after {point.label}"
+        if point.why and point.mode != "compute":
+            found.append(f"{name} is not used: {point.why}")
+        elif point.always and not (point.path or state.settings.cache):
+            found.append(f"{name} keeps nothing, as the service was started without cache_dir: its input is computed")
+        if point.always and point.fixed:
+            found.append(_fixed(point))
+    return found
+
+
+def _fixed(point: CachePoint) -> str:
+    what = "random values" if point.random else "batches and their order"
+    return (
+        f"below the cache after {point.label} every epoch is like the first: {' and '.join(point.fixed)} give the same "
+        f"{what} again. Put the cache before them if that is not what you want"
+    )
+
+
+def epoch_began(turn: Turn, job: Job) -> None:
+    """A consumer begins an epoch that nobody has begun before."""
+    points = usable(turn.state, job)
+    if not points:
+        return
+    sight = _sight(turn, job)
+    if job.caching.kind == "profile":
+        sight.ended = True
+        look(turn, job)
+    elif sight.profile is not None:
+        _choose(turn, job, sight.profile)
+    elif job.caching.kind == "get" and not _always(job) and _misses(turn.state, job, sight) > 0:
+        _profile(turn, job, "what a cache saves was not measured yet, and not all is kept")
+    elif _always(job):
+        _choose(turn, job, None)
+    sight.hits = sight.misses = 0
+    point = active(job)
+    if point is not None:
+        _use(turn, job, point)
+
+
+def _always(job: Job) -> bool:
+    point = active(job)
+    return point is not None and point.always
+
+
+def _misses(state: State, job: Job, sight: CacheSight) -> float:
+    """The share of what the job asks of its point that isn't there."""
+    point = active(job)
+    if point is None:
+        return 0.0
+    asked = sight.hits + sight.misses
+    missed = sight.misses / asked if asked else 0.0
+    return max(missed, 1.0 - share_kept(state, point))
+
+
+def look(turn: Turn, job: Job) -> None:
+    """A report of the job's has come: is the profile long enough, does the decision still hold?"""
+    points = usable(turn.state, job)
+    if not points or not job.consumers:
+        return
+    sight = _sight(turn, job)
+    workers = sum(worker.job == job.name for worker in turn.state.workers.values())
+    if workers != sight.workers:
+        sight.workers, sight.looks, sight.computing = workers, [], None
+    new = _new_look(turn, job, sight)
+    if job.caching.kind == "profile":
+        profile = profile_of(turn.state, turn.observed, job, sight)
+        if profile is None or "" not in turn.state.caches.costs:
+            return
+        long = policy.profiled(profile.elements, ended=sight.ended)
+        if long.value:
+            sight.profile = profile
+            sight.wholes = {point.node: _whole(job, point, profile, sight) for point in points}
+            sight.computing = policy.Look(profile.batch_s, profile.wait_s, profile.noise)
+            _choose(turn, job, profile)
+        return
+    if not new or _always(job):
+        return
+    mode = policy.Mode(job.caching.kind, job.caching.node if job.caching.node >= 0 else None, job.caching.slower)
+    verdict = policy.revisit(mode, sight.computing, sight.looks)
+    if verdict.value == "undo":
+        undone = {**job.caching.undone, job.caching.node: job.caching.kind}
+        _set(turn, job, msgspec.structs.replace(job.caching, undone=undone), "compute", -1, verdict.reason)
+        if sight.profile is not None:
+            _choose(turn, job, sight.profile)
+    elif verdict.value == "decide anew":
+        _profile(turn, job, verdict.reason)
+
+
+def _new_look(turn: Turn, job: Job, sight: CacheSight) -> bool:
+    """Takes a look if all consumers that read have got on far enough."""
+    moved = {}
+    for index, place_ in job.consumers.items():
+        seen = turn.observed.clients.get(place_.client)
+        if seen is not None and seen.report is not None and seen.report.batches:
+            epoch, batches = sight.batches.get(index, (-1, 0))
+            since = seen.report.batches - (batches if seen.report.epoch == epoch else 0)
+            if since < LOOK_ELEMENTS:
+                return False
+            moved[index] = (seen.report.epoch, seen.report.batches)
+    taken = look_at(turn.observed, job, sight.looks)
+    if not moved or taken is None:
+        return False
+    sight.batches.update(moved)
+    sight.looks = [*sight.looks, taken][-100:]
+    return True
+
+
+def _sight(turn: Turn, job: Job) -> CacheSight:
+    return turn.observed.caching.setdefault(job.name, CacheSight())
+
+
+def _profile(turn: Turn, job: Job, reason: str) -> None:
+    sight = turn.observed.caching[job.name] = CacheSight(measures(turn.observed, job.name), tasks_ended(job))
+    sight.workers = sum(worker.job == job.name for worker in turn.state.workers.values())
+    _set(turn, job, ModeOf(), "profile", -1, reason)
+    _have_measured(turn, job)
+
+
+def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
+    """Decides, and lets it be so if it is another mode than before."""
+    state, now = turn.state, job.caching
+    points = usable(state, job)
+    first = newest(job) if job.first is None else newest(job) - job.first
+    later = policy.later_epochs(max(0, first), job.spec.epochs)
+    cost = turn.observed.cost or state.caches.costs.get("")
+    store = _store(state, points, cost) if cost is not None else None
+    sight = _sight(turn, job)
+    wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, point) for point in points}
+    candidates = [
+        policy.Point(
+            point.node,
+            point.label,
+            point.mode,
+            share_kept(state, point),
+            max(1, wholes[point.node]),
+            now.undone.get(point.node),
+        )
+        for point in points
+        if point.mode in policy.MODES
+    ]
+    decision = policy.choose_mode(candidates, store, later, profile)
+    saves = now.saves
+    if profile is not None and store is not None:
+        saves = {p.node: times(profile, store, p.node, 1.0, max(1, wholes[p.node])).saves for p in points}
+    mode = decision.value
+    if mode.kind == "profile":
+        _profile(turn, job, decision.reason)
+        return
+    node = -1 if mode.point is None else mode.point
+    kept = ModeOf(slower=mode.slower, undone=now.undone, saves=saves)
+    if (mode.kind, node) != (now.kind, now.node) or not now.reason:
+        before = {point.node for point in points if point.node == now.node and now.kind in {"put", "get"}}
+        sight.looks = []
+        _set(turn, job, kept, mode.kind, node, decision.reason)
+        chosen = active(job)
+        if chosen is not None and chosen.fixed and not chosen.always and chosen.node not in before:
+            for consumer in job.consumers:
+                turn.to_consumer(job, consumer, Notice(_fixed(chosen)))
+    for point in points:
+        if point.node == node:
+            _use(turn, job, point, wholes[point.node])
+    if any(point.mode == "auto" for point in points):
+        _have_measured(turn, job)
+
+
+def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reason: str) -> None:
+    turn.emit(
+        ev.ModeChosen(
+            job.name, kind, node, reason, max(0, newest(job)), kept.slower, dict(kept.undone), dict(kept.saves)
+        )
+    )
+
+
+def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
+    others = [use.saves for use in turn.state.caches.points.get(place(point), CachedPoint()).uses.values()]
+    saves = 1.0 if point.always else job.caching.saves.get(point.node, max(others, default=0.5))
+    turn.emit(ev.PointUsed(job.name, place(point), turn.now, saves, point.label, whole))
+
+
+def _have_measured(turn: Turn, job: Job) -> None:
+    """The store is measured once, by a worker, where the measures are needed."""
+    if "" in turn.state.caches.costs or turn.observed.measuring in turn.state.workers:
+        return
+    for worker in sorted(turn.state.workers.values(), key=lambda worker: (worker.job != job.name, worker.id)):
+        if worker.lost_at is None and not worker.retiring:
+            turn.observed.measuring = worker.id
+            turn.to_worker(worker.id, MeasureStore(""))
+            return
+
+
+def _known_whole(state: State, point: CachePoint) -> int:
+    cached = state.caches.points.get(place(point))
+    if cached is None or not cached.items or point.items < 0:
+        return cached.whole if cached is not None else 0
+    return cached.bytes * point.items // cached.items
+
+
+def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> int:
+    """Bytes that all of a point would take: by what passed it, in the tasks that were run or for its items."""
+    passed = profile.passed[point.node]
+    if not passed.elements:
+        return 0
+    found = []
+    tasks = tasks_ended(job) - sight.begun
+    if job.length and tasks > 0:
+        found.append(passed.bytes * job.length // tasks)
+    if point.items > 0:
+        found.append(passed.bytes * point.items // passed.elements)
+    return min(found, default=passed.bytes)
+
+
+def _store(state: State, points: list[CachePoint], cost: StoreCost) -> Store:
+    own = {place(point) for point in points}
+    used = others = 0
+    for name, cached in state.caches.points.items():
+        if not cached.path:
+            used += cached.bytes
+            # What nobody uses any more makes room.
+            others += cached.bytes if name not in own and not any(each in state.jobs for each in cached.uses) else 0
+    large = sum(cached.whole for cached in state.caches.points.values()) > cost.memory / 2 > 0
+    room = max(0, state.settings.cache_bytes - used + others)
+    read = cost.cold if large else cost.read
+    return Store(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)

@@ -1,0 +1,270 @@
+"""The room of caches: promised to leases, taken by blocks, given back by eviction; and who knows of which blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millrace.control import cache_events as ev
+from millrace.control.actions import DeleteBlocks, ListStore
+from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
+from millrace.control.cached import CachedPoint, KeptBlock
+from millrace.control.caching import active, place, share_kept
+from millrace.control.inputs import StoreListed
+from millrace.control.state import Job, State
+from millrace.control.supply import newest
+from millrace.control.turn import Turn
+from millrace.planning.points import CachePoint
+from millrace.policies import eviction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FIRST_ROOM = 64 << 20
+"""Bytes for a task of which it is not known how much it adds, or an eighth of all if that is less."""
+ROOM_SPARE = 1.3
+"""A task gets so many times the room that others needed at most."""
+NO_ROOM_S = 1.0
+"""A point that got no room is not considered again for so long: the answer takes a look at all blocks."""
+UNBOUNDED = 1 << 62
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+def use_of(turn: Turn, job: Job, number: int) -> CacheUse | None:
+    """What a task of an epoch that is leased now does about the cache."""
+    point = active(job)
+    if point is None:
+        return None
+    if point.fixed and not point.always and number > 0 and job.epochs[number].reused != point.node:
+        return None  # this epoch began with random values of its own
+    room = _room(turn, job, point) if _keeps(turn.state, job, point) else 0
+    return CacheUse(point.node, place(point), point.random, room)
+
+
+def _keeps(state: State, job: Job, point: CachePoint) -> bool:
+    """The job adds to its point, or another one does and this one helps."""
+    if job.caching.kind == "put":
+        return True
+    if share_kept(state, point) >= 1.0:
+        return False
+    cached = state.caches.points.get(place(point), CachedPoint())
+    others = (state.jobs[name] for name in cached.uses if name in state.jobs and name != job.name)
+    return any(other.caching.kind == "put" and _place_now(other) == place(point) for other in others)
+
+
+def _place_now(job: Job) -> str:
+    point = active(job)
+    return "" if point is None else place(point)
+
+
+def _room(turn: Turn, job: Job, point: CachePoint) -> int:
+    """Bytes that one more task may add; 0 if that isn't worth what would have to go."""
+    state, name = turn.state, place(point)
+    if point.path:
+        return UNBOUNDED  # of the user's own folder
+    cached = state.caches.points.get(name, CachedPoint())
+    limit = state.settings.cache_bytes
+    by_task = cached.whole // job.length if job.length and cached.whole else 0
+    known = max(cached.largest, by_task)
+    wanted = min(limit, int(ROOM_SPARE * known)) if known else min(FIRST_ROOM, limit // 8)
+    free = limit - taken(state)
+    if wanted <= free:
+        return wanted
+    if turn.now - turn.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
+        return 0
+    turn.observed.no_room[name] = turn.now
+    lacking = max(wanted, cached.whole - cached.bytes)
+    decision = eviction.admit(name, wanted, lacking, free, _blocks(state), benefits(state, turn.now))
+    if decision.value:
+        _give_up(turn, decision.value, decision.reason)
+    return 0  # there will be room when they are gone
+
+
+def taken(state: State) -> int:
+    """Bytes of the service's store that blocks take, or were promised."""
+    blocks = sum(cached.bytes for cached in state.caches.points.values() if not cached.path)
+    return blocks + sum(held.room for held in state.caches.promises.values() if "@" not in held.place)
+
+
+def benefits(state: State, now: float) -> dict[str, float]:
+    """By place what a byte of it is worth; a job that is there uses its point now."""
+    found = {}
+    for name, cached in state.caches.points.items():
+        uses = []
+        for job, use in cached.uses.items():
+            there = job in state.jobs and _place_now(state.jobs[job]) == name
+            uses.append(eviction.Use(use.saves, now if there else use.last))
+        found[name] = eviction.benefit(uses, max(1, cached.whole, cached.bytes), now)
+    return found
+
+
+def _blocks(state: State) -> dict[str, list[eviction.Block]]:
+    return {
+        name: [
+            eviction.Block(f"{name}/{block.name}", block.bytes)
+            for block in cached.blocks.values()
+            if block.name not in cached.going
+        ]
+        for name, cached in state.caches.points.items()
+        if not cached.path
+    }
+
+
+def _give_up(turn: Turn, names: Iterable[str], reason: str) -> None:
+    by_place: dict[str, list[str]] = {}
+    for name in names:
+        point, _, block = name.partition("/")
+        by_place.setdefault(point, []).append(block)
+    for point, blocks in by_place.items():
+        turn.emit(ev.BlocksGivenUp(point, blocks, reason))
+        _announce(turn, point, gone=blocks)
+    sweep(turn)
+
+
+def sweep(turn: Turn) -> None:
+    """Deletes what was given up and nobody reads any more; lists the store if somebody may have added to it."""
+    state = turn.state
+    for name, cached in state.caches.points.items():
+        free = [
+            block
+            for block, leases in cached.going.items()
+            if not any(lease in state.caches.promises and not state.caches.promises[lease].over for lease in leases)
+        ]
+        fresh = [block for block in free if (name, block) not in turn.observed.deleting]
+        if fresh:
+            turn.observed.deleting.update((name, block) for block in fresh)
+            turn.act(DeleteBlocks(name, fresh))
+    over = [lease for lease, held in state.caches.promises.items() if held.over]
+    if over:
+        _list(turn, over)
+
+
+def _list(turn: Turn, leases: list[int]) -> None:
+    if turn.state.settings.cache and not turn.observed.listing:
+        turn.observed.listing = True
+        points = turn.state.caches.points
+        known = {name: list(cached.blocks) for name, cached in points.items() if not cached.path}
+        turn.act(ListStore(leases, known))
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def tell_blocks(turn: Turn, worker: str, name: str) -> None:
+    """A worker gets a lease that uses a point: it is to know what is kept there."""
+    told = turn.observed.told.setdefault(worker, set())
+    if name in told:
+        return
+    told.add(name)
+    cached = turn.state.caches.points.get(name, CachedPoint())
+    names = [block for block in cached.blocks if block not in cached.going]
+    if names:
+        turn.to_worker(worker, BlocksKnown(name, names))
+
+
+def _announce(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
+    for worker, told in turn.observed.told.items():
+        if name in told:
+            turn.to_worker(worker, BlocksKnown(name, list(names), list(gone)))
+
+
+def greeted(turn: Turn, worker: str) -> None:
+    """A session begins: the worker knows nothing yet."""
+    turn.observed.told.pop(worker, None)
+    if turn.observed.measuring == worker:
+        turn.observed.measuring = ""
+
+
+# -- what is heard -----------------------------------------------------------------------------------------------------
+
+
+def started(turn: Turn) -> None:
+    """What is in the store is found out, whatever the journal says."""
+    turn.observed.listing = False
+    _list(turn, [lease for lease, held in turn.state.caches.promises.items() if held.over])
+
+
+def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
+    """A run says what it did with a point. What is kept is right whether or not the run counted."""
+    sight = turn.observed.caching.get(message.job)
+    if sight is not None:
+        sight.hits += message.hits
+        sight.misses += message.misses
+    _learn(turn, message)
+    held = turn.state.caches.promises.get(message.lease)
+    cached = turn.state.caches.points.get(message.place)
+    known = cached.blocks if cached is not None else {}
+    if message.blocks or (held is not None and held.room):
+        _published(turn, message.place, message.blocks, message.lease, message.wanted)
+    lost = [name for name in message.lost if name in known]
+    if lost and cached is not None:
+        turn.emit(ev.BlocksGivenUp(message.place, lost, "they could not be read"))
+        _announce(turn, message.place, gone=lost)
+        sweep(turn)
+
+
+def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0) -> None:
+    turn.emit(ev.BlocksPublished(name, blocks, lease, wanted))
+    if blocks:
+        _announce(turn, name, [block.name for block in blocks])
+
+
+def listed(turn: Turn, message: StoreListed) -> None:
+    """The store was listed."""
+    turn.observed.listing = False
+    blocks = message.blocks
+    points = turn.state.caches.points
+    for name in sorted(blocks.keys() | {name for name, cached in points.items() if not cached.path}):
+        there = {block.name: block for block in blocks.get(name, ())}
+        known = points[name].blocks if name in points else {}
+        new = [block for block in there.values() if block.name not in known]
+        if new:
+            _published(turn, name, new)
+        # What was published meanwhile is not missing: it was not known when the store was listed.
+        missing = [block for block in message.known.get(name, ()) if block in known and block not in there]
+        if missing:
+            turn.emit(ev.BlocksDeleted(name, missing))
+            _announce(turn, name, gone=missing)
+    if message.leases:
+        turn.emit(ev.PromisesKept(message.leases))
+    over = taken(turn.state) - turn.state.settings.cache_bytes
+    if over > 0:
+        decision = eviction.evict(_blocks(turn.state), benefits(turn.state, turn.now), over)
+        _give_up(turn, decision.value, decision.reason)
+
+
+def remove(turn: Turn, places: list[str]) -> None:
+    """Somebody wants all blocks of these points to be deleted."""
+    points = turn.state.caches.points
+    names = [f"{name}/{block}" for name in places if name in points for block in points[name].blocks]
+    _give_up(turn, names, "somebody asked for it")
+
+
+def deleted(turn: Turn, name: str, names: list[str]) -> None:
+    """Blocks are gone from the store."""
+    turn.observed.deleting.difference_update((name, block) for block in names)
+    if name in turn.state.caches.points:
+        turn.emit(ev.BlocksDeleted(name, names))
+    turn.observed.no_room.clear()
+
+
+def calibrated(turn: Turn, _worker: str, message: StoreMeasured) -> None:
+    """A worker has measured the store, or could not."""
+    turn.observed.measuring = ""
+    if message.cost is not None:
+        turn.emit(ev.StoreCalibrated(message.path, message.cost))
+        return
+    for job in turn.state.jobs.values():
+        if job.caching.kind == "profile":
+            turn.emit(ev.ModeChosen(job.name, "compute", -1, f"the cache cannot be used: {message.why}", newest(job)))
+
+
+def _learn(turn: Turn, message: CacheUsed) -> None:
+    """What reads really take refreshes what was measured; not journalled, as it is never far from it for long."""
+    cost = turn.observed.cost or turn.state.caches.costs.get("")
+    if cost is not None and message.read_bytes and "@" not in message.place:
+        read = cost.read.learn(message.read_bytes // message.reads, message.read_s / message.reads)
+        turn.observed.cost = msgspec.structs.replace(cost, read=read)

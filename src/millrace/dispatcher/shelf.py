@@ -1,0 +1,102 @@
+"""The service's store as the dispatcher sees it: listed and cleared on a thread, told to the dispatcher's mind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from millrace.blocks.reader import read_index
+from millrace.blocks.store import BlockStore, open_store
+from millrace.control import inputs as inp
+from millrace.control.actions import DeleteBlocks, ListStore
+from millrace.control.cached import KeptBlock
+from millrace.errors import CacheError, MillraceError, ServiceError
+
+_logger = logging.getLogger(__name__)
+
+
+class Shelf:
+    """One thing at a time, in the order in which it was asked for. Belongs to the event loop.
+
+    Args:
+        location: path or URL of the store.
+        feed: takes what has become of it.
+    """
+
+    def __init__(self, location: str, feed: Callable[[inp.Input], None]) -> None:
+        self._location, self._feed = location, feed
+        self._store: BlockStore | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-shelf")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Opens the store.
+
+        Raises:
+            ServiceError: it cannot be used.
+        """
+        if self._location.startswith("memory:"):
+            raise ServiceError(f"cache_dir {self._location}: the memory of one process is no place that workers share")
+        try:
+            self._store = await asyncio.get_running_loop().run_in_executor(self._pool, open_store, self._location)
+        except MillraceError as error:
+            raise ServiceError(f"cache_dir {self._location}: {error}") from error
+
+    def do(self, action: ListStore | DeleteBlocks) -> None:
+        """In the background; what came of it is fed."""
+        task = asyncio.ensure_future(self._do(action))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _do(self, action: ListStore | DeleteBlocks) -> None:
+        self._feed(await asyncio.get_running_loop().run_in_executor(self._pool, self._answer, action))
+
+    def _answer(self, action: ListStore | DeleteBlocks) -> inp.Input:
+        return self._list(action) if isinstance(action, ListStore) else self._delete(action)
+
+    def _list(self, action: ListStore) -> inp.Input:
+        assert self._store is not None
+        found: dict[str, list[KeptBlock]] = {}
+        try:
+            blocks = self._store.blocks()
+        except CacheError as error:
+            _logger.warning("the cache cannot be listed: %s", error)
+            return inp.StoreListed({})
+        known = {(place, name) for place, names in action.known.items() for name in names}
+        for (point, name), size in blocks.items():
+            items = 0 if (point, name) in known else self._items(point, name)
+            if items is not None:
+                found.setdefault(point, []).append(KeptBlock(name, size, items))
+        return inp.StoreListed(found, action.leases, action.known)
+
+    def _items(self, point: str, name: str) -> int | None:
+        """How many items a block has; None if it is none, and then it is removed."""
+        assert self._store is not None
+        try:
+            with closing(self._store.open(point, name)) as block:
+                return len(read_index(block))
+        except CacheError as error:
+            _logger.warning("%s", error)
+            self._remove(point, name)
+            return None
+
+    def _delete(self, action: DeleteBlocks) -> inp.Input:
+        point = action.place.partition("@")[0]
+        for name in action.names:
+            self._remove(point, name)
+        return inp.BlocksGone(action.place, action.names)
+
+    def _remove(self, point: str, name: str) -> None:
+        assert self._store is not None
+        try:
+            self._store.delete(point, name)
+        except CacheError as error:
+            _logger.warning("block %s/%s stays: %s", point, name, error)
+
+    async def close(self) -> None:
+        """Waits for what is under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)

@@ -1,0 +1,131 @@
+"""``cache()`` without a service: what is kept in this process's memory, or in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from millrace.blocks.catalog import Catalog
+from millrace.blocks.memory import MemoryStore
+from millrace.blocks.store import BlockStore, open_store
+from millrace.engine.caching import Kept, Point
+from millrace.engine.points import find_points
+from millrace.errors import CacheError, MillraceWarning
+from millrace.graph.nodes import Graph, Node, always_reused
+from millrace.planning.points import CachePoint
+from millrace.planning.tables import SplitTable
+
+MEMORY_SHARE = 4
+"""The machine's memory is divided by this for what all datasets of a process keep."""
+_UNBOUNDED = 1 << 62
+
+_logger = logging.getLogger(__name__)
+_lock = threading.Lock()
+_kept: weakref.WeakValueDictionary[str, Catalog] = weakref.WeakValueDictionary()
+_held: weakref.WeakKeyDictionary[Node, dict[str, Catalog]] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
+_memory: list[MemoryStore] = []
+
+
+class Reuse:
+    """The cache of one pipeline in this process: its last ``cache()``, or none.
+
+    Args:
+        graph: with user functions.
+        tables: split table of every source, by node id.
+        seed: the pipeline's.
+    """
+
+    def __init__(self, graph: Graph, tables: Mapping[int, SplitTable], seed: int) -> None:
+        self._point: CachePoint | None = None
+        self._fingerprint = ""
+        self._store: BlockStore | None = None
+        self._catalog: Catalog | None = None
+        self._full = False
+        if not any(map(always_reused, graph.nodes)):
+            return
+        points = [point for point in find_points(graph, tables, seed) if point.always]
+        for point in points:
+            if not _usable(point):
+                warnings.warn(f"cache after {point.label} keeps nothing: {point.why}", MillraceWarning, stacklevel=2)
+        usable = [point for point in points if _usable(point)]
+        if usable:
+            self._open(graph, usable[-1], seed)
+
+    def _open(self, graph: Graph, point: CachePoint, seed: int) -> None:
+        node = graph.nodes[point.node]
+        self._point = point
+        self._fingerprint = point.fingerprint or _own_name(node, seed)
+        try:
+            self._store = open_store(point.path) if point.path else _memory_store()
+            if point.path:
+                self._catalog = Catalog(self._store, self._fingerprint)
+                self._catalog.learn(name for _, name in self._store.blocks(self._fingerprint))
+            else:
+                with _lock:
+                    self._catalog = _kept.get(self._fingerprint) or _of_memory(self._store, self._fingerprint)
+                    _kept[self._fingerprint] = self._catalog
+                    _held.setdefault(node, {})[self._fingerprint] = self._catalog
+        except CacheError as error:
+            self._catalog = None
+            warnings.warn(f"cache after {point.label} keeps nothing: {error}", MillraceWarning, stacklevel=2)
+
+    @contextmanager
+    def using(self) -> Iterator[dict[str, Any]]:
+        """What one task has of it, as :meth:`Program.run` takes it; what it made is kept if the body ends well."""
+        if self._catalog is None or self._store is None or self._point is None:
+            yield {}
+            return
+        key = bytes.fromhex(self._fingerprint)
+        point = Point(self._point.node, key, self._point.random, self._catalog)
+        kept = None if self._full else Kept(self._store, self._fingerprint, _UNBOUNDED)
+        try:
+            yield {"point": point, "kept": kept}
+            if kept is not None:
+                kept.finish()
+                self._catalog.learn(info.name for info in kept.blocks)
+                if kept.error:
+                    self._full = True  # the next epoch tries again
+                    _logger.info("cache after %s: %s", self._point.label, kept.error)
+        finally:
+            if kept is not None:
+                kept.close()
+
+
+def _usable(point: CachePoint) -> bool:
+    """In this process's memory a function need not be told from all others: it is the same object."""
+    return bool(point.fingerprint) or (point.itemised and not point.path)
+
+
+def _own_name(node: Node, seed: int) -> str:
+    """For a function whose work can't be told from others': here it is this one."""
+    with _lock:
+        name = _names.setdefault(node, secrets.token_bytes(16))
+    return hashlib.blake2b(name + seed.to_bytes(16, "little", signed=True), digest_size=16).hexdigest()
+
+
+def _memory_store() -> MemoryStore:
+    with _lock:
+        if not _memory:
+            _memory.append(MemoryStore(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEMORY_SHARE))
+        return _memory[0]
+
+
+def _of_memory(store: BlockStore, fingerprint: str) -> Catalog:
+    """A catalog whose blocks go with it."""
+    catalog = Catalog(store, fingerprint)
+    weakref.finalize(catalog, _drop, store, fingerprint)
+    return catalog
+
+
+def _drop(store: BlockStore, fingerprint: str) -> None:
+    for point, name in store.blocks(fingerprint):
+        store.delete(point, name)

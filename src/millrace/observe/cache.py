@@ -1,0 +1,91 @@
+"""What ``millrace cache`` prints: from the service's status message and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import IO, Any
+
+from millrace.errors import PipelineError
+from millrace.observe.status import Row, columns
+
+POINTS: Row = ("point", "after", "kept", "of", "blocks", "items", "saves per GiB", "jobs")
+
+
+def of(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a status that is about the cache.
+
+    Raises:
+        PipelineError: the service has none.
+    """
+    cache: Mapping[str, Any] | None = status["cache"]
+    if cache is None:
+        raise PipelineError("this service has no cache: start its dispatcher with --cache-dir and --cache-bytes")
+    return cache
+
+
+def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
+    """One line per cache point of which something is kept, what is worth most first."""
+    out = out or sys.stdout
+    points = [point for point in of(status)["points"] if point["blocks"]]
+    points.sort(key=lambda point: -point["saves_per_gib"])
+    rows = [
+        (
+            point["point"],
+            point["label"] or "?",
+            size(point["bytes"]),
+            "?" if point["whole"] is None else size(max(point["whole"], point["bytes"])),
+            str(point["blocks"]),
+            str(point["items"]),
+            f"{100 * point['saves_per_gib']:.3g} %",
+            ", ".join(point["jobs"]) or "-",
+        )
+        for point in points
+    ]
+    for line in columns([POINTS, *rows]):
+        print(line, file=out)
+
+
+def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
+    """How full the cache is, and what each job does about it."""
+    out = out or sys.stdout
+    cache = of(status)
+    blocks = sum(point["blocks"] for point in cache["points"])
+    promised = max(0, cache["taken"] - cache["bytes"])
+    print(f"{cache['location']}: {size(cache['bytes'])} of {size(cache['limit'])} in {blocks} blocks", file=out)
+    print(f"promised to tasks that run: {size(promised)}", file=out)
+    for job in status["jobs"]:
+        print(f"job {job['name']}: {job['mode']}: {job['cache']['why']}", file=out)
+        for unused in job["cache"]["unused"]:
+            print(f"  the cache after {unused['point']} is not used: {unused['why']}", file=out)
+
+
+def chosen(status: Mapping[str, Any], names: list[str], *, everything: bool) -> list[str]:
+    """The points that were asked for, each by its name or the beginning of it.
+
+    Raises:
+        PipelineError: there is no such point, or more than one, or none was named.
+    """
+    there = [point["point"] for point in of(status)["points"]]
+    if everything:
+        return there
+    if not names:
+        raise PipelineError("name the points to remove, as `millrace cache ls` shows them, or give --all")
+    found = []
+    for name in names:
+        matching = [point for point in there if point.startswith(name)]
+        if len(matching) != 1:
+            raise PipelineError(f"{len(matching) or 'no'} points begin with {name!r}: see `millrace cache ls`")
+        found += matching
+    return found
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    number, unit = float(count), 0
+    while number >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -1,0 +1,175 @@
+"""The caches that a worker reads from and adds to, for all of its jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
+from millrace.control.cached import KeptBlock, StoreCost, split_place
+from millrace.control.messages import LeaseTask
+from millrace.errors import MillraceError
+
+if TYPE_CHECKING:
+    from millrace.blocks.catalog import Catalog
+    from millrace.blocks.store import BlockStore
+    from millrace.engine.caching import Kept, Point
+
+_CALIBRATION_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Using:
+    """What one run has of a cache: for :meth:`millrace.engine.program.Program.run`.
+
+    Attributes:
+        point: None: there is no cache, or it cannot be used; then all is made.
+        kept: None: nothing is added.
+        whole: the run has come to its end: what was made may be kept.
+    """
+
+    def __init__(self, point: Point | None = None, kept: Kept | None = None) -> None:
+        self.point, self.kept = point, kept
+        self.whole = False
+
+
+class Caches:
+    """Stores and catalogs, opened when they are first needed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.location = ""
+        """Of the service's store; the dispatcher says it."""
+        self._lock = threading.Lock()
+        self._stores: dict[str, BlockStore] = {}
+        self._catalogs: dict[str, Catalog] = {}
+        self._news: dict[str, list[str]] = {}
+        self._failed: set[str] = set()
+
+    def known(self, message: BlocksKnown) -> None:
+        """The dispatcher tells of blocks. Their indexes are read by the next run that needs them."""
+        with self._lock:
+            self._news.setdefault(message.place, []).extend(message.names)
+            if message.gone:
+                gone = set(message.gone)
+                self._news[message.place] = [name for name in self._news[message.place] if name not in gone]
+            catalog = self._catalogs.get(message.place)
+        if catalog is not None:
+            catalog.forget(message.gone)
+
+    @contextmanager
+    def using(self, lease: LeaseTask) -> Iterator[tuple[Using, list[CacheUsed]]]:
+        """What the run of a lease has of its cache; behind the body the list says what is to be told about it.
+
+        A cache that cannot be used is none: that is told, and never fails the run.
+        """
+        told: list[CacheUsed] = []
+        if lease.cache is None:
+            yield Using(), told
+            return
+        try:
+            using = self._open(lease.cache, add=not lease.care)
+        except MillraceError as error:
+            self._complain(lease.cache.place, error)
+            told.append(CacheUsed(lease.ref.job, lease.lease, lease.cache.place, error=str(error)))
+            yield Using(), told
+            return
+        try:
+            yield using, told
+        finally:
+            told.append(self._end(lease, lease.cache.place, using))
+
+    def _open(self, use: CacheUse, *, add: bool) -> Using:
+        from millrace.engine.caching import Kept, Point
+
+        fingerprint, path = split_place(use.place)
+        store = self.store(path)
+        with self._lock:
+            catalog = self._catalogs.get(use.place)
+            if catalog is None:
+                from millrace.blocks.catalog import Catalog
+
+                catalog = self._catalogs[use.place] = Catalog(store, fingerprint)
+            news, self._news[use.place] = self._news.get(use.place, []), []
+        catalog.learn(news)
+        point = Point(use.node, bytes.fromhex(fingerprint), use.random, catalog)
+        return Using(point, Kept(store, fingerprint, use.room) if use.room and add else None)
+
+    def store(self, path: str) -> BlockStore:
+        """The store at a path; "" is the service's.
+
+        Raises:
+            CacheError: it cannot be opened.
+        """
+        from millrace.blocks.store import open_store
+
+        with self._lock:
+            store = self._stores.get(path)
+            if store is None:
+                store = self._stores[path] = open_store(path or self.location)
+            return store
+
+    def _end(self, lease: LeaseTask, place: str, using: Using) -> CacheUsed:
+        point, kept = using.point, using.kept
+        assert point is not None
+        blocks: list[KeptBlock] = []
+        error, wanted = "", 0
+        if kept is not None:
+            if using.whole:
+                kept.finish()
+            else:
+                kept.close()
+            blocks = [KeptBlock(info.name, info.nbytes, info.items) for info in kept.blocks]
+            error, wanted = kept.error, kept.wanted
+            point.catalog.learn(block.name for block in blocks)
+            if error and not wanted:
+                self._complain(place, error)
+        reads, read_bytes, read_s = point.catalog.reads.take()
+        lost = point.catalog.lost()
+        if lost:
+            _logger.warning("%d blocks of cache point %s could not be read: their elements are made", len(lost), place)
+        return CacheUsed(
+            lease.ref.job,
+            lease.lease,
+            place,
+            blocks,
+            lost,
+            point.hits,
+            point.misses,
+            reads,
+            read_bytes,
+            read_s,
+            error,
+            wanted,
+        )
+
+    def _complain(self, place: str, error: object) -> None:
+        with self._lock:
+            first = place not in self._failed
+            self._failed.add(place)
+        if first:
+            _logger.warning("the cache of point %s cannot be used as it should: %s", place, error)
+
+    def measure(self, path: str) -> StoreMeasured:
+        """What reads and writes of a store take here."""
+        from millrace.blocks.calibration import calibrate
+
+        threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        try:
+            found = calibrate(self.store(path), seconds=_CALIBRATION_S, threads=threads)
+        except MillraceError as error:
+            return StoreMeasured(path, why=str(error))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return StoreMeasured(path, StoreCost(found.read, found.cold, found.write, found.cpu_s, found.threads, memory))
+
+    def close(self) -> None:
+        """Closes what is open."""
+        with self._lock:
+            catalogs = list(self._catalogs.values())
+            self._catalogs.clear()
+        for catalog in catalogs:
+            catalog.close()
