@@ -73,7 +73,12 @@ class CachedPoint(msgspec.Struct):
     @property
     def items(self) -> int:
         """All that can be read."""
-        return sum(block.items for name, block in self.blocks.items() if name not in self.going)
+        return sum(block.items for block in self.readable)
+
+    @property
+    def readable(self) -> list[KeptBlock]:
+        """The blocks that leases are told of, the oldest first."""
+        return [block for name, block in self.blocks.items() if name not in self.going]
 
 
 class Promise(msgspec.Struct, array_like=True):

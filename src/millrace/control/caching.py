@@ -264,7 +264,7 @@ def _known_whole(state: State, point: CachePoint) -> int:
     cached = state.caches.points.get(place(point))
     if cached is None or not cached.items or point.items < 0:
         return cached.whole if cached is not None else 0
-    return cached.bytes * point.items // cached.items
+    return sum(block.bytes for block in cached.readable) * point.items // cached.items
 
 
 def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> int:

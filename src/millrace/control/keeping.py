@@ -103,11 +103,7 @@ def benefits(state: State, now: float) -> dict[str, float]:
 
 def _blocks(state: State) -> dict[str, list[eviction.Block]]:
     return {
-        name: [
-            eviction.Block(f"{name}/{block.name}", block.bytes)
-            for block in cached.blocks.values()
-            if block.name not in cached.going
-        ]
+        name: [eviction.Block(f"{name}/{block.name}", block.bytes) for block in cached.readable]
         for name, cached in state.caches.points.items()
         if not cached.path
     }
@@ -160,7 +156,7 @@ def tell_blocks(turn: Turn, worker: str, name: str) -> None:
         return
     told.add(name)
     cached = turn.state.caches.points.get(name, CachedPoint())
-    names = [block for block in cached.blocks if block not in cached.going]
+    names = [block.name for block in cached.readable]
     if names:
         turn.to_worker(worker, BlocksKnown(name, names))
 

@@ -10,6 +10,8 @@ import msgspec
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.cache_messages import BlocksKnown, CacheUsed, MeasureStore
+from millrace.control.cached import KeptBlock
 from millrace.control.decide import decide
 from millrace.control.events import AnyEvent
 from millrace.control.observed import Observed
@@ -18,6 +20,7 @@ from millrace.control.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Task
+from millrace.planning.points import CachePoint
 from millrace.planning.tables import positions_table
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
@@ -78,9 +81,17 @@ class FakeWorker:
         self.planning: deque[Any] = deque()
         self.stopped = False
         self.connected = True
+        self.known: dict[str, set[str]] = {}
+        self.measuring = False
 
     def take(self, message: Any) -> None:
-        if isinstance(message, msg.OpenJob):
+        if isinstance(message, BlocksKnown):
+            known = self.known.setdefault(message.place, set())
+            known.update(message.names)
+            known.difference_update(message.gone)
+        elif isinstance(message, MeasureStore):
+            self.measuring = True
+        elif isinstance(message, msg.OpenJob):
             self.open.add(message.job)
         elif isinstance(message, msg.LeaseTask):
             assert message.ref.job in self.open
@@ -207,6 +218,12 @@ class Service:
         self.saved = (dump(self.state), 0)
         self.deaf = False
         self.prints = ["range()|100|0|ab"]
+        self.points: list[CachePoint] = []
+        """Of all jobs whose sources are listed from now on."""
+        self.store: dict[str, dict[str, KeptBlock]] = {}
+        """The service's blocks, by place and name."""
+        self.block_bytes = 100
+        self.asked_of_store: deque[Any] = deque()
 
     def fresh_state(self) -> State:
         return State(self.settings, planner=lambda graph, tables, *, tasks, seed, ranks: self.plan)
@@ -232,7 +249,21 @@ class Service:
                 self.blobs[action.digest] = action.job
             elif isinstance(action, act.DropBlobs):
                 self.blobs = {k: v for k, v in self.blobs.items() if v != action.job}
+            elif isinstance(action, act.ListStore | act.DeleteBlocks):
+                self.asked_of_store.append(action)
         return actions
+
+    def answer_for_store(self) -> None:
+        """What was asked of the store is done."""
+        while self.asked_of_store:
+            asked = self.asked_of_store.popleft()
+            if isinstance(asked, act.DeleteBlocks):
+                for name in asked.names:
+                    self.store[asked.place].pop(name, None)
+                self.say(inp.BlocksGone(asked.place, asked.names))
+            else:
+                blocks = {place: list(there.values()) for place, there in self.store.items()}
+                self.say(inp.StoreListed(blocks, asked.leases, asked.known))
 
     # -- workers
 
@@ -257,7 +288,7 @@ class Service:
         while worker.planning:
             asked = worker.planning.popleft()
             if isinstance(asked, msg.ListSources):
-                listed = msg.SourcesListed(asked.job, {0: positions_table(100)}, self.prints)
+                listed = msg.SourcesListed(asked.job, {0: positions_table(100)}, self.prints, self.points)
                 self.say(inp.WorkerSaid(worker.name, listed))
             else:
                 owners = [task % len(asked.workers) for task in range(asked.tasks)]
@@ -282,7 +313,22 @@ class Service:
             worker.unread[key] = task.consumer
         if keeps:
             worker.leftovers.add(key)
+        self.keep(worker, task)
         self.say(inp.WorkerSaid(worker.name, msg.TaskFinished(task.ref, lease, 1, leftovers=keeps)))
+
+    def keep(self, worker: FakeWorker, task: msg.LeaseTask) -> None:
+        """What a run does with its cache: one item, named by the task, is found or kept."""
+        if task.cache is None:
+            return
+        there = self.store.setdefault(task.cache.place, {})
+        name = f"block{task.ref.task if task.run < 0 else task.run}"
+        hit = name in worker.known.get(task.cache.place, ()) and name in there
+        new = [] if hit or task.cache.room < self.block_bytes else [KeptBlock(name, self.block_bytes, 1)]
+        there.update((block.name, block) for block in new)
+        used = CacheUsed(
+            task.ref.job, task.lease, task.cache.place, new, hits=int(hit), misses=int(not hit), wanted=self.block_bytes
+        )
+        self.say(inp.WorkerSaid(worker.name, used))
 
     def kill(self, name: str) -> None:
         """Its process ends, and the cluster says so."""

@@ -19,15 +19,19 @@ from tests.unit.control.test_resuming import states_of
 from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.cache_messages import CacheUsed, StoreMeasured
+from millrace.control.cached import StoreCost
 from millrace.control.snapshot import dump
 from millrace.dispatcher.journal import SqliteJournal
+from millrace.planning.points import CachePoint
+from millrace.policies.transfer import TransferCost
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def live() -> Service:
     """A service in whose life, from start to restart, all kinds of events happened."""
-    service = Service(FakePlan(13, 4))
+    service = Service(FakePlan(13, 4), cache="/cache", cache_bytes=1250)
     service.say(inp.Started("here:1"))
     rng = random.Random(1)
     names = ["w0", "w1"]
@@ -39,6 +43,7 @@ def live() -> Service:
     names += _be_poisoned(service)
     _lose(service)
     _go_on(service)
+    _cache(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -138,6 +143,31 @@ def _read_on(service: Service) -> None:
     assert any(isinstance(event, ev.TaskSpared) for event in service.events)
     for peer in (reads, hastens):
         service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _cache(service: Service) -> None:
+    """A job that keeps what it makes, as far as there is room, of which some is lost; with it a store is measured."""
+    service.points = [CachePoint(0, "range(100)", "cache", "ab" * 16, items=13)]
+    service.add_worker("c0")
+    service.add_worker("c1")
+    peer = service.join("caching", "caching")
+    for _ in range(10):
+        service.work()
+    names = list(service.store["ab" * 16])
+    assert 4 < len(names) <= 12
+    service.say(inp.WorkerSaid("c0", CacheUsed("caching", 0, "ab" * 16, lost=names[:4])))
+    line = TransferCost((1000, 2000), (0.001, 0.002))
+    service.say(inp.WorkerSaid("c0", StoreMeasured("", StoreCost(line, line, line, 1e-9, 2, 1 << 30))))
+    for _ in range(3):
+        service.work()
+        service.tick(2.0)
+        service.answer_for_store()
+    service.begin(peer)
+    service.kill("c1")
+    service.tick(1.0)
+    service.answer_for_store()
+    service.points = []
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:
