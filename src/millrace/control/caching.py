@@ -185,7 +185,7 @@ def _profile(turn: Turn, job: Job, reason: str) -> None:
     sight = turn.observed.caching[job.name] = CacheSight(measures(turn.observed, job.name), tasks_ended(job))
     sight.workers = sum(worker.job == job.name for worker in turn.state.workers.values())
     _set(turn, job, ModeOf(), "profile", -1, reason)
-    _have_measured(turn, job)
+    have_measured(turn)
 
 
 def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
@@ -231,8 +231,6 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
     for point in points:
         if point.node == node:
             _use(turn, job, point, wholes[point.node])
-    if any(point.mode == "auto" for point in points):
-        _have_measured(turn, job)
 
 
 def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reason: str) -> None:
@@ -249,11 +247,12 @@ def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
     turn.emit(ev.PointUsed(job.name, place(point), turn.now, saves, point.label, whole))
 
 
-def _have_measured(turn: Turn, job: Job) -> None:
-    """The store is measured once, by a worker, where the measures are needed."""
-    if "" in turn.state.caches.costs or turn.observed.measuring in turn.state.workers:
+def have_measured(turn: Turn) -> None:
+    """The store is measured once, by a worker: as the service starts, for the first job to know in its first epoch."""
+    state = turn.state
+    if not state.settings.cache or "" in state.caches.costs or turn.observed.measuring in state.workers:
         return
-    for worker in sorted(turn.state.workers.values(), key=lambda worker: (worker.job != job.name, worker.id)):
+    for worker in sorted(state.workers.values(), key=lambda worker: (len(worker.unfinished), worker.id)):
         if worker.lost_at is None and not worker.retiring:
             turn.observed.measuring = worker.id
             turn.to_worker(worker.id, MeasureStore(""))

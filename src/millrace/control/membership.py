@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from millrace.control import caching, keeping
 from millrace.control import events as ev
-from millrace.control import keeping
 from millrace.control.actions import CloseWorker, StopWorkers
 from millrace.control.jobs import open_message
 from millrace.control.leasing import finished, leased_by, lose, spare, take_back
@@ -46,6 +46,7 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
         turn.to_worker(worker.id, CloseJob(name))
     if known is None:
+        caching.have_measured(turn)
         return
     for name in worker.open:
         turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
