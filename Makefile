@@ -37,7 +37,7 @@ integration: .venv/dev.stamp ## tests with real processes, sockets and servers
 demo: .venv/demo.stamp ## real pictures, a service with two workers, a model that learns
 	@$(BIN)/millrace demo
 
-resume: .venv/dev.stamp ## stopped at every step of every operator and source, and gone on elsewhere; an hour
+resume: .venv/dev.stamp ## stopped at every step of every operator and source, and gone on elsewhere; ten minutes
 	@$(BIN)/pytest --quiet tests/matrix
 
 chaos: .venv/dev.stamp ## 300 faults in real processes, and a look at every element; CHAOS='--seed 1 --epochs 64'

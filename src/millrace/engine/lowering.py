@@ -18,6 +18,7 @@ import numpy as np
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.caching import Items
+from millrace.engine.caching_tasks import TaskItem
 from millrace.engine.feeds import Array, Feed, Route
 from millrace.engine.fused import run_fused
 from millrace.engine.reading import read_positions, read_splits, read_whole_splits
@@ -208,14 +209,14 @@ class Lowering:
     def _point(self, number: int, node: g.Cache | g.Autocache, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
         lowering, inner = self._below_point(number, repetition)
-        if not itemised(self.map, child):
-            return lowering.units(child, feed, inner)
 
         def make(units: Feed) -> Chunks:
             return lowering.units(child, units, inner)
 
         point, kept = self.task.caching(number)
         context = NodeContext(self.task, number, repetition)
+        if not itemised(self.map, child):
+            return TaskItem(lowering.task, number, context, make, point, kept).chunks(feed)
         items = Items(self.map, number, context, make, lowering.task.shuffle_key, repetition, inner, point, kept)
         return items.chunks(feed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.engine.caching import GROUP, whole_splits
+from millrace.engine.caching import whole_splits
 from millrace.errors import UnsureError
 from millrace.functions.fingerprint import fingerprint
 from millrace.graph import nodes as g
@@ -40,8 +40,13 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
     known = CachePoint(number, _label(node.inputs[0]), mode, path=path)
     if mode == "compute":
         return CachePoint(number, known.label, mode, why="its mode is 'compute'")
-    if not itemised(units, child):
-        return CachePoint(number, known.label, mode, why=_why_not_itemised(units, child), path=path, itemised=False)
+    if not units.plannable(child):
+        why = "the pipeline runs as one sequence; put the cache before what makes it one"
+        return CachePoint(number, known.label, mode, why=why, path=path, known=False)
+    dealer = None if itemised(units, child) else _deals_anew(units.graph, node)
+    if dealer is not None:
+        why = f"below it elements are those of whole tasks, and {dealer} behind it deals them anew in every epoch"
+        return CachePoint(number, known.label, mode, why=why, path=path, known=False)
     digest, why = b"", ""
     try:
         digest = point_fingerprint(units, number, lambda opaque: fingerprint(opaque.value))
@@ -62,6 +67,18 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
     )
 
 
+def _deals_anew(graph: g.Graph, point: g.Node) -> g.Node | None:
+    """A shuffle that says in every epoch anew which units a task has at a point."""
+    return next(
+        (
+            node
+            for node in graph.nodes
+            if isinstance(node, g.Shuffle) and node.reshuffle_each_iteration and point in g.Graph(node).nodes
+        ),
+        None,
+    )
+
+
 def _label(node: g.Node) -> str:
     """Of the operator that makes what passes the point."""
     while isinstance(node, PASSING):
@@ -69,15 +86,7 @@ def _label(node: g.Node) -> str:
     return str(node)
 
 
-def _why_not_itemised(units: UnitMap, number: int) -> str:
-    """The lowest operator on whose account."""
-    below = g.Graph(units.graph.nodes[number]).nodes
-    first = next(node for node in below if not itemised(units, units.graph.id_of(node)))
-    return f"{first} works on what a whole task has; put the cache before it"
-
-
 def _items(units: UnitMap, child: int) -> int:
     of = units.of(child)
-    if of.count >= INFINITE:
-        return -1
-    return -(-of.count // GROUP) if of.yields is Yield.MANY and not whole_splits(units, child) else of.count
+    told = itemised(units, child) and (of.yields is not Yield.MANY or whole_splits(units, child))
+    return of.count if told and of.count < INFINITE else -1

@@ -102,7 +102,7 @@ class Reuse:
 
 def _usable(point: CachePoint) -> bool:
     """In this process's memory a function need not be told from all others: it is the same object."""
-    return bool(point.fingerprint) or (point.itemised and not point.path)
+    return bool(point.fingerprint) or (point.known and not point.path)
 
 
 def _own_name(node: Node, seed: int) -> str:

@@ -28,7 +28,7 @@ class CachePoint(msgspec.Struct, frozen=True, array_like=True):
         items: that an epoch takes from it, about; -1 if that is not known.
         fixed: operators because of which all below is as in the first epoch where elements are reused.
         random: one of these calls a random function.
-        itemised: what is kept there can be told apart.
+        known: what is kept there can be named, the functions aside.
     """
 
     node: int
@@ -40,7 +40,7 @@ class CachePoint(msgspec.Struct, frozen=True, array_like=True):
     items: int = -1
     fixed: list[str] = []
     random: bool = False
-    itemised: bool = True
+    known: bool = True
 
     @property
     def always(self) -> bool:
