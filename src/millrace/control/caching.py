@@ -81,10 +81,10 @@ def _notices(state: State, job: Job) -> list[str]:
 
 
 def _fixed(point: CachePoint) -> str:
-    what = "random values" if point.random else "batches and their order"
+    what = "random values" if point.random else "order and the batches"
     return (
-        f"below the cache after {point.label} every epoch is like the first: {' and '.join(point.fixed)} give the same "
-        f"{what} again. Put the cache before them if that is not what you want"
+        f"below the cache after {point.label} every epoch is like the first, with the {what} of "
+        f"{' and '.join(point.fixed)}. Put the cache before that if it is not what you want"
     )
 
 
@@ -203,7 +203,7 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
             point.node,
             point.label,
             point.mode,
-            share_kept(state, point),
+            1.0 if point.node == now.node and sight.hits and not sight.misses else share_kept(state, point),
             max(1, wholes[point.node]),
             now.undone.get(point.node),
         )
