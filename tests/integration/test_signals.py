@@ -8,11 +8,11 @@ import pytest
 
 ANOTHER_THREAD = """
 import os, signal, sys, threading
-from millrace.cli import _end_with
+from millrace.cli.ending import end_with
 
 over = threading.Event()
 heard = []
-_end_with(lambda reason: (heard.append(reason), over.set()), parent_pipe=False)
+end_with(lambda reason: (heard.append(reason), over.set()), parent_pipe=False)
 
 def main_thread_waits():
     with open(f"/proc/self/task/{{os.getpid()}}/stat") as stat:
@@ -33,10 +33,10 @@ print(heard)
 
 A_FORK = """
 import os, signal, threading
-from millrace.cli import _end_with
+from millrace.cli.ending import end_with
 
 heard = []
-_end_with(heard.append, parent_pipe=False)
+end_with(heard.append, parent_pipe=False)
 ready, up = os.pipe()
 child = os.fork()
 if not child:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
@@ -34,6 +34,7 @@ class LocalService:
         cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, in which workers keep what is expensive to make,
             at ``autocache()`` and ``cache()``; what is there is used again by any later service. None: nothing is kept.
         cache_bytes: that this may take; needed with ``cache_dir``.
+        cache_compression: of what is kept; pays if the store is slow.
         work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
             the jobs of the one before. None: nothing is kept.
         host: address to listen on; others than loopback demand a token.
@@ -57,6 +58,7 @@ class LocalService:
         *,
         cache_dir: str | None = None,
         cache_bytes: int | None = None,
+        cache_compression: Literal["lz4", "zstd"] | None = None,
         work_dir: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -69,6 +71,8 @@ class LocalService:
             raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
         if (cache_dir is None) != (cache_bytes is None) or (cache_bytes is not None and cache_bytes < 1):
             raise PipelineError("cache_dir and cache_bytes go together: where blocks are kept, and how much of them")
+        if cache_compression not in (None, "lz4", "zstd"):
+            raise PipelineError(f"cache_compression is None, 'lz4' or 'zstd', not {cache_compression!r}")
         self._token = token
         threads = threads or max(1, cores // workers)
         self._process = spawn(
@@ -76,6 +80,7 @@ class LocalService:
                 *("dispatcher", "--host", host, "--port", str(port)),
                 *("--local-workers", str(workers), "--threads", str(threads)),
                 *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
+                *(() if cache_compression is None else ("--cache-compression", cache_compression)),
                 *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),
             ],
             worker=False,

@@ -42,7 +42,7 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     worker = turn.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
-    turn.to_worker(worker.id, WorkerWelcome(settings.heartbeat_s, sorted(stale), settings.cache))
+    turn.to_worker(worker.id, WorkerWelcome(settings.heartbeat_s, sorted(stale), settings.cache, settings.compression))
     for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
         turn.to_worker(worker.id, CloseJob(name))
     if known is None:

@@ -17,6 +17,8 @@ Elements go from workers to consumers directly, see :mod:`millrace.wire.delivery
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from millrace.control.base import Message
@@ -216,7 +218,8 @@ class WorkerWelcome(Message, frozen=True):
     heartbeat_s: float
     stale: list[int] = []
     cache: str = ""
-    """Where the service keeps its blocks; empty: nowhere."""
+    """Where the service keeps its blocks, compressed in this way; empty: nowhere."""
+    compression: Literal["lz4", "zstd"] | None = None
 
 
 class OpenJob(Message, frozen=True):
@@ -257,19 +260,16 @@ class LeaseTask(Message, frozen=True):
     holders: list[tuple[int, str]] = []
     """For a tail: (task, address of the worker that keeps its leftovers)."""
     run: int = -1
-    """The plan's task to run; -1: the one that ``ref`` names. Without sharding (OFF) an epoch delivers a plan's task
-    any number of times, each time under a number of its own."""
-    flush: bool = False
-    """Flush what is left at the end although the task has a parent: no tail will run (OFF)."""
-    again: bool = False
-    """It was leased before. Of what the consumer has, the last output is kept all the same, to be compared."""
-    care: int = 0
-    """Workers that ended with it, up to 2. 1: say when it begins; 2: say before each element, and run it alone."""
+    """The plan's task to run, which an epoch without sharding (OFF) delivers any number of times; -1: ``ref.task``."""
+    flush: bool = False  # what is left at the end although the task has a parent: no tail will run (OFF)
+    again: bool = False  # it was leased before; the last output that the consumer has is kept too, to be compared
+    care: int = (
+        0  # workers that ended with it, up to 2. 1: say when it begins; 2: before each element, and run it alone
+    )
     poison: list[Poison] = []  # not to be touched, and to count as what a function failed on
     cache: CacheUse | None = None
     reused: int = -1  # a point below which all is as in the first epoch
-    measure: bool = False
-    """Report what operators did as soon as it has ended."""
+    measure: bool = False  # report what operators did as soon as it has ended
 
 
 class RevokeTask(Message, frozen=True):

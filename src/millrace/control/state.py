@@ -7,7 +7,7 @@ from the events, so that replaying a journal gives an equal state; plans are der
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -78,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True):
         durable: what became so outlives the dispatcher.
         cache: where blocks are kept, path or URL; empty: nowhere.
         cache_bytes: that they may take together.
+        compression: of blocks.
         blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
         turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
         turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
@@ -92,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True):
     durable: bool = False
     cache: str = ""
     cache_bytes: int = 0
+    compression: Literal["lz4", "zstd"] | None = None
     blocked_s: float = 5.0
     turn_s: float = 1.0
     turn_limit_s: float = 30.0

@@ -36,6 +36,7 @@ from millrace.errors import MillraceError, ProtocolError, ServiceError
 from millrace.version import __version__
 from millrace.wire import blobs as wire_blobs
 from millrace.wire.backoff import delays
+from millrace.wire.compression import Compression
 from millrace.wire.control import Call, ControlServer, Session
 from millrace.wire.failures import error_of
 
@@ -61,6 +62,7 @@ class Dispatcher:
         work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
         cache_dir: path or URL of the folder in which workers keep blocks, which all of them can reach; empty: none.
         cache_bytes: that blocks may take together.
+        cache_compression: of blocks that become smaller by it.
         recover: of a damaged journal in ``work_dir`` keep what is good.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
@@ -81,6 +83,7 @@ class Dispatcher:
         work_dir: str | None = None,
         cache_dir: str = "",
         cache_bytes: int = 0,
+        cache_compression: Compression | None = None,
         recover: bool = False,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
@@ -95,6 +98,7 @@ class Dispatcher:
             durable=work_dir is not None,
             cache=cache_dir,
             cache_bytes=cache_bytes,
+            compression=cache_compression,
         )
         self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)

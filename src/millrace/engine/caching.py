@@ -28,6 +28,7 @@ from millrace.graph import nodes as g
 from millrace.planning.identities import ShuffleKey, identities, item_keys, joined
 from millrace.planning.places import places
 from millrace.planning.units import UnitMap, Yield
+from millrace.wire.compression import Compression
 
 if TYPE_CHECKING:
     from millrace.blocks.keys import Keys
@@ -75,6 +76,7 @@ class Kept:
         store: where the blocks go.
         point: under what.
         room: bytes that they may have together.
+        compression: of what becomes smaller by it.
 
     Attributes:
         blocks: those that are published.
@@ -82,8 +84,9 @@ class Kept:
         wanted: bytes for which there was no room, with all that was kept; 0: there was.
     """
 
-    def __init__(self, store: BlockStore, point: str, room: int) -> None:
+    def __init__(self, store: BlockStore, point: str, room: int, compression: Compression | None = None) -> None:
         self._store, self._point, self._room = store, point, room
+        self.compression = compression
         self._lock = threading.Lock()
         self._idle: list[_Writing] = []
         self._writings: list[_Writing] = []
@@ -161,7 +164,7 @@ class _Writing:
                 self.publish()
             if self._writer is None:
                 self._draft = self._stack.enter_context(self._store.draft())
-                self._writer = BlockWriter(self._draft)
+                self._writer = BlockWriter(self._draft, self._kept.compression)
             self._writer.begin(key)
 
     def extend(self, elements: list[Any]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from millrace.blocks.catalog import Catalog
     from millrace.blocks.store import BlockStore
     from millrace.engine.caching import Kept, Point
+    from millrace.wire.compression import Compression
 
 _CALIBRATION_S = 1.0
 
@@ -44,6 +45,8 @@ class Caches:
     def __init__(self) -> None:
         self.location = ""
         """Of the service's store; the dispatcher says it."""
+        self.compression: Compression | None = None
+        """Of blocks; the dispatcher says it."""
         self._lock = threading.Lock()
         self._stores: dict[str, BlockStore] = {}
         self._catalogs: dict[str, Catalog] = {}
@@ -97,7 +100,8 @@ class Caches:
             news, self._news[use.place] = self._news.get(use.place, []), []
         catalog.learn(news)
         point = Point(use.node, bytes.fromhex(fingerprint), use.random, catalog)
-        return Using(point, Kept(store, fingerprint, use.room) if use.room and add else None)
+        keeps = use.room and add
+        return Using(point, Kept(store, fingerprint, use.room, self.compression) if keeps else None)
 
     def store(self, path: str) -> BlockStore:
         """The store at a path; "" is the service's.

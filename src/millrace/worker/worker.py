@@ -225,9 +225,10 @@ class Worker:
 
     def _told(self, message: ToWorker) -> None:
         match message:
-            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale, cache=cache):
+            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale):
                 self._heartbeat_s = heartbeat_s
-                self._desk.caches.location = cache
+                self._desk.caches.location = message.cache
+                self._desk.caches.compression = message.compression
                 self._desk.drop(set(stale))
                 self._report_now.set()
             case StopWorker(reason=reason):

@@ -1,0 +1,51 @@
+"""The command line; each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from millrace.cli.processes import add_dispatcher, add_worker
+from millrace.cli.questions import add_cache_commands, add_status
+from millrace.cli.trials import add_bench, add_demo, add_simulate
+from millrace.errors import MillraceError
+from millrace.version import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0 fine, 1 an error (one line on stderr), 2 wrong usage."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper() if "log_level" in options else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except MillraceError as error:
+        print(f"millrace {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`); Python must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(prog="millrace", description="Input data processing for ML training, as a service.")
+    top.add_argument("--version", action="version", version=f"millrace {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_dispatcher(commands)
+    add_worker(commands)
+    add_status(commands)
+    add_cache_commands(commands)
+    add_simulate(commands)
+    add_bench(commands)
+    add_demo(commands)
+    return top

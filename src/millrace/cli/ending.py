@@ -1,0 +1,64 @@
+"""How a process of the command line ends: by signals, with its parent, and in time. Signal handlers live here alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+LAST_CHANCE_S = 5.0
+"""After its orderly end a process may still be held by a user's code; it does not wait longer than that."""
+
+
+def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
+    """Has SIGTERM and SIGINT call ``stop`` (a second one again, which ends at once), and the parent's end likewise."""
+    # Not by a Python handler. Only the main thread runs those, it waits in a lock, and nothing wakes it if the kernel
+    # gives the signal to another thread (one that is just starting takes it). What C writes here wakes its reader.
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
+    os.register_at_fork(after_in_child=_without_signals)
+
+    def listen() -> None:
+        while True:
+            for number in os.read(heard, 16):
+                stop(signal.Signals(number).name)
+
+    threading.Thread(target=listen, name="millrace-signals", daemon=True).start()
+
+    def ended(reason: str) -> None:
+        stop(reason)
+        stop(reason)
+        last_chance()
+
+    if parent_pipe:
+        watch_parent(ended)
+
+
+def _without_signals() -> None:
+    """A process that user code forks ends by itself, as any does: its signals are not this process's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def watch_parent(ended: Callable[[str], object]) -> None:
+    """Calls ``ended`` on another thread when standard input is closed."""
+
+    def watch() -> None:
+        while os.read(0, 4096):  # nothing is ever sent; the end of it is the message
+            pass
+        # Whoever could have read what is ready is gone as well: no need to wait for them.
+        ended("the parent has ended")
+
+    threading.Thread(target=watch, name="millrace-parent", daemon=True).start()
+
+
+def last_chance() -> None:
+    """Ends the process in a while, whatever still runs in it: user code can't be interrupted otherwise."""
+    timer = threading.Timer(LAST_CHANCE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()

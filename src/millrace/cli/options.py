@@ -1,0 +1,107 @@
+"""Options that several commands have, and what values may be."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import string
+
+TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
+
+
+def add_memory(command: argparse.ArgumentParser) -> None:
+    """Options about memory of workers."""
+    command.add_argument(
+        "--buffer-bytes",
+        type=positive,
+        default=256 << 20,
+        metavar="N",
+        help="of a worker, for elements not yet read (default 256 MiB)",
+    )
+    command.add_argument(
+        "--no-shared-memory",
+        dest="shared_memory",
+        action="store_false",
+        help="send batches over TCP even to consumers on a worker's own host",
+    )
+
+
+def add_cache(command: argparse.ArgumentParser) -> None:
+    """Options about what is kept."""
+    command.add_argument(
+        "--cache-dir",
+        metavar="PATH",
+        help="folder (or s3://, gs://, az:// prefix) that all workers reach, where they keep what is expensive to make",
+    )
+    command.add_argument(
+        "--cache-bytes", type=size, metavar="N", help="that this may take, e.g. 50GiB; needed with --cache-dir"
+    )
+    command.add_argument(
+        "--cache-compression",
+        choices=("lz4", "zstd"),
+        help="of what is kept; pays if the store is slow (default: none)",
+    )
+
+
+def add_listening(command: argparse.ArgumentParser, port: int) -> None:
+    """Options about where to listen."""
+    command.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1; others need a token)"
+    )
+    shown = str(port) if port else "any that is free"
+    command.add_argument("--port", type=a_port, default=port, metavar="N", help=f"port to listen on (default {shown})")
+    command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, which other users cannot see)")
+
+
+def add_process(command: argparse.ArgumentParser) -> None:
+    """Options of every process of a service."""
+    command.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    command.add_argument("--parent-pipe", action="store_true", help="end when standard input is closed")
+
+
+def token_of(options: argparse.Namespace) -> str | None:
+    """The one that was given, else that of the environment."""
+    token: str | None = options.token or os.environ.get(TOKEN) or None
+    return token
+
+
+def count(text: str) -> int:
+    """A number from 0 on."""
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes, with a unit if need be."""
+    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+    digits = text.rstrip(string.ascii_letters + " ")
+    unit = text[len(digits) :].strip().lower().removesuffix("b")
+    try:
+        return int(float(digits) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 20GiB or 1000000") from None
+
+
+def a_port(text: str) -> int:
+    """A port, or 0."""
+    value = _whole(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 65535")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None

@@ -1,0 +1,170 @@
+"""Commands that are processes of a service."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+
+from millrace.cli.ending import end_with, last_chance, watch_parent
+from millrace.cli.options import add_cache, add_listening, add_memory, add_process, count, positive, token_of
+from millrace.errors import PipelineError
+
+_FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
+"""What a worker's first task needs: loaded while it waits for the dispatcher's address."""
+_DESCRIPTORS = 4096
+
+
+def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace dispatcher``."""
+    command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
+    add_listening(command, port=5050)
+    command.add_argument("--local-workers", type=count, default=0, metavar="N", help="start N workers on this machine")
+    command.add_argument(
+        "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each of them"
+    )
+    add_memory(command)
+    command.add_argument(
+        "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
+    )
+    command.add_argument(
+        "--work-dir",
+        metavar="DIR",
+        help="journal what is going on there, and go on with it when started again (default: in memory only)",
+    )
+    add_cache(command)
+    command.add_argument(
+        "--recover", action="store_true", help="of a damaged journal keep what is good, and say what was lost"
+    )
+    add_process(command)
+    command.set_defaults(run=_dispatcher)
+
+
+def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace worker``."""
+    command = commands.add_parser("worker", help="runs pipelines; start as many as you like, at any time")
+    command.add_argument(
+        "--dispatcher",
+        required=True,
+        metavar="ADDRESS",
+        help="e.g. grpc://10.0.0.7:5050; - reads it from standard input",
+    )
+    add_listening(command, port=0)
+    command.add_argument("--advertise", metavar="HOST", help="host name under which consumers reach this worker")
+    command.add_argument(
+        "--threads", type=positive, metavar="N", help="cores that user functions keep busy (default: all)"
+    )
+    add_memory(command)
+    command.add_argument("--name", help="unique in the service (default: drawn)")
+    command.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that it may take to leave: for tasks to be done, and read (default 30)",
+    )
+    add_process(command)
+    command.set_defaults(run=_worker)
+
+
+def _dispatcher(options: argparse.Namespace) -> int:
+    import asyncio
+
+    if options.recover and options.work_dir is None:
+        raise PipelineError("--recover needs --work-dir: without one nothing was journalled")
+    if (options.cache_dir is None) != (options.cache_bytes is None):
+        raise PipelineError("--cache-dir and --cache-bytes go together: where blocks are kept, and how much of them")
+    asyncio.run(_dispatch(options))
+    return 0
+
+
+async def _dispatch(options: argparse.Namespace) -> None:
+    import asyncio
+
+    from millrace.clusters.subprocesses import LocalCluster
+
+    token = token_of(options)
+    cluster = LocalCluster(
+        lambda: dispatcher.address,
+        host=options.host,
+        token=token,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
+    )
+    cluster.prepare(options.local_workers)
+
+    from millrace.dispatcher.service import Dispatcher
+    from millrace.sources.storage import absolute
+    from millrace.wire.address import format_address
+
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+
+    def stop(reason: str) -> None:
+        if over.is_set():
+            os._exit(1)  # the second time; what it started ends with its pipes
+        over.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number.name)
+    if options.parent_pipe:
+        watch_parent(lambda reason: loop.call_soon_threadsafe(over.set))
+    dispatcher = Dispatcher(
+        format_address(options.host, options.port),
+        token,
+        cluster=cluster if options.local_workers else None,
+        workers=options.local_workers,
+        heartbeat_s=options.heartbeat,
+        work_dir=options.work_dir,
+        cache_dir=absolute(options.cache_dir) if options.cache_dir else "",
+        cache_bytes=options.cache_bytes or 0,
+        cache_compression=options.cache_compression,
+        recover=options.recover,
+    )
+    address = f"grpc://{await dispatcher.start()}"
+    try:
+        if options.parent_pipe:
+            print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
+        else:
+            print(f"millrace dispatcher listens at {address}; end it with Ctrl-C", flush=True)
+        await over.wait()
+    finally:
+        await dispatcher.stop()
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from millrace.worker.worker import Worker
+
+    dispatcher: str = options.dispatcher
+    if dispatcher == "-":
+        for module in _FOR_TASKS:
+            importlib.import_module(module)
+        dispatcher = sys.stdin.readline().strip()
+        if not dispatcher:
+            return 0  # whoever would have said it has ended
+    # Each piece of shared memory takes a file descriptor; often there are 1024.
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, _DESCRIPTORS)), most))
+    worker = Worker(
+        dispatcher,
+        token=token_of(options),
+        host=options.host,
+        port=options.port,
+        advertise=options.advertise,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
+        name=options.name,
+        drain_timeout=options.drain_timeout,
+    )
+    end_with(worker.stop, parent_pipe=options.parent_pipe)
+    try:
+        worker.run()
+    finally:
+        last_chance()
+    return 0

@@ -1,0 +1,68 @@
+"""Commands that ask a running service."""
+
+from __future__ import annotations
+
+import argparse
+
+from millrace.cli.options import TOKEN, token_of
+
+
+def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace status``."""
+    command = commands.add_parser("status", help="what a service is doing, and who waits for what")
+    command.add_argument(
+        "--service", required=True, metavar="ADDRESS", help="the dispatcher's, e.g. grpc://10.0.0.7:5050"
+    )
+    command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_status)
+
+
+def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace cache``."""
+    cache = commands.add_parser("cache", help="what a service keeps, and what it is worth")
+    kinds = cache.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    for name, text in (
+        ("ls", "the cache points of which something is kept"),
+        ("stats", "how full the cache is, and what each job does about it"),
+        ("rm", "delete what is kept of some points"),
+    ):
+        command = kinds.add_parser(name, help=text)
+        command.add_argument("--service", required=True, metavar="ADDRESS", help="the dispatcher's")
+        command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+        if name == "rm":
+            command.add_argument("points", nargs="*", metavar="POINT", help="as ls shows them, or how they begin")
+            command.add_argument("--all", action="store_true", help="everything")
+        else:
+            command.add_argument("--json", action="store_true", help="for programs")
+        command.set_defaults(run=_cache)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from millrace.client.status import fetch_status
+    from millrace.observe import status
+
+    found = fetch_status(options.service, token_of(options))
+    if options.json:
+        print(status.as_json(found))
+    else:
+        status.show(found)
+    return 0
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from millrace.client.status import fetch_status, remove_blocks
+    from millrace.observe import cache, status
+
+    found = fetch_status(options.service, token_of(options))
+    if options.kind == "rm":
+        points = cache.chosen(found, options.points, everything=options.all)
+        size = remove_blocks(options.service, points, token_of(options))
+        print(f"{cache.size(size)} of {len(points)} points are deleted as soon as nobody reads them")
+    elif options.json:
+        print(status.as_json(cache.of(found)))
+    elif options.kind == "ls":
+        cache.show_points(found)
+    else:
+        cache.show_stats(found)
+    return 0

@@ -1,0 +1,107 @@
+"""Commands that try something out: the demonstration, measurements, simulations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+
+from millrace.cli.ending import end_with
+from millrace.cli.options import TOKEN, count, positive, token_of
+
+
+def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace simulate``."""
+    simulate = commands.add_parser("simulate", help="plays in virtual time what could happen to a service")
+    kinds = simulate.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    command = kinds.add_parser(
+        "faults", help="whatever dies, hangs or is cut off: nothing is lost, nothing comes twice"
+    )
+    command.add_argument("--seeds", type=positive, default=1000, metavar="N", help="how many schedules (default 1000)")
+    command.add_argument("--first", type=count, default=0, metavar="N", help="seed of the first (default 0)")
+    command.add_argument("--seed", type=count, metavar="N", help="this one alone")
+    command.add_argument("--trace", action="store_true", help="with --seed: print all that happens in it")
+    command.add_argument("--plant", default="", metavar="NAME", help="a bug that must be found; - lists them")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_simulate_faults)
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace bench``."""
+    bench = commands.add_parser("bench", help="measures what this machine or network can do")
+    kinds = bench.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    command = kinds.add_parser("link", help="what a network link gives; start it with --listen at the other end first")
+    command.add_argument("address", nargs="?", metavar="HOST:PORT", help="where the other one listens")
+    command.add_argument("--listen", metavar="HOST:PORT", help="be the end that sends, e.g. 0.0.0.0:5051")
+    command.add_argument("--seconds", type=float, default=0.5, metavar="S", help="for each figure (default 0.5)")
+    command.add_argument("--rounds", type=positive, default=3, metavar="N", help="medians of so many (default 3)")
+    command.add_argument("--token", help=f"the same at both ends (default: ${TOKEN}, which other users cannot see)")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_bench_link)
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace demo``."""
+    command = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
+    command.set_defaults(run=_demo)
+
+
+def _simulate_faults(options: argparse.Namespace) -> int:
+    from millrace.simulation import campaign
+    from millrace.simulation.plants import PLANTS, planted
+    from millrace.simulation.town import play
+
+    if options.plant and options.plant not in PLANTS:
+        for name, plant in PLANTS.items():
+            print(f"{name:24} {plant.__doc__}")
+        return 0 if options.plant == "-" else 2
+    if options.trace:
+        if options.seed is None:
+            print("millrace simulate faults: --trace needs --seed", file=sys.stderr)
+            return 2
+        with planted(options.plant):
+            violation = play(options.seed, print).violation
+        print(violation or "Nothing was violated.")
+        return 1 if violation else 0
+    seeds = range(options.first, options.first + options.seeds)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    report, first = campaign.run(campaign.watched(seeds), options.plant)
+    if options.json:
+        print(campaign.as_json(report))
+    else:
+        campaign.show(report, first)
+    return 1 if first is not None else 0
+
+
+def _bench_link(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from millrace.observe import link
+    from millrace.wire.address import parse_address
+    from millrace.wire.link import measure_link, serve_link
+
+    if (options.address is None) == (options.listen is None):
+        print("millrace bench link: either --listen HOST:PORT, or the HOST:PORT where another listens", file=sys.stderr)
+        return 2
+    if options.listen is None:
+        report = measure_link(options.address, token_of(options), options.seconds, options.rounds)
+        if options.json:
+            print(json.dumps(msgspec.to_builtins(report), indent=2))
+        else:
+            link.show(report)
+        return 0
+    over = threading.Event()
+    end_with(lambda reason: over.set(), parent_pipe=False)
+    with serve_link(*parse_address(options.listen), token_of(options)) as server:
+        print(f"listens at {server.address}; measure with `millrace bench link` there; end it with Ctrl-C", flush=True)
+        over.wait()
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from millrace import demo
+
+    demo.main()
+    return 0
