@@ -19,8 +19,6 @@ from millrace.errors import CacheError
 
 _OPEN_BLOCKS = 64
 """Kept open for the next item: a descriptor each, of a process that often has a thousand."""
-_MERGED_AT = 16
-"""Blocks that were learnt one by one are looked through one by one, up to so many."""
 
 
 class Found(NamedTuple):
@@ -39,7 +37,7 @@ class _Part:
     """Some blocks with one table of their keys."""
 
     def __init__(self, numbers: list[int], indexes: list[BlockIndex]) -> None:
-        self.numbers, self.indexes = numbers, indexes
+        self.numbers = numbers
         counts = [len(index) for index in indexes]
         self.table = KeyTable(np.concatenate([index.keys for index in indexes]))
         self.block = np.repeat(np.array(numbers, np.int64), counts)
@@ -64,39 +62,33 @@ class Catalog:
         self._numbers: dict[str, int] = {}
         self._indexes: dict[int, BlockIndex] = {}
         self._parts: list[_Part] = []
+        self._forgotten: set[int] = set()
         self._readers: OrderedDict[int, BlockReader] = OrderedDict()
         self._lost: list[str] = []
         self.reads = Reads()
 
     def learn(self, names: Iterable[str]) -> None:
         """These blocks are there; their indexes are read. Those that are known already are passed over."""
-        numbers, indexes = [], []
+        found: dict[str, BlockIndex] = {}
         for name in names:
             with self._lock:
                 if name in self._numbers:
                     continue
             try:
                 with closing(self._store.open(self._point, name)) as block:
-                    index = read_index(block)
+                    found[name] = read_index(block)
             except CacheError:
                 with self._lock:
                     self._lost.append(name)
-                continue
-            with self._lock:
-                if name in self._numbers:
-                    continue
-                number = self._numbers[name] = len(self._names)
-                self._names.append(name)
-                self._indexes[number] = index
-            numbers.append(number)
-            indexes.append(index)
-        if not indexes:
-            return
         with self._lock:
-            self._parts.append(_Part(numbers, indexes))
-            if len(self._parts) > _MERGED_AT:
-                known = sorted(self._indexes)
-                self._parts = [_Part(known, [self._indexes[number] for number in known])]
+            new = {name: index for name, index in found.items() if name not in self._numbers}  # others learn, too
+            if not new:
+                return
+            numbers = range(len(self._names), len(self._names) + len(new))
+            self._names += new
+            self._numbers.update(zip(new, numbers, strict=True))
+            self._indexes.update(zip(numbers, new.values(), strict=True))
+            self._parts = self._merged([*self._parts, _Part(list(numbers), list(new.values()))])
 
     def forget(self, names: Iterable[str]) -> None:
         """These blocks are not to be used any more."""
@@ -112,20 +104,20 @@ class Catalog:
         """
         block, item = np.full((2, len(keys)), -1, np.int64)
         with self._lock:
-            parts, gone = list(self._parts), len(self._indexes) < len(self._names)
-            known = np.array(sorted(self._indexes), np.int64) if gone else None
+            if self._forgotten:  # what another block of their part has, too, has to be found there
+                self._parts = [new for part in self._parts if (new := self._remaining(part)) is not None]
+                self._forgotten.clear()
+            parts = list(self._parts)
         for part in parts:
             rows = part.table.find(keys)
             there = rows >= 0
-            if known is not None:
-                there[there] = np.isin(part.block[rows[there]], known)
             block[there], item[there] = part.block[rows[there]], part.item[rows[there]]
         return Found(block, item)
 
     def read(self, found: Found) -> list[list[Any] | None]:
         """The elements of each item; None if its block has gone, or was damaged."""
         elements: list[list[Any] | None] = [None] * len(found.block)
-        for number in np.unique(found.block).tolist():
+        for number in set(found.block.tolist()):
             places = np.flatnonzero(found.block == number)
             try:
                 read = self._reader(number).read(found.item[places])
@@ -149,8 +141,22 @@ class Catalog:
         with self._lock:
             self._readers.clear()
 
+    def _merged(self, parts: list[_Part]) -> list[_Part]:
+        """Each more than twice as large as the next, as all of them are looked through: so there are few."""
+        while len(parts) > 1 and len(parts[-2].item) <= 2 * len(parts[-1].item):
+            numbers = [number for part in parts[-2:] for number in part.numbers if number in self._indexes]
+            parts = [*parts[:-2], _Part(numbers, [self._indexes[number] for number in numbers])]
+        return parts
+
+    def _remaining(self, part: _Part) -> _Part | None:
+        left = [number for number in part.numbers if number not in self._forgotten]
+        if len(left) == len(part.numbers):
+            return part
+        return _Part(left, [self._indexes[number] for number in left]) if left else None
+
     def _forget(self, number: int) -> None:
         if self._indexes.pop(number, None) is not None:
+            self._forgotten.add(number)
             # It may come back under the same name, as another block.
             del self._numbers[self._names[number]]
             self._readers.pop(number, None)

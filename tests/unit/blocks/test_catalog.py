@@ -4,7 +4,6 @@ import hashlib
 from contextlib import closing
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,8 +46,7 @@ blocks = st.lists(st.lists(st.integers(0, 199), unique=True, min_size=1, max_siz
 @given(blocks, st.data())
 def test_any_blocks_are_one(blocks, data):
     store = MemoryStore()
-    with pytest.MonkeyPatch.context() as patch, closing(Catalog(store, POINT)) as known:
-        patch.setattr(catalog, "_MERGED_AT", 3)
+    with closing(Catalog(store, POINT)) as known:
         names = {}
         for numbers in blocks:
             name = write(store, numbers)
@@ -116,3 +114,16 @@ def test_few_blocks_are_open_at_a_time(monkeypatch):
     assert len(opened) == 2
     known.close()
     assert not opened
+
+
+def test_an_item_is_found_in_another_block_when_one_is_forgotten():
+    store = MemoryStore()
+    with closing(Catalog(store, POINT)) as known:
+        names = [write(store, [1]), write(store, [2, 1])]
+        for name in names:
+            known.learn([name])  # one table has both
+        known.forget(names[1:])
+        assert read(known, [1, 2]) == {1: [1]}
+        known.learn(names[1:])
+        known.forget(names[:1])
+        assert read(known, [1, 2]) == {1: [1], 2: [2, 2]}
