@@ -38,6 +38,7 @@ class BlockIndex:
         offsets: int64 of shape (messages + 1,): first byte of each message, and the end of the last.
         lengths: uint64 of shape (messages,): bytes before compression; 0 if it is not compressed.
         checksums: uint32 of shape (messages,).
+        verified: bool of shape (messages,): those whose checksum was found right, by any reader with this index.
     """
 
     def __init__(self, index: Index) -> None:
@@ -55,6 +56,7 @@ class BlockIndex:
         self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
         self.lengths = np.frombuffer(index.lengths, "<u8")
         self.checksums = np.frombuffer(index.checksums, "<u4")
+        self.verified = np.zeros(len(self.checksums), np.bool_)
         messages = {len(self.rows), len(self.offsets), len(self.lengths) + 1, len(self.checksums) + 1}
         if len(self.keys) != len(self.counts) or len(messages) > 1 or self.starts[-1] != self.rows[-1]:
             raise ValueError("its columns do not fit one another")
@@ -140,8 +142,9 @@ class Reads:
 class BlockReader:
     """Elements of a block's items. Safe to use from several threads.
 
-    The checksum of each message is looked at when it is read for the first time by this reader. Elements are writable,
-    and none shares memory with another: large ones are views of what was read, small ones copies.
+    The checksum of each message is looked at when it is read for the first time with this index: it takes several times
+    as long as reading from memory. Elements are writable, and none shares memory with another: large ones are views of
+    what was read, small ones copies.
 
     Args:
         block: open; whoever opened it closes it.
@@ -156,7 +159,6 @@ class BlockReader:
         self._block = block
         self._reads = reads or Reads()
         self.index = read_index(block) if index is None else index
-        self._verified = np.zeros(len(self.index.checksums), np.bool_)
 
     def read(self, items: Sequence[int] | npt.NDArray[np.int64]) -> list[list[Any]]:
         """The elements of each of ``items`` (numbers as :meth:`BlockIndex.find` gives them).
@@ -173,6 +175,8 @@ class BlockReader:
         index = self.index
         starts, stops = index.starts[wanted], index.starts[wanted + 1]
         first = np.searchsorted(index.rows, starts, side="right") - 1
+        if (stops - starts == 1).all():
+            return self._single(starts, first)
         last = np.searchsorted(index.rows, stops - 1, side="right") - 1
         places = list(zip(first.tolist(), last.tolist(), starts.tolist(), stops.tolist(), strict=True))
         spans: dict[int, tuple[int, int]] = {}
@@ -190,17 +194,31 @@ class BlockReader:
             found.append(elements)
         return found
 
+    def _single(self, starts: npt.NDArray[np.int64], messages: npt.NDArray[np.int64]) -> list[list[Any]]:
+        """The elements with these numbers, which lie in these messages: items of one element each, as most are."""
+        up = np.sort(starts)
+        of_up = np.searchsorted(self.index.rows, up, side="right") - 1
+        firsts = np.flatnonzero(np.diff(of_up, prepend=-1))
+        lasts = np.flatnonzero(np.diff(of_up, append=len(self.index.rows)))
+        spans = zip(up[firsts].tolist(), (up[lasts] + 1).tolist(), strict=True)
+        decoded = self._elements(dict(zip(of_up[firsts].tolist(), spans, strict=True)))
+        found = []
+        for number, start in zip(messages.tolist(), starts.tolist(), strict=True):
+            begin, some = decoded[number]
+            found.append([some[start - begin]])
+        return found
+
     def _elements(self, spans: dict[int, tuple[int, int]]) -> dict[int, tuple[int, list[Any]]]:
         """Of each message the elements from one number in the block to another, with the number of the first."""
         index = self.index
         messages = sorted(spans)
-        ranges = [(int(index.offsets[message]), int(index.offsets[message + 1])) for message in messages]
+        ranges = list(zip(index.offsets[messages].tolist(), index.offsets[1:][messages].tolist(), strict=True))
+        rows = zip(index.rows[messages].tolist(), index.rows[1:][messages].tolist(), strict=True)
         found = {}
         began = time.perf_counter()
         pieces = _read_exactly(self._block, ranges)
         self._reads.add(len(ranges), sum(map(len, pieces)), time.perf_counter() - began)
-        for message, raw in zip(messages, pieces, strict=True):
-            begin, end = int(index.rows[message]), int(index.rows[message + 1])
+        for message, raw, (begin, end) in zip(messages, pieces, rows, strict=True):
             start, stop = max(spans[message][0], begin), min(spans[message][1], end)
             data = self._checked(message, raw)
             try:
@@ -214,10 +232,11 @@ class BlockReader:
 
     def _checked(self, message: int, raw: Bytes) -> Bytes:
         """The message as it was before compression; its checksum is looked at the first time."""
-        if not self._verified[message]:
+        verified = self.index.verified
+        if not verified[message]:
             if crc32(raw.data) != self.index.checksums[message]:
-                raise _damaged(self._block, f"the checksum of message {message} of {len(self._verified)} is wrong")
-            self._verified[message] = True
+                raise _damaged(self._block, f"the checksum of message {message} of {len(verified)} is wrong")
+            verified[message] = True
         length = int(self.index.lengths[message])
         if not length:
             return raw

@@ -66,14 +66,13 @@ class Reuse:
         self._fingerprint = point.fingerprint or _own_name(node, seed)
         try:
             self._store = open_store(point.path) if point.path else _memory_store()
+            key = f"{self._store.location} {self._fingerprint}"
+            with _lock:
+                self._catalog = _kept.get(key) or _catalog(self._store, self._fingerprint, point.path)
+                _kept[key] = self._catalog
+                _held.setdefault(node, {})[key] = self._catalog
             if point.path:
-                self._catalog = Catalog(self._store, self._fingerprint)
                 self._catalog.learn(name for _, name in self._store.blocks(self._fingerprint))
-            else:
-                with _lock:
-                    self._catalog = _kept.get(self._fingerprint) or _of_memory(self._store, self._fingerprint)
-                    _kept[self._fingerprint] = self._catalog
-                    _held.setdefault(node, {})[self._fingerprint] = self._catalog
         except CacheError as error:
             self._catalog = None
             warnings.warn(f"cache after {point.label} keeps nothing: {error}", MillraceWarning, stacklevel=2)
@@ -119,10 +118,11 @@ def _memory_store() -> MemoryStore:
         return _memory[0]
 
 
-def _of_memory(store: BlockStore, fingerprint: str) -> Catalog:
-    """A catalog whose blocks go with it."""
+def _catalog(store: BlockStore, fingerprint: str, path: str) -> Catalog:
+    """A catalog; blocks in memory go with it."""
     catalog = Catalog(store, fingerprint)
-    weakref.finalize(catalog, _drop, store, fingerprint)
+    if not path:
+        weakref.finalize(catalog, _drop, store, fingerprint)
     return catalog
 
 

@@ -105,7 +105,8 @@ def test_any_bytes_are_no_block(data):
 
 def test_a_checksum_is_looked_at_once(monkeypatch):
     store = MemoryStore()
-    reader = BlockReader(store.open(POINT, write(store, [[bytes(30_000)]] * 10)))
+    name = write(store, [[bytes(30_000)]] * 10)
+    reader = BlockReader(store.open(POINT, name))
     computed = []
 
     def counted(data):
@@ -116,6 +117,8 @@ def test_a_checksum_is_looked_at_once(monkeypatch):
     reader.read([0, 9])
     assert len(computed) == 2
     reader.read([0, 2, 9])
+    assert len(computed) == 3
+    BlockReader(store.open(POINT, name), reader.index).read([0, 2, 9])
     assert len(computed) == 3
 
 
