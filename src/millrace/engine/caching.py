@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from millrace.blocks.catalog import Catalog
+from millrace.blocks.catalog import Catalog, Found
 from millrace.blocks.format import BlockInfo
 from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
@@ -318,30 +318,37 @@ class Items:
         point, catalog = self._point, self._point.catalog
 
         def looked_up() -> Feed:
+            """Items, the block of each (-1: of none), and where in it."""
             for some in items:
                 if len(some):
-                    there = catalog.find(self._keys(some)).block >= 0
-                    point.hits += int(there.sum())
-                    point.misses += len(some) - int(there.sum())
-                    yield np.stack([some, there])
+                    found = catalog.find(self._keys(some))
+                    there = int(np.count_nonzero(found.block >= 0))
+                    point.hits += there
+                    point.misses += len(some) - there
+                    yield np.stack([some, *found])
 
         def of(looked_up: Feed, *, kept: bool) -> Feed:
-            for some, there in looked_up:
-                if (there == kept).any():
-                    yield some[there == kept]
+            for some in looked_up:
+                chosen = (some[1] >= 0) == kept
+                if chosen.any():
+                    yield some[:, chosen]
 
         ours, theirs, others = feeds.tee(looked_up(), 3)
-        read = _ByItem(self._read(of(theirs, kept=True)), many=self._yields is Yield.MANY)
-        made = _ByItem(self._keeping(of(others, kept=False)), many=self._yields is Yield.MANY)
+        read = _ByItem(self._read(of(theirs, kept=True)), self._yields)
+        unkept = (some[0] for some in of(others, kept=False))
+        made = _ByItem(self._keeping(unkept), self._yields)
         for both in ours:
-            start = 0
+            start, mixed = 0, len(np.unique(both[1] >= 0)) > 1
             while start < both.shape[1]:
-                some, there = both[:, start : start + self._context.chunk_size()]
+                # Where nothing is to be woven, elements are passed on in the chunks in which they come.
+                step = self._context.chunk_size() if mixed or self._yields is not Yield.ONE else both.shape[1]
+                some, block, _ = both[:, start : start + step]
+                there = block >= 0
                 start += len(some)
                 if there.all() or not there.any():
                     yield from (read if there.all() else made).take(some)
                 else:
-                    yield self._woven([*read.take(some[there > 0]), *made.take(some[there == 0])], some)
+                    yield self._woven([*read.take(some[there]), *made.take(some[~there])], some)
         made.end()
 
     def _woven(self, chunks: list[Chunk], items: Array) -> Chunk:
@@ -351,34 +358,36 @@ class Items:
         order = np.argsort(sorts[np.searchsorted(items, named, sorter=sorts)], kind="stable")
         return Chunk([elements[index] for index in order.tolist()], self._origin, named[order])
 
-    def _read(self, items: Feed) -> Chunks:
-        """The elements of items that are kept. What turns out to be lost is made."""
+    def _read(self, found: Feed) -> Chunks:
+        """The elements of items that are kept, where they were found. What turns out to be lost is made."""
         assert self._point is not None
         catalog = self._point.catalog
 
         def wanted() -> Chunks:
-            for some in items:
+            for some in found:
                 start = 0
-                while start < len(some):
-                    part = some[start : start + self._context.chunk_size()]
+                while start < some.shape[1]:
+                    part, *where = some[:, start : start + self._context.chunk_size()]
                     start += len(part)
-                    yield Chunk(cast("list[object]", part), self._origin, part)  # stands for its elements
+                    yield Chunk(cast("list[object]", np.stack(where, axis=1)), self._origin, part)
 
         def read(chunk: Chunk) -> Chunk:
-            part = np.asarray(chunk.positions, np.int64)
-            return Chunk(list(catalog.read(catalog.find(self._keys(part)))), self._origin, part)
+            where = cast("Array", chunk.elements)  # stands for the elements
+            return Chunk(list(catalog.read(Found(*where.T))), self._origin, chunk.positions)
 
         for chunk in self._context.in_order(read, wanted(), self._context.AUTOTUNE):
             there = [elements is not None for elements in chunk.elements]
-            for start, stop in feeds.runs(np.array(there)):
+            for start, stop in [(0, len(chunk))] if all(there) else feeds.runs(np.array(there)):
                 part = chunk.slice(start, stop)
                 if not there[start]:
                     yield from self._made(iter([np.asarray(part.positions, np.int64)]))
                     continue
-                counts = [len(elements) for elements in part.elements]
                 flat = [element for elements in part.elements for element in elements]
+                named = np.asarray(part.positions, np.int64)
+                if self._yields is not Yield.ONE:
+                    named = np.repeat(named, [len(elements) for elements in part.elements])
                 if flat:
-                    yield Chunk(flat, self._origin, np.repeat(np.asarray(part.positions, np.int64), counts))
+                    yield Chunk(flat, self._origin, named)
 
     def _keeping(self, items: Feed) -> Chunks:
         """Items that are made, and kept from now on."""
@@ -429,8 +438,8 @@ class Items:
 class _ByItem:
     """Takes the elements of some items at a time from a stream that has them in the same order."""
 
-    def __init__(self, chunks: Chunks, *, many: bool) -> None:
-        self._chunks, self._many = chunks, many
+    def __init__(self, chunks: Chunks, yields: Yield) -> None:
+        self._chunks, self._yields = chunks, yields
         self._chunk: Chunk | None = None
 
     def take(self, items: Array) -> Chunks:
@@ -440,14 +449,18 @@ class _ByItem:
             self._chunk = None
             if chunk is None:
                 return
-            outside = np.flatnonzero(~np.isin(np.asarray(chunk.positions, np.int64), items))
-            count = int(outside[0]) if len(outside) else len(chunk)
+            if self._yields is Yield.ONE:
+                count = min(len(chunk), len(items))
+                items = items[count:]
+            else:
+                outside = np.flatnonzero(~np.isin(np.asarray(chunk.positions, np.int64), items))
+                count = int(outside[0]) if len(outside) else len(chunk)
             if count:
                 yield chunk if count == len(chunk) else chunk.slice(0, count)
             if count < len(chunk):
                 self._chunk = chunk.slice(count, len(chunk))
                 return
-            if not self._many and int(chunk.positions[-1]) == int(items[-1]):
+            if self._yields is Yield.AT_MOST_ONE and int(chunk.positions[-1]) == int(items[-1]):
                 return  # nothing more of these can come
 
     def end(self) -> None:
