@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+from millrace.blocks import calibration
 from millrace.blocks.reader import read_index
 from millrace.blocks.store import BlockStore, open_store
 from millrace.control import inputs as inp
@@ -41,9 +42,15 @@ class Shelf:
         if self._location.startswith("memory:"):
             raise ServiceError(f"cache_dir {self._location}: the memory of one process is no place that workers share")
         try:
-            self._store = await asyncio.get_running_loop().run_in_executor(self._pool, open_store, self._location)
+            self._store = await asyncio.get_running_loop().run_in_executor(self._pool, self._opened)
         except MillraceError as error:
             raise ServiceError(f"cache_dir {self._location}: {error}") from error
+
+    def _opened(self) -> BlockStore:
+        store = open_store(self._location)
+        for point, name in store.blocks(calibration.POINT):
+            store.delete(point, name)  # left behind by a worker that died as it measured
+        return store
 
     def do(self, action: ListStore | DeleteBlocks) -> None:
         """In the background; what came of it is fed."""
@@ -67,6 +74,8 @@ class Shelf:
             return inp.StoreListed({})
         known = {(place, name) for place, names in action.known.items() for name in names}
         for (point, name), size in blocks.items():
+            if point == calibration.POINT:
+                continue
             items = 0 if (point, name) in known else self._items(point, name)
             if items is not None:
                 found.setdefault(point, []).append(KeptBlock(name, size, items))

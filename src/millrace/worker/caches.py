@@ -91,13 +91,17 @@ class Caches:
 
         fingerprint, path = split_place(use.place)
         store = self.store(path)
+        first = False
         with self._lock:
             catalog = self._catalogs.get(use.place)
             if catalog is None:
                 from millrace.blocks.catalog import Catalog
 
                 catalog = self._catalogs[use.place] = Catalog(store, fingerprint)
+                first = True
             news, self._news[use.place] = self._news.get(use.place, []), []
+        if first and path:  # of the user's own: the dispatcher does not list it
+            news += [name for _, name in store.blocks(fingerprint)]
         catalog.learn(news)
         point = Point(use.node, bytes.fromhex(fingerprint), use.random, catalog)
         keeps = use.room and add
@@ -171,9 +175,8 @@ class Caches:
         return StoreMeasured(path, StoreCost(found.read, found.cold, found.write, found.cpu_s, found.threads, memory))
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes what is open. What is known of blocks stays, as the dispatcher tells it once."""
         with self._lock:
             catalogs = list(self._catalogs.values())
-            self._catalogs.clear()
         for catalog in catalogs:
             catalog.close()

@@ -1,0 +1,85 @@
+"""The service's store as the dispatcher sees it."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from millrace.blocks.calibration import POINT
+from millrace.blocks.directory import DirectoryStore
+from millrace.blocks.writer import BlockWriter
+from millrace.control import inputs as inp
+from millrace.control.actions import DeleteBlocks, ListStore
+from millrace.control.cached import KeptBlock
+from millrace.dispatcher.shelf import Shelf
+
+PLACE = "ab" * 16
+
+
+def put(store: DirectoryStore, point: str, *, whole: bool = True) -> KeptBlock:
+    """A block of three items, or what only looks like one."""
+    with store.draft() as draft:
+        if not whole:
+            draft.write(b"no block")
+            draft.publish(point, "cd" * 16)
+            return KeptBlock("cd" * 16, 8)
+        writer = BlockWriter(draft)
+        for number in range(3):
+            writer.add(bytes([number]) * 16, [np.arange(number)])
+        info = writer.finish()
+        draft.publish(point, info.name)
+    return KeptBlock(info.name, info.nbytes, info.items)
+
+
+async def asked(folder: Path, *actions: ListStore | DeleteBlocks) -> list[inp.Input]:
+    """What a shelf answers."""
+    answers: list[inp.Input] = []
+    shelf = Shelf(str(folder), answers.append)
+    await shelf.open()
+    for action in actions:
+        shelf.do(action)
+    await shelf.close()
+    return answers
+
+
+def test_blocks_are_listed_with_their_items_and_others_are_removed(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    block = put(store, PLACE)
+    put(store, PLACE, whole=False)
+    (answer,) = asyncio.run(asked(tmp_path, ListStore([7], {})))
+    assert answer == inp.StoreListed({PLACE: [block]}, [7], {})
+    assert list(store.blocks()) == [(PLACE, block.name)]
+
+
+def test_blocks_that_are_known_are_not_looked_into(tmp_path):
+    block = put(DirectoryStore(str(tmp_path)), PLACE)
+    known = {PLACE: [block.name]}
+    (answer,) = asyncio.run(asked(tmp_path, ListStore([], known)))
+    assert answer == inp.StoreListed({PLACE: [KeptBlock(block.name, block.bytes)]}, [], known)
+
+
+def test_what_a_measurement_left_behind_is_removed_as_the_service_starts_and_let_alone_later(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    put(store, POINT, whole=False)
+    asyncio.run(asked(tmp_path))
+    assert not store.blocks()
+
+    async def measured_meanwhile() -> list[inp.Input]:
+        answers: list[inp.Input] = []
+        shelf = Shelf(str(tmp_path), answers.append)
+        await shelf.open()
+        put(store, POINT, whole=False)
+        shelf.do(ListStore([], {}))
+        await shelf.close()
+        return answers
+
+    assert asyncio.run(measured_meanwhile()) == [inp.StoreListed({}, [], {})]
+    assert len(store.blocks()) == 1
+
+
+def test_blocks_are_deleted_and_it_is_said(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    block = put(store, PLACE)
+    (answer,) = asyncio.run(asked(tmp_path, DeleteBlocks(PLACE, [block.name, "ef" * 16])))
+    assert answer == inp.BlocksGone(PLACE, [block.name, "ef" * 16])
+    assert not store.blocks()
