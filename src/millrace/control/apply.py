@@ -271,7 +271,7 @@ def _task_ended(state: State, event: ev.TaskEnded) -> None:
     job.skipped += event.skipped
     worker = state.workers[live.worker]
     worker.kept[live.lease] = worker.unfinished.pop(live.lease)
-    lease_ended(state, live.lease, told=True)
+    lease_ended(state, live.lease)
 
 
 def _task_released(state: State, event: ev.TaskReleased) -> None:

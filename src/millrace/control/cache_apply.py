@@ -19,12 +19,12 @@ def promise(state: State, event: TaskLeased) -> None:
         state.caches.promises[event.lease] = Promise(event.place, event.room)
 
 
-def lease_ended(state: State, lease: int, *, told: bool = False) -> None:
-    """The lease is over; if it was not ``told`` what it added, that is to be found out."""
+def lease_ended(state: State, lease: int) -> None:
+    """The lease is over; if nobody has said what it added to the service's store, that is to be found out."""
     held = state.caches.promises.get(lease)
     if held is None:
         return
-    if told or not held.room:
+    if not held.room or "@" in held.place:
         del state.caches.promises[lease]
     else:
         held.over = True
