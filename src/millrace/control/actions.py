@@ -61,11 +61,11 @@ class ListStore(msgspec.Struct, frozen=True):
 
     Attributes:
         leases: that have ended by now.
-        known: by place, names of blocks that need not be looked into.
+        known: by place and name, bytes of blocks that need not be looked into.
     """
 
     leases: list[int]
-    known: dict[str, list[str]]
+    known: dict[str, dict[str, int]]
 
 
 class DeleteBlocks(msgspec.Struct, frozen=True):

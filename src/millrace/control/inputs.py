@@ -56,11 +56,13 @@ class ClientSessionLost(msgspec.Struct, frozen=True):
 
 
 class StoreListed(msgspec.Struct, frozen=True):
-    """All blocks in the service's store, by place, after ``leases`` had ended and when ``known`` ones were there."""
+    """All blocks in the service's store, by place, after ``leases`` had ended; None: it could not be listed.
 
-    blocks: dict[str, list[KeptBlock]]
+    Those that were known with this size have no number of items.
+    """
+
+    blocks: dict[str, list[KeptBlock]] | None
     leases: list[int] = []
-    known: dict[str, list[str]] = {}
 
 
 class BlocksGone(msgspec.Struct, frozen=True):

@@ -71,8 +71,8 @@ def _room(turn: Turn, job: Job, point: CachePoint) -> int:
     known = max(cached.largest, by_task)
     wanted = min(limit, int(ROOM_SPARE * known)) if known else min(FIRST_ROOM, limit // 8)
     free = limit - taken(state)
-    if wanted <= free:
-        return wanted
+    if (known or wanted) <= free:
+        return min(wanted, free)
     if turn.now - turn.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
         return 0
     turn.observed.no_room[name] = turn.now
@@ -129,20 +129,24 @@ def sweep(turn: Turn) -> None:
             for block, leases in cached.going.items()
             if not any(lease in state.caches.promises and not state.caches.promises[lease].over for lease in leases)
         ]
-        fresh = [block for block in free if (name, block) not in turn.observed.deleting]
-        if fresh:
-            turn.observed.deleting.update((name, block) for block in fresh)
-            turn.act(DeleteBlocks(name, fresh))
+        _delete(turn, name, [block for block in free if (name, block) not in turn.observed.deleting])
     over = [lease for lease, held in state.caches.promises.items() if held.over]
     if over:
         _list(turn, over)
 
 
+def _delete(turn: Turn, name: str, blocks: list[str]) -> None:
+    if blocks:
+        for block in blocks:
+            turn.observed.deleting[name, block] = turn.observed.deleting.get((name, block), 0) + 1
+        turn.act(DeleteBlocks(name, blocks))
+
+
 def _list(turn: Turn, leases: list[int]) -> None:
-    if turn.state.settings.cache and not turn.observed.listing:
-        turn.observed.listing = True
-        points = turn.state.caches.points
-        known = {name: list(cached.blocks) for name, cached in points.items() if not cached.path}
+    if turn.state.settings.cache and turn.observed.listing is None:
+        turn.observed.listing = set()
+        points = turn.state.caches.points.items()
+        known = {name: {b.name: b.bytes for b in cached.blocks.values()} for name, cached in points if not cached.path}
         turn.act(ListStore(leases, known))
 
 
@@ -179,7 +183,6 @@ def greeted(turn: Turn, worker: str) -> None:
 
 def started(turn: Turn) -> None:
     """What is in the store is found out, whatever the journal says."""
-    turn.observed.listing = False
     _list(turn, [lease for lease, held in turn.state.caches.promises.items() if held.over])
 
 
@@ -195,7 +198,10 @@ def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
     known = cached.blocks if cached is not None else {}
     if message.blocks or (held is not None and held.room):
         _published(turn, message.place, message.blocks, message.lease, message.wanted)
-    lost = [name for name in message.lost if name in known]
+    if message.blocks and held is None:
+        _fit(turn)  # it has written for longer than anybody waited for it
+    made = {block.name for block in message.blocks}
+    lost = [name for name in message.lost if name in known and name not in made]
     if lost and cached is not None:
         turn.emit(ev.BlocksGivenUp(message.place, lost, "they could not be read"))
         _announce(turn, message.place, gone=lost)
@@ -204,29 +210,46 @@ def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
 
 def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0) -> None:
     turn.emit(ev.BlocksPublished(name, blocks, lease, wanted))
-    if blocks:
-        _announce(turn, name, [block.name for block in blocks])
+    if turn.observed.listing is not None:
+        turn.observed.listing.update((name, block.name) for block in blocks)
+    # Those that go are there again, perhaps after they were deleted: they are deleted once more.
+    _delete(turn, name, [block.name for block in blocks if (name, block.name) in turn.observed.deleting])
+    readable = {block.name for block in turn.state.caches.points[name].readable}
+    told = [block.name for block in blocks if block.name in readable]
+    if told:
+        _announce(turn, name, told)
 
 
 def listed(turn: Turn, message: StoreListed) -> None:
     """The store was listed."""
-    turn.observed.listing = False
-    blocks = message.blocks
+    since, turn.observed.listing = turn.observed.listing or set(), None
+    if message.blocks is None:
+        return
     points = turn.state.caches.points
-    for name in sorted(blocks.keys() | {name for name, cached in points.items() if not cached.path}):
-        there = {block.name: block for block in blocks.get(name, ())}
+    for name in sorted(message.blocks.keys() | {name for name, cached in points.items() if not cached.path}):
+        there = {block.name: block for block in message.blocks.get(name, ())}
         known = points[name].blocks if name in points else {}
-        new = [block for block in there.values() if block.name not in known]
+        new = [
+            block
+            for block in there.values()
+            if block.items and (name, block.name) not in since and known.get(block.name) != block
+        ]
         if new:
             _published(turn, name, new)
-        # What was published meanwhile is not missing: it was not known when the store was listed.
-        missing = [block for block in message.known.get(name, ()) if block in known and block not in there]
+        missing = [block for block in known if block not in there and (name, block) not in since]
         if missing:
             turn.emit(ev.BlocksDeleted(name, missing))
             _announce(turn, name, gone=missing)
     if message.leases:
         turn.emit(ev.PromisesKept(message.leases))
-    over = taken(turn.state) - turn.state.settings.cache_bytes
+    _fit(turn)
+
+
+def _fit(turn: Turn) -> None:
+    """Gives up what is more than there may be, beside what goes anyway."""
+    points = turn.state.caches.points.values()
+    going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.going)
+    over = taken(turn.state) - going - turn.state.settings.cache_bytes
     if over > 0:
         decision = eviction.evict(_blocks(turn.state), benefits(turn.state, turn.now), over)
         _give_up(turn, decision.value, decision.reason)
@@ -240,10 +263,16 @@ def remove(turn: Turn, places: list[str]) -> None:
 
 
 def deleted(turn: Turn, name: str, names: list[str]) -> None:
-    """Blocks are gone from the store."""
-    turn.observed.deleting.difference_update((name, block) for block in names)
-    if name in turn.state.caches.points:
-        turn.emit(ev.BlocksDeleted(name, names))
+    """Blocks are gone from the store, unless they were published again after that: then they will be."""
+    gone = []
+    for block in names:
+        due = turn.observed.deleting.pop((name, block), 1) - 1
+        if due:
+            turn.observed.deleting[name, block] = due
+        else:
+            gone.append(block)
+    if gone and name in turn.state.caches.points:
+        turn.emit(ev.BlocksDeleted(name, gone))
     turn.observed.no_room.clear()
 
 

@@ -86,14 +86,14 @@ class Observed(msgspec.Struct):
     """By worker, places of points of which it knows all blocks, and hears of others."""
     no_room: dict[str, float] = {}
     """By place, when it last got no more room."""
-    listing: bool = False
-    """The store is being listed."""
+    listing: set[tuple[str, str]] | None = None
+    """While the store is being listed, places and names of blocks that were published since that was asked for."""
     measuring: str = ""
     """The worker that measures the store."""
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
-    deleting: set[tuple[str, str]] = set()
-    """Places and names of blocks that are being deleted."""
+    deleting: dict[tuple[str, str], int] = {}
+    """By place and name of a block, how many answers are due to the order to delete it."""
 
     def want(self, worker: str) -> int:
         """Unfinished leases that the worker wants to hold, at least one."""

@@ -30,6 +30,7 @@ class Shelf:
     def __init__(self, location: str, feed: Callable[[inp.Input], None]) -> None:
         self._location, self._feed = location, feed
         self._store: BlockStore | None = None
+        self._failed = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-shelf")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -70,16 +71,18 @@ class Shelf:
         try:
             blocks = self._store.blocks()
         except CacheError as error:
-            _logger.warning("the cache cannot be listed: %s", error)
-            return inp.StoreListed({})
-        known = {(place, name) for place, names in action.known.items() for name in names}
+            if not self._failed:  # it is asked for again and again
+                _logger.warning("the cache cannot be listed: %s", error)
+            self._failed = True
+            return inp.StoreListed(None)
+        self._failed = False
         for (point, name), size in blocks.items():
             if point == calibration.POINT:
                 continue
-            items = 0 if (point, name) in known else self._items(point, name)
+            items = 0 if action.known.get(point, {}).get(name) == size else self._items(point, name)
             if items is not None:
                 found.setdefault(point, []).append(KeptBlock(name, size, items))
-        return inp.StoreListed(found, action.leases, action.known)
+        return inp.StoreListed(found, action.leases)
 
     def _items(self, point: str, name: str) -> int | None:
         """How many items a block has; None if it is none, and then it is removed."""

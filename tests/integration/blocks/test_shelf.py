@@ -1,6 +1,7 @@
 """The service's store as the dispatcher sees it."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,15 +48,42 @@ def test_blocks_are_listed_with_their_items_and_others_are_removed(tmp_path):
     block = put(store, PLACE)
     put(store, PLACE, whole=False)
     (answer,) = asyncio.run(asked(tmp_path, ListStore([7], {})))
-    assert answer == inp.StoreListed({PLACE: [block]}, [7], {})
+    assert answer == inp.StoreListed({PLACE: [block]}, [7])
     assert list(store.blocks()) == [(PLACE, block.name)]
 
 
-def test_blocks_that_are_known_are_not_looked_into(tmp_path):
+def test_blocks_that_are_known_with_their_size_are_not_looked_into(tmp_path):
     block = put(DirectoryStore(str(tmp_path)), PLACE)
-    known = {PLACE: [block.name]}
-    (answer,) = asyncio.run(asked(tmp_path, ListStore([], known)))
-    assert answer == inp.StoreListed({PLACE: [KeptBlock(block.name, block.bytes)]}, [], known)
+    (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: block.bytes}})))
+    assert answer == inp.StoreListed({PLACE: [KeptBlock(block.name, block.bytes)]})
+    (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: 7}})))
+    assert answer == inp.StoreListed({PLACE: [block]})
+
+
+def test_a_block_that_was_truncated_is_removed(tmp_path):
+    block = put(DirectoryStore(str(tmp_path)), PLACE)
+    path = tmp_path / PLACE / block.name
+    path.write_bytes(path.read_bytes()[:-1])
+    (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: block.bytes}})))
+    assert answer == inp.StoreListed({})
+    assert not path.exists()
+
+
+def test_a_store_that_is_gone_is_not_one_without_blocks(tmp_path, caplog):
+    folder = tmp_path / "cache"
+
+    async def removed_meanwhile() -> list[inp.Input]:
+        answers: list[inp.Input] = []
+        shelf = Shelf(str(folder), answers.append)
+        await shelf.open()
+        shutil.rmtree(folder)
+        shelf.do(ListStore([7], {}))
+        shelf.do(ListStore([7], {}))
+        await shelf.close()
+        return answers
+
+    assert asyncio.run(removed_meanwhile()) == [inp.StoreListed(None), inp.StoreListed(None)]
+    assert caplog.text.count("cannot be listed") == 1
 
 
 def test_what_a_measurement_left_behind_is_removed_as_the_service_starts_and_let_alone_later(tmp_path):
@@ -73,7 +101,7 @@ def test_what_a_measurement_left_behind_is_removed_as_the_service_starts_and_let
         await shelf.close()
         return answers
 
-    assert asyncio.run(measured_meanwhile()) == [inp.StoreListed({}, [], {})]
+    assert asyncio.run(measured_meanwhile()) == [inp.StoreListed({})]
     assert len(store.blocks()) == 1
 
 

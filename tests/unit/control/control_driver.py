@@ -223,7 +223,10 @@ class Service:
         self.store: dict[str, dict[str, KeptBlock]] = {}
         """The service's blocks, by place and name."""
         self.block_bytes = 100
+        self.silent = 0
+        """So many runs do not get to say what they did with their cache."""
         self.asked_of_store: deque[Any] = deque()
+        self.answers_of_store: deque[Any] = deque()
 
     def fresh_state(self) -> State:
         return State(self.settings, planner=lambda graph, tables, *, tasks, seed, ranks: self.plan)
@@ -253,17 +256,33 @@ class Service:
                 self.asked_of_store.append(action)
         return actions
 
-    def answer_for_store(self) -> None:
-        """What was asked of the store is done."""
+    def work_of_store(self) -> None:
+        """What was asked of the store is done; the answers are under way."""
         while self.asked_of_store:
             asked = self.asked_of_store.popleft()
             if isinstance(asked, act.DeleteBlocks):
                 for name in asked.names:
-                    self.store[asked.place].pop(name, None)
-                self.say(inp.BlocksGone(asked.place, asked.names))
-            else:
-                blocks = {place: list(there.values()) for place, there in self.store.items()}
-                self.say(inp.StoreListed(blocks, asked.leases, asked.known))
+                    self.store.get(asked.place, {}).pop(name, None)
+                self.answers_of_store.append(inp.BlocksGone(asked.place, asked.names))
+                continue
+            blocks = {
+                place: [
+                    msgspec.structs.replace(block, items=0)
+                    if asked.known.get(place, {}).get(block.name) == block.bytes
+                    else block
+                    for block in there.values()
+                ]
+                for place, there in self.store.items()
+                if "@" not in place
+            }
+            self.answers_of_store.append(inp.StoreListed(blocks, asked.leases))
+
+    def answer_for_store(self) -> None:
+        """What was asked of the store is done, and all know it."""
+        self.work_of_store()
+        while self.answers_of_store:
+            self.say(self.answers_of_store.popleft())
+            self.work_of_store()
 
     # -- workers
 
@@ -320,15 +339,22 @@ class Service:
         """What a run does with its cache: one item, named by the task, is found or kept."""
         if task.cache is None:
             return
-        there = self.store.setdefault(task.cache.place, {})
+        use = task.cache
+        there = self.store.setdefault(use.place, {})
         name = f"block{task.ref.task if task.run < 0 else task.run}"
-        hit = name in worker.known.get(task.cache.place, ()) and name in there
-        new = [] if hit or task.cache.room < self.block_bytes else [KeptBlock(name, self.block_bytes, 1)]
+        known = worker.known.setdefault(use.place, set())
+        lost = [each for each in sorted(known) if each == name and each not in there]
+        known.difference_update(lost)
+        new = [] if name in known or use.room < self.block_bytes else [KeptBlock(name, self.block_bytes, 1)]
+        wanted = self.block_bytes if name not in known and 0 < use.room < self.block_bytes else 0
+        hit = int(name in known)
         there.update((block.name, block) for block in new)
-        used = CacheUsed(
-            task.ref.job, task.lease, task.cache.place, new, hits=int(hit), misses=int(not hit), wanted=self.block_bytes
-        )
-        self.say(inp.WorkerSaid(worker.name, used))
+        known.update(block.name for block in new)
+        used = CacheUsed(task.ref.job, task.lease, use.place, new, lost, hits=hit, misses=1 - hit, wanted=wanted)
+        if self.silent:
+            self.silent -= 1
+        else:
+            self.say(inp.WorkerSaid(worker.name, used))
 
     def kill(self, name: str) -> None:
         """Its process ends, and the cluster says so."""
@@ -463,6 +489,8 @@ class Service:
     def restart(self, address: str = "here:1") -> None:
         """The dispatcher died, and another goes on with its journal; nobody has found that one yet."""
         self.deaf = False
+        self.asked_of_store.clear()
+        self.answers_of_store.clear()
         self.state = self.restored()
         self.observed = Observed()
         peers: list[FakeWorker | FakeConsumer] = [*self.workers.values(), *self.consumers.values()]
