@@ -179,6 +179,7 @@ def read(
         planned = make_plan(graph, tables, seed=seed).length
         few = planned is not None and planned < _TASKS_EACH * share[1]
         tasks = _TASKS_EACH * share[1] if few else None  # so that there is something for each
+    reuse = Reuse(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
     program = Program(graph, tables, seed=seed, tasks=tasks, consecutive=True)
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
     try:
@@ -193,7 +194,6 @@ def read(
         passes.started()
         return fresh
 
-    reuse = Reuse(graph, tables, seed) if any(map(always_reused, graph.nodes)) else None
     return LocalIterator(
         program, begin, share=share, passes=passes, loaded=loaded, identity=here, again=again, reuse=reuse
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
 import threading
 import warnings
@@ -17,6 +16,7 @@ from millrace.blocks.catalog import Catalog
 from millrace.blocks.memory import MemoryStore
 from millrace.blocks.store import BlockStore, open_store
 from millrace.engine.caching import Kept, Point
+from millrace.engine.host import memory_bytes, siblings
 from millrace.engine.points import find_points
 from millrace.errors import CacheError, MillraceWarning
 from millrace.graph.nodes import Graph, Node, always_reused
@@ -24,7 +24,7 @@ from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 
 MEMORY_SHARE = 4
-"""The machine's memory is divided by this for what all datasets of a process keep."""
+"""The machine's memory is divided by this for what all datasets of a training keep."""
 _UNBOUNDED = 1 << 62
 
 _logger = logging.getLogger(__name__)
@@ -42,9 +42,11 @@ class Reuse:
         graph: with user functions.
         tables: split table of every source, by node id.
         seed: the pipeline's.
+        parts: processes that read the pipeline together, each with a memory of its own.
     """
 
-    def __init__(self, graph: Graph, tables: Mapping[int, SplitTable], seed: int) -> None:
+    def __init__(self, graph: Graph, tables: Mapping[int, SplitTable], seed: int, parts: int = 1) -> None:
+        self._parts = parts
         self._point: CachePoint | None = None
         self._fingerprint = ""
         self._store: BlockStore | None = None
@@ -65,7 +67,7 @@ class Reuse:
         self._point = point
         self._fingerprint = point.fingerprint or _own_name(node, seed)
         try:
-            self._store = open_store(point.path) if point.path else _memory_store()
+            self._store = open_store(point.path) if point.path else _memory_store(self._parts)
             key = f"{self._store.location} {self._fingerprint}"
             with _lock:
                 self._catalog = _kept.get(key) or _catalog(self._store, self._fingerprint, point.path)
@@ -111,10 +113,10 @@ def _own_name(node: Node, seed: int) -> str:
     return hashlib.blake2b(name + seed.to_bytes(16, "little", signed=True), digest_size=16).hexdigest()
 
 
-def _memory_store() -> MemoryStore:
+def _memory_store(parts: int) -> MemoryStore:
     with _lock:
         if not _memory:
-            _memory.append(MemoryStore(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEMORY_SHARE))
+            _memory.append(MemoryStore(memory_bytes() // (MEMORY_SHARE * siblings() * parts)))
         return _memory[0]
 
 

@@ -165,13 +165,14 @@ class Caches:
     def measure(self, path: str) -> StoreMeasured:
         """What reads and writes of a store take here."""
         from millrace.blocks.calibration import calibrate
+        from millrace.engine.host import memory_bytes
 
         threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         try:
             found = calibrate(self.store(path), seconds=_CALIBRATION_S, threads=threads)
         except MillraceError as error:
             return StoreMeasured(path, why=str(error))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = memory_bytes()
         return StoreMeasured(path, StoreCost(found.read, found.cold, found.write, found.cpu_s, found.threads, memory))
 
     def close(self) -> None:
