@@ -79,6 +79,8 @@ def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
             for line in columns([header, *rows]) if rows else ():
                 print(f"  {line}", file=out)
     for job in status["jobs"]:
+        if job["cache"]["history"]:
+            print(f"job {job['name']}: {job['cache']['why']}", file=out)
         for note in job["notes"]:
             print(f"job {job['name']}: {note}", file=out)
     for part in ("fleet", "journal"):

@@ -14,6 +14,7 @@ BUSY = {
             "name": "resnet50",
             "epoch": 2,
             "mode": "compute",
+            "cache": {"why": "computes everything, 4.1 ms/element", "history": [{"epoch": 0, "mode": "compute"}]},
             "workers": {"plan": None, "requested": None, "observed": 3},
             "batch_time_s": 0.25,
             "wait_share": 0.5,
@@ -84,6 +85,7 @@ def test_plain_output_without_a_terminal():
     assert "resnet50" in out.getvalue()
     assert "waits for a job" in out.getvalue()
     assert "job resnet50: task 7 gave another element\n" in out.getvalue()
+    assert "job resnet50: computes everything, 4.1 ms/element\n" in out.getvalue()
 
 
 def test_what_a_dispatcher_says_can_be_shown_from_its_first_moment():
