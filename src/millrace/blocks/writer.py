@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 from zlib import crc32
@@ -23,7 +22,7 @@ from millrace.blocks.format import (
 from millrace.blocks.keys import KEY_BYTES, block_name
 from millrace.elements.codec import encode
 from millrace.elements.shred import Piece
-from millrace.elements.tree import nbytes_of, tree_map
+from millrace.elements.tree import nbytes_of
 from millrace.wire.compression import Compression
 
 _ITEM_BYTES = KEY_BYTES + 4
@@ -93,7 +92,7 @@ class BlockWriter:
         self.items += 1
 
     def extend(self, elements: Sequence[Any]) -> None:
-        """Some more elements of the item that was begun last. They may be changed afterwards.
+        """Some more elements of the item that was begun last. They must not be changed until the block is finished.
 
         Raises:
             CodecError: an element has no form as bytes; the block has to be thrown away.
@@ -107,7 +106,7 @@ class BlockWriter:
             if size >= MESSAGE_BYTES:
                 self._write([element])
             else:
-                self._pending.append(tree_map(_copied, element))  # what is above may work in place
+                self._pending.append(element)
                 self._pending_bytes += size
 
     def finish(self) -> BlockInfo:
@@ -169,10 +168,3 @@ class BlockWriter:
 
 def _packed(column: array.array[int]) -> bytes:
     return np.array(column, f"<u{column.itemsize}").tobytes()
-
-
-def _copied(leaf: Any) -> Any:
-    """A leaf of its own if it is one that can be changed."""
-    if type(leaf) is np.ndarray:
-        return leaf.copy()
-    return copy.deepcopy(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf

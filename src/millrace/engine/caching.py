@@ -7,39 +7,30 @@ those that were made, nor between a point in use and one that isn't.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from millrace.blocks.catalog import Catalog, Found
-from millrace.blocks.format import BlockInfo
-from millrace.blocks.store import BlockStore
-from millrace.blocks.writer import BlockWriter
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed
 from millrace.engine.naming import first_made
-from millrace.errors import CacheError, CodecError
 from millrace.graph import nodes as g
 from millrace.planning.identities import ShuffleKey, identities, item_keys, joined
 from millrace.planning.places import places
 from millrace.planning.units import UnitMap, Yield
-from millrace.wire.compression import Compression
 
 if TYPE_CHECKING:
     from millrace.blocks.keys import Keys
-    from millrace.blocks.store import Draft
+    from millrace.engine.kept import Kept
     from millrace.engine.task import NodeContext
 
 Chunks = Iterator[Chunk]
 Make = Callable[[Feed], Chunks]
 
-BLOCK_BYTES = 250 << 20
-"""A block is ended when it has so many (Cachew, section 5.1)."""
 _LOOKED_UP = 1024
 """Items whose origins are computed at a time."""
 GROUP = 64
@@ -65,136 +56,6 @@ class Point:
     catalog: Catalog
     hits: int = 0
     misses: int = 0
-
-
-class Kept:
-    """What one task adds to a point: blocks in a store, of no more than some bytes together. Thread-safe.
-
-    Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, or :meth:`close`.
-
-    Args:
-        store: where the blocks go.
-        point: under what.
-        room: bytes that they may have together.
-        compression: of what becomes smaller by it.
-
-    Attributes:
-        blocks: those that are published.
-        error: why no more is kept; empty: it is.
-        wanted: bytes for which there was no room, with all that was kept; 0: there was.
-    """
-
-    def __init__(self, store: BlockStore, point: str, room: int, compression: Compression | None = None) -> None:
-        self._store, self._point, self._room = store, point, room
-        self.compression = compression
-        self._lock = threading.Lock()
-        self._idle: list[_Writing] = []
-        self._writings: list[_Writing] = []
-        self.blocks: list[BlockInfo] = []
-        self.error = ""
-        self.wanted = 0
-
-    @contextmanager
-    def writing(self, *, whole: bool) -> Iterator[_Writing]:
-        """For items that come one after the other; several streams of a task may write at a time.
-
-        Args:
-            whole: whenever a stream breaks off, as it does when nobody wants more, its last item is complete.
-        """
-        with self._lock:
-            writing = self._idle.pop() if self._idle else None
-            if writing is None:
-                writing = _Writing(self, self._store, self._point)
-                self._writings.append(writing)
-        try:
-            yield writing
-            whole = True
-        finally:
-            if not whole:
-                writing.close()
-            with self._lock:
-                self._idle.append(writing)
-
-    def stay_within(self) -> None:
-        """Gives up if what was added so far is too much."""
-        with self._lock:
-            written = sum([writing.nbytes for writing in self._writings])
-            written += sum([info.nbytes for info in self.blocks])
-        if written > self._room:
-            self.wanted = 2 * written  # how much more there is nobody knows
-            self.give_up("there is no room for all that the task has")
-
-    def finish(self) -> None:
-        """Publishes what was added: all items are complete."""
-        for writing in self._writings:
-            if not self.error:
-                writing.publish()
-        self.close()
-
-    def give_up(self, reason: str) -> None:
-        """Keeps nothing more; blocks that are published stay."""
-        self.error = self.error or reason
-
-    def close(self) -> None:
-        """Throws away what is not published."""
-        for writing in self._writings:
-            writing.close()
-
-
-class _Writing:
-    """One block after the other, of whole items. One thread at a time."""
-
-    def __init__(self, kept: Kept, store: BlockStore, point: str) -> None:
-        self._kept, self._store, self._point = kept, store, point
-        self._stack = ExitStack()
-        self._draft: Draft | None = None
-        self._writer: BlockWriter | None = None
-
-    @property
-    def nbytes(self) -> int:
-        writer = self._writer
-        return 0 if writer is None else writer.nbytes
-
-    def begin(self, key: bytes) -> None:
-        """Another item; the one before is complete."""
-        if self._kept.error:
-            return
-        with self._careful():
-            if self._writer is not None and self._writer.nbytes >= BLOCK_BYTES:
-                self.publish()
-            if self._writer is None:
-                self._draft = self._stack.enter_context(self._store.draft())
-                self._writer = BlockWriter(self._draft, self._kept.compression)
-            self._writer.begin(key)
-
-    def extend(self, elements: list[Any]) -> None:
-        """Some elements of the item that was begun last."""
-        if self._writer is None or self._kept.error:
-            return
-        with self._careful():
-            self._writer.extend(elements)
-            self._kept.stay_within()
-
-    def publish(self) -> None:
-        """The block, as it is."""
-        with self._careful():
-            if self._writer is not None and self._draft is not None:
-                info = self._writer.finish()
-                self._draft.publish(self._point, info.name)
-                self._kept.blocks.append(info)
-        self.close()
-
-    def close(self) -> None:
-        self._stack.close()
-        self._draft = self._writer = None
-
-    @contextmanager
-    def _careful(self) -> Iterator[None]:
-        try:
-            yield
-        except (CacheError, CodecError) as error:
-            self._kept.give_up(str(error))
-            self.close()
 
 
 class Items:

@@ -18,8 +18,9 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
-from millrace.engine.caching import Kept, Make, Point
+from millrace.engine.caching import Make, Point
 from millrace.engine.feeds import Feed
+from millrace.engine.kept import Kept
 from millrace.engine.naming import first_made
 from millrace.graph import nodes as g
 from millrace.planning.checkpoint import graph_digest

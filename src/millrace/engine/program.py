@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from millrace.elements.chunk import Chunk
-from millrace.engine.caching import Kept, Point
+from millrace.engine.caching import Point
+from millrace.engine.kept import Kept
 from millrace.engine.lowering import Lowering
 from millrace.engine.measure import Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool

@@ -15,8 +15,9 @@ from typing import Any
 from millrace.blocks.catalog import Catalog
 from millrace.blocks.memory import MemoryStore
 from millrace.blocks.store import BlockStore, open_store
-from millrace.engine.caching import Kept, Point
+from millrace.engine.caching import Point
 from millrace.engine.host import memory_bytes, siblings
+from millrace.engine.kept import Kept
 from millrace.engine.points import find_points
 from millrace.errors import CacheError, MillraceWarning
 from millrace.graph.nodes import Graph, Node, always_reused

@@ -32,7 +32,8 @@ from millrace.planning.units import UnitMap
 from millrace.sources.contract import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
-    from millrace.engine.caching import Kept, Point
+    from millrace.engine.caching import Point
+    from millrace.engine.kept import Kept
 
 T = TypeVar("T")
 

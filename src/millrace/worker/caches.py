@@ -17,7 +17,8 @@ from millrace.errors import MillraceError
 if TYPE_CHECKING:
     from millrace.blocks.catalog import Catalog
     from millrace.blocks.store import BlockStore
-    from millrace.engine.caching import Kept, Point
+    from millrace.engine.caching import Point
+    from millrace.engine.kept import Kept
     from millrace.wire.compression import Compression
 
 _CALIBRATION_S = 1.0
@@ -87,7 +88,8 @@ class Caches:
             told.append(self._end(lease, lease.cache.place, using))
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
-        from millrace.engine.caching import Kept, Point
+        from millrace.engine.caching import Point
+        from millrace.engine.kept import Kept
 
         fingerprint, path = split_place(use.place)
         store = self.store(path)

@@ -212,24 +212,6 @@ def test_elements_hold_no_more_memory_than_they_have():
     assert array.base is None
 
 
-def test_what_was_added_may_be_changed_afterwards():
-    store = MemoryStore()
-    small, huge, inner = np.zeros(3), np.zeros(MESSAGE_BYTES), [1]
-    element = {"small": small, "list": inner, "number": np.float32(1)}
-    with store.draft() as draft:
-        writer = BlockWriter(draft)
-        writer.add(KEYS[0], [element, huge])
-        writer.add(KEYS[1], [element])
-        small[:], huge[:] = 9, 9
-        inner.append(2)
-        element["new"] = 1
-        info = writer.finish()
-        draft.publish(POINT, info.name)
-    expected = {"small": np.zeros(3), "list": [1], "number": np.float32(1)}
-    found = BlockReader(store.open(POINT, info.name)).read([0, 1])
-    assert same(found, [[expected, np.zeros(MESSAGE_BYTES)], [expected]])
-
-
 def test_the_size_is_known_while_writing():
     store = MemoryStore()
     with store.draft() as draft:

@@ -13,8 +13,9 @@ from tests.unit.engine.conftest import elements_of
 from millrace.blocks.catalog import Catalog
 from millrace.blocks.memory import MemoryStore
 from millrace.dataset import Dataset
-from millrace.engine import caching, local
-from millrace.engine.caching import Kept, Point
+from millrace.engine import local
+from millrace.engine.caching import Point
+from millrace.engine.kept import Kept
 from millrace.graph.nodes import Autocache
 from millrace.planning.points import frozen_by, is_random
 
@@ -167,7 +168,7 @@ def test_an_item_that_was_broken_off_is_not_kept(runs):
 
 
 def test_as_much_is_kept_as_there_is_room_for(runs, monkeypatch):
-    monkeypatch.setattr(caching, "BLOCK_BYTES", 1)
+    monkeypatch.setattr("millrace.engine.kept.BLOCK_BYTES", 1)
     counts = calls(Dataset.range(100).map(counted).autocache(), runs, 2, room=12000)
     assert counts[0] == 100
     assert 0 < counts[1] < 100

@@ -1,0 +1,241 @@
+"""What a task adds to a cache point: written on a thread of its own, beside what makes it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millrace.blocks.format import BlockInfo
+from millrace.blocks.store import BlockStore
+from millrace.blocks.writer import BlockWriter
+from millrace.elements.tree import nbytes_of, tree_map
+from millrace.errors import CacheError, CodecError
+from millrace.wire.compression import Compression
+
+if TYPE_CHECKING:
+    from millrace.blocks.store import Draft
+
+BLOCK_BYTES = 250 << 20
+"""A block is ended when it has so many (Cachew, section 5.1)."""
+_WAITING_BYTES = 32 << 20
+"""Of elements that wait to be written; whoever makes more waits, too."""
+_HANDED_BYTES = 1 << 20
+_HANDED_ITEMS = 1024
+"""Small elements are handed over together: to hand over costs as much as to write some kilobytes."""
+
+_Added = list[tuple[bytes | None, list[Any]]]
+"""Keys of items with elements; without a key they belong to the item before."""
+
+
+class Kept:
+    """What one task adds to a point: blocks in a store, of no more than some bytes together. Thread-safe.
+
+    Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, or :meth:`close`.
+
+    Args:
+        store: where the blocks go.
+        point: under what.
+        room: bytes that they may have together.
+        compression: of what becomes smaller by it.
+
+    Attributes:
+        blocks: those that are published.
+        error: why no more is kept; empty: it is.
+        wanted: bytes for which there was no room, with all that was kept; 0: there was.
+    """
+
+    def __init__(self, store: BlockStore, point: str, room: int, compression: Compression | None = None) -> None:
+        self._store, self._point, self._room = store, point, room
+        self.compression = compression
+        self._lock = threading.Lock()
+        self._idle: list[_Writing] = []
+        self._writings: list[_Writing] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-keep")  # it has no thread until one is needed
+        self._waiting: deque[tuple[Future[None], int]] = deque()
+        self._bytes = 0
+        self.blocks: list[BlockInfo] = []
+        self.error = ""
+        self.wanted = 0
+
+    @contextmanager
+    def writing(self, *, whole: bool) -> Iterator[_Writing]:
+        """For items that come one after the other; several streams of a task may write at a time.
+
+        Args:
+            whole: whenever a stream breaks off, as it does when nobody wants more, its last item is complete.
+        """
+        with self._lock:
+            writing = self._idle.pop() if self._idle else None
+            if writing is None:
+                writing = _Writing(self, self._store, self._point)
+                self._writings.append(writing)
+        try:
+            yield writing
+            whole = True
+        finally:
+            if not whole:
+                writing.drop()
+            with self._lock:
+                self._idle.append(writing)
+
+    def later(self, action: Callable[[], None], nbytes: int) -> None:
+        """``action()`` on the thread that writes, after all that it was given before; waits while much is under way.
+
+        Args:
+            action: what to do.
+            nbytes: that it holds until it is done.
+        """
+        with self._lock:
+            self._waiting.append((self._pool.submit(action), nbytes))
+            self._bytes += nbytes
+        self._wait(_WAITING_BYTES)
+
+    def _wait(self, most: int) -> None:
+        """Until no more than so many bytes wait."""
+        while True:
+            with self._lock:
+                if not self._waiting or (self._bytes <= most and not self._waiting[0][0].done()):
+                    return
+                first, nbytes = self._waiting.popleft()
+                self._bytes -= nbytes
+            first.result()
+
+    def stay_within(self) -> None:
+        """Gives up if what was added so far is too much."""
+        with self._lock:
+            written = sum([writing.nbytes for writing in self._writings])
+            written += sum([info.nbytes for info in self.blocks])
+        if written > self._room:
+            self.wanted = 2 * written  # how much more there is nobody knows
+            self.give_up("there is no room for all that the task has")
+
+    def finish(self) -> None:
+        """Publishes what was added: all items are complete."""
+        for writing in self._writings:
+            writing.hand_over()
+            self.later(writing.publish, 0)
+        self._wait(-1)
+        self.close()
+
+    def give_up(self, reason: str) -> None:
+        """Keeps nothing more; blocks that are published stay."""
+        self.error = self.error or reason
+
+    def close(self) -> None:
+        """Throws away what is not published."""
+        self._pool.shutdown(cancel_futures=True)
+        for writing in self._writings:
+            writing.close()
+        self._writings.clear()
+
+
+class _Writing:
+    """One block after the other, of whole items.
+
+    One thread at a time adds to it; what it adds may be changed afterwards. All else happens on the thread that writes.
+    """
+
+    def __init__(self, kept: Kept, store: BlockStore, point: str) -> None:
+        self._kept, self._store, self._point = kept, store, point
+        self._stack = ExitStack()
+        self._draft: Draft | None = None
+        self._writer: BlockWriter | None = None
+        self._added: _Added = []
+        self._bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        writer = self._writer
+        return 0 if writer is None else writer.nbytes
+
+    # -- on the thread that makes --------------------------------------------------------------------------------------
+
+    def begin(self, key: bytes) -> None:
+        """Another item; the one before is complete."""
+        if self._kept.error:
+            return
+        self._added.append((key, []))
+        if len(self._added) >= _HANDED_ITEMS:
+            self.hand_over()
+
+    def extend(self, elements: list[Any]) -> None:
+        """Some elements of the item that was begun last."""
+        if self._kept.error:
+            return
+        if not self._added:
+            self._added.append((None, []))
+        self._added[-1][1].extend([tree_map(_copied, element) for element in elements])
+        self._bytes += nbytes_of(elements)
+        if self._bytes >= _HANDED_BYTES:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """What was added is written, in its time."""
+        added, nbytes = self._added, self._bytes
+        self._added, self._bytes = [], 0
+        if added:
+            self._kept.later(lambda: self._write(added), nbytes)
+
+    def drop(self) -> None:
+        """Throws away what is not published, as its last item is not complete."""
+        self._added, self._bytes = [], 0
+        self._kept.later(self.close, 0)
+
+    # -- on the thread that writes -------------------------------------------------------------------------------------
+
+    def _write(self, added: _Added) -> None:
+        with self._careful():
+            for key, elements in added:
+                if self._kept.error:
+                    return
+                if key is not None:
+                    self._begin(key)
+                if self._writer is not None:
+                    self._writer.extend(elements)
+                    self._kept.stay_within()
+
+    def _begin(self, key: bytes) -> None:
+        if self._writer is not None and self._writer.nbytes >= BLOCK_BYTES:
+            self.publish()
+        if self._writer is None:
+            self._draft = self._stack.enter_context(self._store.draft())
+            self._writer = BlockWriter(self._draft, self._kept.compression)
+        self._writer.begin(key)
+
+    def publish(self) -> None:
+        """The block, as it is."""
+        if self._kept.error:
+            return
+        with self._careful():
+            if self._writer is not None and self._draft is not None:
+                info = self._writer.finish()
+                self._draft.publish(self._point, info.name)
+                self._kept.blocks.append(info)
+        self.close()
+
+    def close(self) -> None:
+        """Throws away what is not published."""
+        self._stack.close()
+        self._draft = self._writer = None
+
+    @contextmanager
+    def _careful(self) -> Iterator[None]:
+        try:
+            yield
+        except (CacheError, CodecError) as error:
+            self._kept.give_up(str(error))
+            self.close()
+
+
+def _copied(leaf: Any) -> Any:
+    """A leaf of its own if it is one that can be changed."""
+    if type(leaf) is np.ndarray:
+        return leaf.copy()
+    return copy.deepcopy(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf
