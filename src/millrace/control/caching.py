@@ -107,6 +107,8 @@ def epoch_began(turn: Turn, job: Job) -> None:
     point = active(job)
     if point is not None:
         _use(turn, job, point)
+    if job.caching.kind == "put":
+        sight.looks = []  # more is kept than in the epoch before, so that it is faster
 
 
 def _always(job: Job) -> bool:
@@ -136,7 +138,10 @@ def look(turn: Turn, job: Job) -> None:
     new = _new_look(turn, job, sight)
     if job.caching.kind == "profile":
         profile = profile_of(turn.state, turn.observed, job, sight)
-        if profile is None or "" not in turn.state.caches.costs:
+        if "" not in turn.state.caches.costs:
+            have_measured(turn)  # whoever was asked before may be gone
+            return
+        if profile is None:
             return
         long = policy.profiled(profile.elements, ended=sight.ended)
         if long.value:
