@@ -50,7 +50,7 @@ def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     """How full the cache is, and what each job does about it."""
     out = out or sys.stdout
     cache = of(status)
-    blocks = sum(point["blocks"] for point in cache["points"])
+    blocks = sum(point["blocks"] for point in cache["points"] if "@" not in point["point"])
     promised = max(0, cache["taken"] - cache["bytes"])
     print(f"{cache['location']}: {size(cache['bytes'])} of {size(cache['limit'])} in {blocks} blocks", file=out)
     print(f"promised to tasks that run: {size(promised)}", file=out)
@@ -64,18 +64,21 @@ def chosen(status: Mapping[str, Any], names: list[str], *, everything: bool) -> 
     """The points that were asked for, each by its name or the beginning of it.
 
     Raises:
-        PipelineError: there is no such point, or more than one, or none was named.
+        PipelineError: there is no such point, or more than one, or none was named, or it is in a folder of its own.
     """
     there = [point["point"] for point in of(status)["points"]]
     if everything:
-        return there
+        return [name for name in there if "@" not in name]
     if not names:
         raise PipelineError("name the points to remove, as `millrace cache ls` shows them, or give --all")
     found = []
     for name in names:
-        matching = [point for point in there if point.startswith(name)]
+        matching = [name] if name in there else [point for point in there if point.startswith(name)]
         if len(matching) != 1:
             raise PipelineError(f"{len(matching) or 'no'} points begin with {name!r}: see `millrace cache ls`")
+        folder = matching[0].partition("@")[2]
+        if folder:
+            raise PipelineError(f"what is kept of {name!r} is in a folder of a pipeline's own: clear {folder} yourself")
         found += matching
     return found
 
