@@ -157,7 +157,7 @@ _REACTIONS: dict[type, Callable[[Turn, Any], None]] = {
     inp.ConsumerSaid: _consumer_said,
     inp.ClientSessionLost: _client_session_lost,
     inp.StoreListed: keeping.listed,
-    inp.BlocksGone: lambda turn, item: keeping.deleted(turn, item.place, item.names),
+    inp.BlocksGone: keeping.deleted,
     inp.RemovalAsked: lambda turn, item: keeping.remove(turn, item.places),
     inp.Tick: _tick,
 }

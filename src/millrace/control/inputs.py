@@ -66,10 +66,11 @@ class StoreListed(msgspec.Struct, frozen=True):
 
 
 class BlocksGone(msgspec.Struct, frozen=True):
-    """These were deleted, as the dispatcher had asked."""
+    """These were deleted, as the dispatcher had asked, and those that ``stay`` could not be."""
 
     place: str
     names: list[str]
+    stay: list[str] = []
 
 
 class RemovalAsked(msgspec.Struct, frozen=True):

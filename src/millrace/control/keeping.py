@@ -11,7 +11,7 @@ from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
 from millrace.control.cached import CachedPoint, KeptBlock
 from millrace.control.caching import active, place, share_kept
-from millrace.control.inputs import StoreListed
+from millrace.control.inputs import BlocksGone, StoreListed
 from millrace.control.state import Job, State
 from millrace.control.supply import newest
 from millrace.control.turn import Turn
@@ -123,7 +123,11 @@ def _give_up(turn: Turn, names: Iterable[str], reason: str) -> None:
 def sweep(turn: Turn) -> None:
     """Deletes what was given up and nobody reads any more; lists the store if somebody may have added to it."""
     state = turn.state
-    for name, cached in state.caches.points.items():
+    for name, cached in list(state.caches.points.items()):
+        if cached.path:  # of the user's own folder, which is theirs to clear; who makes such a block replaces it
+            if cached.going:
+                turn.emit(ev.BlocksDeleted(name, list(cached.going)))
+            continue
         free = [
             block
             for block, leases in cached.going.items()
@@ -258,18 +262,19 @@ def _fit(turn: Turn) -> None:
 def remove(turn: Turn, places: list[str]) -> None:
     """Somebody wants all blocks of these points to be deleted."""
     points = turn.state.caches.points
-    names = [f"{name}/{block}" for name in places if name in points for block in points[name].blocks]
+    mine = [name for name in places if name in points and not points[name].path]
+    names = [f"{name}/{block}" for name in mine for block in points[name].blocks]
     _give_up(turn, names, "somebody asked for it")
 
 
-def deleted(turn: Turn, name: str, names: list[str]) -> None:
-    """Blocks are gone from the store, unless they were published again after that: then they will be."""
-    gone = []
-    for block in names:
+def deleted(turn: Turn, message: BlocksGone) -> None:
+    """Blocks are gone from the store, but for those that stay, or were published again: these are deleted once more."""
+    name, gone = message.place, []
+    for block in [*message.names, *message.stay]:
         due = turn.observed.deleting.pop((name, block), 1) - 1
         if due:
             turn.observed.deleting[name, block] = due
-        else:
+        elif block not in message.stay:
             gone.append(block)
     if gone and name in turn.state.caches.points:
         turn.emit(ev.BlocksDeleted(name, gone))

@@ -31,6 +31,7 @@ class Shelf:
         self._location, self._feed = location, feed
         self._store: BlockStore | None = None
         self._failed = False
+        self._stay: set[tuple[str, str]] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-shelf")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,17 +97,20 @@ class Shelf:
             return None
 
     def _delete(self, action: DeleteBlocks) -> inp.Input:
-        point = action.place.partition("@")[0]
-        for name in action.names:
-            self._remove(point, name)
-        return inp.BlocksGone(action.place, action.names)
+        stay = [name for name in action.names if not self._remove(action.place, name)]
+        return inp.BlocksGone(action.place, [name for name in action.names if name not in stay], stay)
 
-    def _remove(self, point: str, name: str) -> None:
+    def _remove(self, point: str, name: str) -> bool:
         assert self._store is not None
         try:
             self._store.delete(point, name)
         except CacheError as error:
-            _logger.warning("block %s/%s stays: %s", point, name, error)
+            if (point, name) not in self._stay:  # it is tried again and again
+                _logger.warning("block %s/%s stays: %s", point, name, error)
+            self._stay.add((point, name))
+            return False
+        self._stay.discard((point, name))
+        return True
 
     async def close(self) -> None:
         """Waits for what is under way."""

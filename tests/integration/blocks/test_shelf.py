@@ -111,3 +111,13 @@ def test_blocks_are_deleted_and_it_is_said(tmp_path):
     (answer,) = asyncio.run(asked(tmp_path, DeleteBlocks(PLACE, [block.name, "ef" * 16])))
     assert answer == inp.BlocksGone(PLACE, [block.name, "ef" * 16])
     assert not store.blocks()
+
+
+def test_a_block_that_cannot_be_deleted_stays_and_is_said_once(tmp_path, caplog):
+    block = put(DirectoryStore(str(tmp_path)), PLACE)
+    path = tmp_path / PLACE / block.name
+    path.unlink()
+    path.mkdir()  # what cannot be unlinked, not even by root
+    answers = asyncio.run(asked(tmp_path, DeleteBlocks(PLACE, [block.name]), DeleteBlocks(PLACE, [block.name])))
+    assert answers == [inp.BlocksGone(PLACE, [], [block.name])] * 2
+    assert caplog.text.count("stays") == 1

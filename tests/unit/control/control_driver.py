@@ -261,6 +261,7 @@ class Service:
         while self.asked_of_store:
             asked = self.asked_of_store.popleft()
             if isinstance(asked, act.DeleteBlocks):
+                assert "@" not in asked.place
                 for name in asked.names:
                     self.store.get(asked.place, {}).pop(name, None)
                 self.answers_of_store.append(inp.BlocksGone(asked.place, asked.names))

@@ -238,6 +238,33 @@ def test_a_damaged_block_that_was_made_anew_under_its_name_stays():
     assert name not in {block.name for block in service.state.caches.points[PLACE].readable}
 
 
+def test_what_cannot_be_deleted_counts_until_it_can():
+    service, peer = begun()
+    read_all(service, peer)
+    service.say(inp.ConsumerSaid("c", msg.LeaveJob()))
+    service.say(inp.RemovalAsked([PLACE]))
+    (asked,) = [asked for asked in service.asked_of_store if isinstance(asked, act.DeleteBlocks)]
+    service.asked_of_store.clear()
+    service.say(inp.BlocksGone(PLACE, [], asked.names))
+    assert len(blocks(service)) == 8
+    service.tick(1.0)
+    service.answer_for_store()
+    assert PLACE not in service.state.caches.points
+
+
+def test_a_user_s_own_folder_is_theirs_to_clear():
+    service, _ = begun(points=[point(path="/there")])
+    service.work(read=False)
+    place = f"{PLACE}@/there"
+    name = min(blocks(service, place))
+    service.say(inp.RemovalAsked([place]))
+    assert name in {block.name for block in service.state.caches.points[place].readable}
+    service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, place, lost=[name])))
+    assert name not in blocks(service, place)
+    assert name not in service.workers["w0"].known[place]
+    assert not [asked for asked in service.asked_of_store if isinstance(asked, act.DeleteBlocks)]
+
+
 def test_words_about_a_store_that_cannot_be_listed_change_nothing_and_it_is_asked_again():
     service, _ = begun()
     service.work(read=False)
