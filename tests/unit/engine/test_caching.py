@@ -172,3 +172,20 @@ def test_as_much_is_kept_as_there_is_room_for(runs, monkeypatch):
     counts = calls(Dataset.range(100).map(counted).autocache(), runs, 2, room=12000)
     assert counts[0] == 100
     assert 0 < counts[1] < 100
+
+
+def nothing(number: int) -> bool:
+    return False
+
+
+def test_items_without_elements_take_room_too(runs):
+    made = runs.program(Dataset.range(10_000).filter(nothing).autocache(), tasks=1)
+    try:
+        store = MemoryStore()
+        _, kept, _ = with_point(made, store, room=100_000)
+        elements_of(made, local.planned(made.plan), 0)
+        kept[0].finish()
+        assert not store.blocks()
+        assert kept[0].wanted > 200_000
+    finally:
+        made.close()
