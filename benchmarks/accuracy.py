@@ -49,6 +49,8 @@ MARGIN = 4
 """Pixels by which an image is moved at most."""
 PEAK_RATE = 0.1
 WORKERS = 2
+CACHE_BYTES = 1 << 30
+"""More than there is to keep."""
 BUFFER_BYTES = 8 << 20
 """In the training process, so that workers are at work until the end: all of an epoch is 150 MB."""
 _SEEDING = threading.Lock()
@@ -63,12 +65,14 @@ class Guarantee:
         options: of ``distribute``.
         kills: workers are killed meanwhile.
         draws: each element is drawn from all of them.
+        cache: where elements are kept, "before" or "behind" what augments them; "": nowhere.
     """
 
     name: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     kills: bool = False
     draws: bool = False
+    cache: str = ""
 
 
 GUARANTEES = (
@@ -92,6 +96,8 @@ class Size:
     kill_every: int
     """Steps from one kill to the next."""
     seeds: int
+    shards: int | None = None
+    """Of the training data, that are read; None: all."""
 
 
 FULL = Size(epochs=2, batch=128, tasks=48, kill_every=100, seeds=5)
@@ -112,6 +118,8 @@ class Training:
         kills: workers killed.
         at_work: of these, how many had a task that they had not finished.
         seconds: that it took.
+        pictures: different ones that came.
+        kept: elements that were in the cache in the end.
     """
 
     losses: list[float]
@@ -123,6 +131,8 @@ class Training:
     kills: int
     at_work: int
     seconds: float
+    pictures: int = 0
+    kept: int = 0
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -132,11 +142,11 @@ class Samples:
     """Samples of tar shards by number, as ``from_webdataset`` gives them in turn.
 
     Args:
-        pattern: of the shards, whose samples are called 000000, 000001, ...
+        paths: of the shards, whose samples are called 000000, 000001, ...
     """
 
-    def __init__(self, pattern: str) -> None:
-        self._paths = sorted(glob.glob(pattern))
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
         places: dict[str, list[tuple[int, int, int]]] = {"jpg": [], "cls": []}
         for shard, path in enumerate(self._paths):
             with tarfile.open(path) as members:
@@ -209,7 +219,7 @@ class Lesson:
 
     def __init__(self, folder: str, size: Size) -> None:
         self.size = size
-        self.shards = f"{folder}/train-*.tar"
+        self.shards = sorted(glob.glob(f"{folder}/train-*.tar"))[: size.shards]
         self.samples = Samples(self.shards)
         tests = mr.Dataset.from_webdataset(f"{folder}/test-*.tar").map(decode).batch(500)
         self.tests = [(batch["image"], batch["label"]) for batch in tests]
@@ -223,13 +233,12 @@ class Lesson:
         with _SEEDING:
             torch.manual_seed(seed)
             model = network()
-        source = drawn(self.samples) if guarantee.draws else mr.Dataset.from_webdataset(self.shards)
-        images = source.map(decode).map(augment).shuffle(5_000).batch(self.size.batch)
-        images = images.with_options(buffer_bytes=BUFFER_BYTES)
+        images = self.images(guarantee)
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=5e-4)
         losses: list[float] = []
         elements = lost = repeated = due = 0
         killed: list[int] = []
+        pictures: set[int] = set()
         began = time.perf_counter()
         with images.distribute(service.address, seed=seed, tasks=self.size.tasks, **guarantee.options) as served:
             reader = served.torch()
@@ -237,6 +246,7 @@ class Lesson:
                 came = np.zeros(len(self.samples), np.int64)
                 for batch in reader:
                     np.add.at(came, batch["number"].numpy(), 1)
+                    pictures.update(hash(image.tobytes()) for image in batch["image"].numpy())
                     done = (elements + came.sum()) / (self.size.epochs * len(self.samples))
                     for group in optimizer.param_groups:
                         group["lr"] = PEAK_RATE * min(4 * done, (1.01 - done) / 0.75)
@@ -250,7 +260,32 @@ class Lesson:
         seconds = time.perf_counter() - began
         weights = hashlib.sha256(b"".join(each.numpy().tobytes() for each in model.state_dict().values())).hexdigest()
         at_work = sum(tasks > 0 for tasks in killed)
-        return Training(losses, weights, self.test(model), elements, lost, repeated, len(killed), at_work, seconds)
+        cache = service.status()["cache"]
+        kept = sum(point["items"] for point in cache["points"]) if cache is not None else 0
+        return Training(
+            losses,
+            weights,
+            self.test(model),
+            elements,
+            lost,
+            repeated,
+            len(killed),
+            at_work,
+            seconds,
+            len(pictures),
+            kept,
+        )
+
+    def images(self, guarantee: Guarantee) -> mr.Dataset:
+        """Batches of the training images."""
+        source = drawn(self.samples) if guarantee.draws else mr.Dataset.from_webdataset(self.shards)
+        images = source.map(decode)
+        if guarantee.cache == "before":
+            images = images.autocache("cache")
+        images = images.map(augment)
+        if guarantee.cache == "behind":
+            images = images.cache()
+        return images.shuffle(5_000).batch(self.size.batch).with_options(buffer_bytes=BUFFER_BYTES)
 
     def test(self, model: Any) -> float:
         """Percentage of the test images that the model knows."""
@@ -357,17 +392,22 @@ def identical(lesson: Lesson, seed: int) -> dict[str, Any]:
     }
 
 
-def compare(lesson: Lesson, together: int, report: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Trains once for each seed and guarantee, ``together`` at a time; gives the rows so far to ``report``."""
+def compare(
+    lesson: Lesson, ways: Sequence[Guarantee], together: int, report: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    """Trains once for each seed and way to read, ``together`` at a time; gives the rows so far to ``report``."""
 
     def row(seed: int, guarantee: Guarantee) -> dict[str, Any]:
-        with mr.LocalService(max_workers=WORKERS, threads=1) as service:
+        with (
+            tempfile.TemporaryDirectory(prefix="millrace-cache-") as folder,
+            mr.LocalService(max_workers=WORKERS, threads=1, cache_dir=folder, cache_bytes=CACHE_BYTES) as service,
+        ):
             training = dataclasses.asdict(lesson.train(seed, guarantee, service))
         return {"guarantee": guarantee.name, "seed": seed, "steps": len(training.pop("losses")), **training}
 
     rows = []
     with ThreadPoolExecutor(together) as pool:
-        for found in pool.map(row, *zip(*itertools.product(range(lesson.size.seeds), GUARANTEES), strict=True)):
+        for found in pool.map(row, *zip(*itertools.product(range(lesson.size.seeds), ways), strict=True)):
             rows.append(found)
             report(rows)
             print(
@@ -379,13 +419,15 @@ def compare(lesson: Lesson, together: int, report: Callable[[list[dict[str, Any]
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each guarantee that has two trainings or more: accuracy with its interval, against the first, and counts.
+    """Of each way to read that has two trainings or more: accuracy with its interval, against the first, and counts.
 
     ``accuracy`` and ``against`` are (mean, how far the 95 % interval reaches to both sides), in percent and in
     percentage points; ``chance`` is the p-value of the paired test; the counts are means of a training.
     """
-    of = {guarantee.name: [row for row in rows if row["guarantee"] == guarantee.name] for guarantee in GUARANTEES}
-    reference = {row["seed"]: row["accuracy"] for row in of[GUARANTEES[0].name]}
+    of: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        of.setdefault(row["guarantee"], []).append(row)
+    reference = {row["seed"]: row["accuracy"] for row in next(iter(of.values()), [])}
     found: dict[str, dict[str, Any]] = {}
     for name, runs in of.items():
         if len(runs) < 2:
@@ -397,7 +439,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "chance": chance(differences),
             **{
                 count: float(np.mean([row[count] for row in runs]))
-                for count in ("elements", "lost", "repeated", "steps", "kills", "at_work")
+                for count in ("elements", "lost", "repeated", "steps", "kills", "at_work", "pictures", "kept")
             },
         }
     return found
@@ -439,7 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report["identical"] = identical(lesson, seed=0)
         write([])
         if not options.identical:
-            compare(lesson, options.together, write)
+            compare(lesson, GUARANTEES, options.together, write)
     for name, found in report["results"].items():
         (mean, reach), (gap, gap_reach) = found["accuracy"], found["against"]
         print(
