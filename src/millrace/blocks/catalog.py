@@ -96,6 +96,11 @@ class Catalog:
             for name in names:
                 self._forget(self._numbers.get(name, -1))
 
+    def names(self) -> set[str]:
+        """All blocks that are known."""
+        with self._lock:
+            return set(self._numbers)
+
     def find(self, keys: Keys) -> Found:
         """Where items are.
 

@@ -51,11 +51,12 @@ class MeasureStore(Message, frozen=True):
 
 
 class BlocksKnown(Message, frozen=True):
-    """Blocks of a point that can be read from now on, and some that can't any more."""
+    """Blocks of a point that can be read from now on, and some that can't any more; ``whole``: nor can any others."""
 
     place: str
     names: list[str] = []
     gone: list[str] = []
+    whole: bool = False
 
 
 class CacheUse(msgspec.Struct, frozen=True, array_like=True):

@@ -158,15 +158,13 @@ def _list(turn: Turn, leases: list[int]) -> None:
 
 
 def tell_blocks(turn: Turn, worker: str, name: str) -> None:
-    """A worker gets a lease that uses a point: it is to know what is kept there."""
+    """A worker gets a lease that uses a point: it is to know what is kept there, and forget what it knew before."""
     told = turn.observed.told.setdefault(worker, set())
     if name in told:
         return
     told.add(name)
     cached = turn.state.caches.points.get(name, CachedPoint())
-    names = [block.name for block in cached.readable]
-    if names:
-        turn.to_worker(worker, BlocksKnown(name, names))
+    turn.to_worker(worker, BlocksKnown(name, [block.name for block in cached.readable], whole=True))
 
 
 def _announce(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:

@@ -56,14 +56,15 @@ class Caches:
 
     def known(self, message: BlocksKnown) -> None:
         """The dispatcher tells of blocks. Their indexes are read by the next run that needs them."""
+        gone = set(message.gone)
         with self._lock:
-            self._news.setdefault(message.place, []).extend(message.names)
-            if message.gone:
-                gone = set(message.gone)
-                self._news[message.place] = [name for name in self._news[message.place] if name not in gone]
+            before = [] if message.whole else self._news.get(message.place, [])
+            self._news[message.place] = [name for name in [*before, *message.names] if name not in gone]
             catalog = self._catalogs.get(message.place)
         if catalog is not None:
             catalog.forget(message.gone)
+            if message.whole:
+                catalog.forget(catalog.names() - set(message.names))
 
     @contextmanager
     def using(self, lease: LeaseTask) -> Iterator[tuple[Using, list[CacheUsed]]]:

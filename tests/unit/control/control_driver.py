@@ -86,9 +86,8 @@ class FakeWorker:
 
     def take(self, message: Any) -> None:
         if isinstance(message, BlocksKnown):
-            known = self.known.setdefault(message.place, set())
-            known.update(message.names)
-            known.difference_update(message.gone)
+            known = set() if message.whole else self.known.get(message.place, set())
+            self.known[message.place] = (known | set(message.names)) - set(message.gone)
         elif isinstance(message, MeasureStore):
             self.measuring = True
         elif isinstance(message, msg.OpenJob):
