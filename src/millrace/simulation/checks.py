@@ -13,7 +13,8 @@ from millrace.control import messages as msg
 from millrace.control.snapshot import Snapshot
 from millrace.control.state import State
 from millrace.control.supply import missing
-from millrace.simulation.pipelines import Output
+from millrace.simulation.cache_checks import CacheChecks
+from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -28,19 +29,26 @@ class EpochBook:
     """What became of one epoch of one job.
 
     Attributes:
-        yielded: elements that a user has, and by which client; ``received``: that a consumer had.
-        dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end.
+        yielded: elements that a user has, and by which client; ``void``: the same of who was given up and did not know;
+            ``received``: elements that a consumer had.
+        dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end; ``late``: those
+            that were first leased when their tail had begun without them, as nobody was there to read them.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
         at: by client, the task that it read last.
+        reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
     """
 
     yielded: dict[int, str] = field(default_factory=dict)
+    void: dict[int, str] = field(default_factory=dict)
     received: set[int] = field(default_factory=set)
     dealt: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
+    leased: set[int] = field(default_factory=set)
     begun: bool = False
     interrupted: bool = False
     at: dict[str, int] = field(default_factory=dict)
+    reused: int | None = None
 
 
 @dataclass
@@ -85,6 +93,7 @@ class Checks:
         self._heard: dict[str, float] = {}
         self._clients: dict[tuple[str, int], str] = {}
         self._given_up: set[str] = set()
+        self.caches = CacheChecks(town)
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
@@ -95,27 +104,38 @@ class Checks:
             raise Violation(f"{consumer.name} was let into job {key[0]} before that was durable")
         return self._books[key]
 
-    def began(self, consumer: Consumer, epoch: int) -> None:
-        """A consumer reads an epoch."""
-        self._book(consumer).epoch(epoch).begun = True
+    def began(self, consumer: Consumer, epoch: int, reused: int) -> None:
+        """A consumer reads an epoch, below a cache point as the first one was."""
+        book = self._book(consumer).epoch(epoch)
+        if book.reused not in {None, reused}:
+            raise Violation(f"epoch {epoch} of {consumer.name} is as the first one below {reused} and {book.reused}")
+        book.begun, book.reused = True, reused
 
     def received(self, consumer: Consumer, epoch: int, outputs: Sequence[Output]) -> None:
         """It has outputs that it had not before."""
-        self._book(consumer).epoch(epoch).received.update(element for output in outputs for element in output)
+        self._book(consumer).epoch(epoch).received.update(bare(element) for output in outputs for element in output)
 
     def yielded(self, consumer: Consumer, epoch: int, task: int, outputs: Sequence[Output]) -> None:
         """Its user has outputs of a task."""
         job = self._book(consumer)
         book = job.epoch(epoch)
         if consumer.client in self._given_up:
-            return  # it does not know yet; what it does is void
+            # It does not know yet, and what it does is void; unless the dispatcher dies before that is durable.
+            book.void.update((bare(element), consumer.client) for output in outputs for element in output)
+            return
         before = book.at.get(consumer.client, -1)
         if job.spec.deterministic and task < before:
             raise Violation(f"task {task} of epoch {epoch} of job {job.spec.name} was read after task {before}")
         book.at[consumer.client] = task
+        pipeline = self._town.pipelines[job.spec.structure]
+        values = pipeline.epoch_of_values(epoch, -1 if book.reused is None else book.reused)
         for output in outputs:
             self.elements += len(output)
-            for element in output:
+            for given in output:
+                element = bare(given)
+                if values_of(given) != values:
+                    where = f"element {element} of epoch {epoch} of job {job.spec.name}"
+                    raise Violation(f"{where} has the random values of epoch {values_of(given)}, not of {values}")
                 first = book.yielded.get(element)
                 if first is not None and first not in self._given_up and job.spec.sharding != "off":
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
@@ -165,7 +185,14 @@ class Checks:
 
     def _enter(self, job: JobBook, event: ev.AnyEvent) -> None:
         match event:
-            case ev.TaskLeased(epoch=epoch, task=task, fresh=True) | ev.TailDealt(epoch=epoch, task=task):
+            case ev.TaskLeased(epoch=epoch, task=task, fresh=fresh):
+                book = job.epoch(epoch)
+                if fresh:
+                    book.dealt.add(task)
+                    if self._parent(job, task) in book.leased:
+                        book.late.add(task)
+                book.leased.add(task)
+            case ev.TailDealt(epoch=epoch, task=task):
                 job.epoch(epoch).dealt.add(task)
             case ev.TaskDone(epoch=epoch, task=task, dropped=True) | ev.TaskSpared(epoch=epoch, task=task):
                 job.epoch(epoch).dropped.add(task)
@@ -190,6 +217,12 @@ class Checks:
                 for epoch in [number for number, book in job.epochs.items() if all_came and not book.interrupted]:
                     self._complete(job, epoch)
 
+    def _parent(self, job: JobBook, task: int) -> int:
+        """The tail that takes what a task leaves; -1: none does."""
+        if job.spec.sharding == "off":
+            return -1
+        return self._town.pipelines[job.spec.structure].plan.task(task).parent
+
     def _complete(self, job: JobBook, number: int) -> None:
         """All that an epoch should have given was given."""
         book = job.epochs.pop(number, None)
@@ -200,10 +233,11 @@ class Checks:
         loose = job.spec.visitation != "exactly_once"
         if book.dropped and not (book.interrupted or loose):
             raise Violation(f"tasks {sorted(book.dropped)} of {where} were dropped, though all read to the end")
+        came = book.yielded.keys() | {each for each, client in book.void.items() if client not in self._given_up}
         lost = set()
         for index in range(plan.length):
             task = plan.task(index)
-            absent = set(self._town.pipelines[job.spec.structure].born_in(task)) - book.yielded.keys() - job.skipped
+            absent = set(self._town.pipelines[job.spec.structure].born_in(task)) - came - job.skipped
             if book.interrupted:
                 absent -= book.received  # and were lost with whoever had them
             if absent and not self._excused(job, book, plan, index, loose=loose):
@@ -219,6 +253,8 @@ class Checks:
                 return True
             if index not in book.dealt and (book.interrupted or job.left):
                 return True
+            if index in book.late and job.left:
+                return True
             index = plan.task(index).parent
         return False
 
@@ -227,6 +263,7 @@ class Checks:
     def decided(self, dispatcher: Dispatcher, item: inp.Input, events: Sequence[ev.AnyEvent]) -> None:
         """The state has just been brought up to date."""
         state = dispatcher.state
+        self.caches.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
             if isinstance(event, ev.ConsumerJoined):
@@ -252,6 +289,7 @@ class Checks:
                 _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
         if isinstance(item, inp.Tick):
             _check_leases(state)
+            self.caches.ticked(dispatcher)
             _check_bounds(state, dispatcher)
             for worker in self._town.workers.values():
                 self._check_held(dispatcher, worker)

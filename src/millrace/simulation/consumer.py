@@ -68,6 +68,7 @@ class Consumer(Process):
         self._wanted = self._begun = -1
         self._left: tuple[int, list[msg.TaskProgress]] = (-1, [])
         self._taken = 0
+        self._since = 0.0
         self._waiting = False
         self._report_due = False
         self._readers: dict[str, Iterator[float]] = {}
@@ -158,7 +159,7 @@ class Consumer(Process):
                 if self.inbox is not None and self.inbox.number == epoch:
                     self.inbox.ends(tasks)
                     self._wake()
-            case msg.EpochBegun(epoch=epoch):
+            case msg.EpochBegun(epoch=epoch, reused=reused):
                 if epoch == self._wanted:
                     if self.inbox is None or self.inbox.number != epoch:
                         self.inbox = EpochInbox(epoch, in_order=self.spec.deterministic, decode=list)
@@ -166,7 +167,8 @@ class Consumer(Process):
                     if self._begun != epoch:
                         self._begun = epoch
                         self._taken = 0
-                        self._checks.began(self, epoch)
+                        self._since = self.world.now
+                        self._checks.began(self, epoch, reused)
                         self._wait()
             case msg.JobFailed(failure=failure):
                 self._fail(failure)
@@ -188,7 +190,9 @@ class Consumer(Process):
             epoch, tasks = self.inbox.number, self.inbox.progress(everything=everything)
         elif everything:
             epoch, tasks = self._left
-        self._say(msg.ConsumerReport(max(self._wanted, 0) if epoch < 0 else epoch, tasks))
+        each = (self.world.now - self._since) / self._taken if self._taken else 0.0
+        number = max(self._wanted, 0) if epoch < 0 else epoch
+        self._say(msg.ConsumerReport(number, tasks, self._taken, each, max(0.0, each - self._slow)))
 
     def _report_soon(self) -> None:
         if not self._report_due:

@@ -18,6 +18,7 @@ from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.simulation.checks import Checks
 from millrace.simulation.disk import Disk, encoded
+from millrace.simulation.store import Store
 from millrace.simulation.world import Connection, Process, Violation, World
 
 HOST = "the dispatcher's host"
@@ -67,9 +68,12 @@ class Dispatcher(Process):
         disk: what the lives before have left.
         checks: what must hold.
         fleet: its workers.
+        store: of blocks.
     """
 
-    def __init__(self, world: World, settings: Settings, disk: Disk, checks: Checks, fleet: Fleet) -> None:
+    def __init__(
+        self, world: World, settings: Settings, disk: Disk, checks: Checks, fleet: Fleet, store: Store
+    ) -> None:
         super().__init__(world, NAME)
         self.state = restored(disk, settings)
         self.observed = Observed()
@@ -78,6 +82,8 @@ class Dispatcher(Process):
         self._settings = settings
         self._checks = checks
         self._fleet = fleet
+        self._store = store
+        self._shelved_at = 0.0
         self._clock = Clock(lambda: world.now, disk.at)
         self._sessions: dict[tuple[type, str], Connection] = {}
         self._names: dict[Connection, tuple[type, str]] = {}
@@ -186,8 +192,34 @@ class Dispatcher(Process):
                 self.after(0.0, self._over, session)
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
+            case act.ListStore() | act.DeleteBlocks():
+                self._shelve(action)
             case _:
                 pass  # blobs are kept
+
+    # -- the store, as in :mod:`millrace.dispatcher.shelf` -------------------------------------------------------------
+
+    def _shelve(self, action: act.ListStore | act.DeleteBlocks) -> None:
+        """In the background, one thing at a time; what came of it is fed."""
+        if isinstance(action, act.ListStore):
+            self._soon(self._list, action)
+            return
+        for name in action.names:
+            self._soon(self._delete, action.place, name)
+        self._soon(self._feed, inp.BlocksGone(action.place, action.names))
+
+    def _soon(self, call: Callable[..., None], *args: Any) -> None:
+        world = self.world
+        self._shelved_at = max(self._shelved_at, world.now) + world.rng.expovariate(10.0)
+        self.after(self._shelved_at - world.now, call, *args)
+
+    def _list(self, action: act.ListStore) -> None:
+        found = inp.StoreListed(self._store.listed(action.known), action.leases, action.known)
+        self.after(self.world.rng.expovariate(5.0), self._feed, found)
+
+    def _delete(self, place: str, name: str) -> None:
+        self._checks.caches.deleting(self, place, name)
+        self._store.delete(place, name)
 
     def _tick(self) -> None:
         self.after(min(1.0, self._settings.heartbeat_s / 4), self._tick)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from millrace.simulation.disk import Disk
+from millrace.simulation.store import Store
 from millrace.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def _strike(town: Town) -> None:
     kind = rng.choice(KINDS)
     if FAULTS[kind](town):
         town.world.note("FAULT", kind)
-        if kind != "disk full":
+        if kind not in {"disk full", "store full"}:
             fired(town, kind)
     if town.faults_to_come > 0:
         town.world.after(rng.expovariate(1.0 / PAUSE_S), _strike, town)
@@ -118,17 +120,33 @@ def _dispatcher_paused(town: Town) -> bool:
 
 
 def _disk_full(town: Town) -> bool:
-    if town.disk.full:
+    return _fill(town, town.disk, "disk full")
+
+
+def _store_full(town: Town) -> bool:
+    return _fill(town, town.store, "store full")
+
+
+def _fill(town: Town, disk: Disk | Store, kind: str) -> bool:
+    if disk.full:
         return False
-    town.disk.full = True
-    town.world.after(town.world.rng.uniform(0.5, 10.0), _room_again, town, town.disk.failed)
+    disk.full = True
+    town.world.after(town.world.rng.uniform(0.5, 10.0), _room_again, town, disk, kind, disk.failed)
     return True
 
 
-def _room_again(town: Town, failed: int) -> None:
-    town.disk.full = False
-    if town.disk.failed > failed:
-        fired(town, "disk full")
+def _room_again(town: Town, disk: Disk | Store, kind: str, failed: int) -> None:
+    disk.full = False
+    if disk.failed > failed:
+        fired(town, kind)
+
+
+def _block_lost(town: Town) -> bool:
+    return town.store.lose(town.world.rng)
+
+
+def _block_damaged(town: Town) -> bool:
+    return town.store.damage(town.world.rng)
 
 
 def _consumer_killed(town: Town) -> bool:
@@ -169,6 +187,9 @@ FAULTS: dict[str, Callable[[Town], bool]] = {
     "dispatcher killed": _dispatcher_killed,
     "dispatcher paused": _dispatcher_paused,
     "disk full": _disk_full,
+    "store full": _store_full,
+    "block lost": _block_lost,
+    "block damaged": _block_damaged,
     "consumer killed": _consumer_killed,
     "consumer paused": _consumer_paused,
 }

@@ -14,7 +14,9 @@ from millrace.control import messages as msg
 from millrace.control.reports import LaneReport
 from millrace.control.whereabouts import Place
 from millrace.engine.watch import between
-from millrace.simulation.pipelines import Output
+from millrace.planning.plan import Task
+from millrace.simulation.caching import Using
+from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
 from millrace.simulation.world import Connection
 from millrace.wire import delivery
 from millrace.worker.buffers import Allowance, LaneBuffer, Message, TaskKey
@@ -62,6 +64,8 @@ class Lane:
         self.said: msg.TaskAt | None = None
         """Where the run is, if the dispatcher has not answered that yet."""
         self._number = 0
+        self.using: Using | None = None
+        """What the run has of a cache."""
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -162,6 +166,7 @@ class Lane:
             self._spared = False
             self.said = None
             self._number = 0
+            self.using = None
             self._steps = self._attempt(self._running)
             self._worker.after(0.0, self._advance)
         self._send()
@@ -200,8 +205,13 @@ class Lane:
         except PoisonedError as error:
             self._abandon(lease)
             outcome = msg.TaskFailed(lease.ref, lease.lease, msg.Failure("ElementError", str(error)))
+        if self.using is not None:
+            self._worker.tell(self.using.told())
+            self.using = None
         if outcome is not None:
             self._worker.tell(outcome)
+        if lease.measure:
+            self._worker.hurry()
 
     def _enter(self) -> Steps:
         """One job's code runs at a time."""
@@ -226,15 +236,18 @@ class Lane:
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         left = (yield from self._gather(lease)) if lease.holders else []
-        outputs, leaves = pipeline.put_out(task, left, {poison.place[4] for poison in lease.poison})
+        units, elements = yield from self._read(lease, pipeline, task)
+        outputs, leaves = pipeline.put_out(task, left if task.inputs else elements)
+        share = len(units) / max(1, task.stop - task.start)
         computed, index = 0.0, 0
         while index < len(outputs):
             count = min(rng.randrange(1, 4), len(outputs) - index)
-            step = worker.speed * rng.uniform(0.05, 0.4) * count
+            step = worker.speed * rng.uniform(0.05, 0.4) * count * (share if self.using is not None else 1.0)
             computed += step
             yield from self._come_to(lease, outputs[index : index + count])
             yield step
             self._check()
+            self._keep(lease, pipeline, units, len(units) * (index + count) // len(outputs))
             if worker.town.poisoned(ref):
                 raise PoisonedError(f"task {ref.task} of job {ref.job} is poisoned")
             skip = max(min(first - index, count), 0)
@@ -243,6 +256,10 @@ class Lane:
             index += count
         yield from self._come_to(lease, [tuple(leaves)])
         self._check()
+        self._keep(lease, pipeline, units, len(units))
+        if self.using is not None:
+            self.using.finish()
+        worker.measured(ref.job, task.stop - task.start, len(outputs), computed)
         if task.parent >= 0 and leaves:
             worker.keep(lease, leaves)
         if lease.received >= 0:
@@ -253,6 +270,31 @@ class Lane:
         self._running = None
         worker.took(computed)
         return msg.TaskFinished(ref, lease.lease, len(outputs), 0, task.parent >= 0 and bool(leaves))
+
+    def _read(
+        self, lease: msg.LeaseTask, pipeline: Pipeline, task: Task
+    ) -> Generator[float | None, None, tuple[list[int], list[int]]]:
+        """(units that are still to be made, elements of the task) once what is kept was read."""
+        epoch, poison = pipeline.epoch_of_values(lease.ref.epoch, lease.reused), {each.place[4] for each in lease.poison}
+        values: dict[int, int] = {}
+        units = [] if task.is_sequence or task.inputs else list(range(task.start, task.stop))
+        if lease.cache is not None:
+            self.using = Using(self._worker.catalogs, lease, self._worker.checks)
+            for unit in units:
+                found = self.using.read(unit)
+                if found is not None:
+                    values[unit] = found
+                    yield self._worker.world.rng.uniform(0.0, 0.02)
+                    self._check()
+        born = [element for element in pipeline.born_in(task) if element not in poison]
+        elements = [with_values(element, values.get(unit_of(element), epoch)) for element in born]
+        return [unit for unit in units if unit not in values], elements
+
+    def _keep(self, lease: msg.LeaseTask, pipeline: Pipeline, units: list[int], upto: int) -> None:
+        """So many of these units were made by now."""
+        if self.using is not None:
+            for unit in units[self.using.count : upto]:
+                self.using.made(unit, pipeline.epoch_of_values(lease.ref.epoch, lease.reused))
 
     def _gather(self, lease: msg.LeaseTask) -> Generator[float | None, None, list[int]]:
         by_address: dict[str, list[int]] = {}
@@ -317,7 +359,7 @@ class Lane:
         """The run deals with elements, one of which may end the process."""
         if lease.holders:
             return  # others have dealt with them
-        for element in [element for output in outputs for element in output]:
+        for element in [bare(element) for output in outputs for element in output]:
             if lease.care >= ALONE:
                 yield from self._announce(lease, (1, 0, 0, 0, element, 0), f"element {element}")
             if self._worker.town.deadly(lease.ref.job, element):

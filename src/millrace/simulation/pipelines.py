@@ -7,7 +7,8 @@ told from all others, and what any run of a task must put out is known.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,6 +17,7 @@ import msgspec
 from millrace.graph import nodes as g
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Plan, Task, plan_of
+from millrace.planning.points import CachePoint, is_random
 from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
 from millrace.planning.units import UnitMap, Yield
 
@@ -27,6 +29,34 @@ _MOST = 4
 _SEQUENCE = 23
 """Units of a graph that runs as one sequence."""
 _FUNCTION = g.Opaque(None, "modelled")
+_RANDOM = g.Opaque(None, "modelled", takes_rng=True)
+_VALUES = 1 << 32
+"""More than there are elements of a pipeline."""
+
+
+def with_values(element: int, epoch: int) -> int:
+    """An element with the random values that it has in an epoch."""
+    return element + epoch * _VALUES
+
+
+def bare(element: int) -> int:
+    """An element, whatever random values it has."""
+    return element % _VALUES
+
+
+def values_of(element: int) -> int:
+    """The epoch whose random values an element has."""
+    return element // _VALUES
+
+
+def unit_of(element: int) -> int:
+    """The unit that gave an element."""
+    return bare(element) // _MOST
+
+
+def bytes_of(unit: int) -> int:
+    """What a unit's elements take in a cache."""
+    return (1 + unit % 3) << 20
 
 
 @dataclass(frozen=True)
@@ -64,21 +94,54 @@ class Pipeline:
     def _units(self) -> UnitMap:
         return UnitMap(self.graph, self.tables)
 
-    def put_out(
-        self, task: Task, leftovers: Sequence[int] = (), without: Container[int] = ()
-    ) -> tuple[list[Output], list[int]]:
+    @cached_property
+    def _point(self) -> int:
+        """The node of the cache point; -1 if there is none."""
+        nodes = enumerate(self.graph.nodes)
+        return next((number for number, node in nodes if isinstance(node, g.Cache | g.Autocache)), -1)
+
+    @cached_property
+    def random(self) -> bool:
+        """A random function is below the cache point."""
+        return any(map(is_random, self.graph.nodes))
+
+    def points(self, seed: int) -> list[CachePoint]:
+        """Its cache points, as a worker that has listed the sources of a job finds them.
+
+        Args:
+            seed: the job's.
+        """
+        if self._point < 0:
+            return []
+        mode = "cache" if g.always_reused(self.graph.nodes[self._point]) else "auto"
+        below = g.Graph(self.graph.nodes[self._point].inputs[0])
+        made = repr([pack(below)[0], seed if self.random else None]).encode()
+        count = self._units.of(self._point).count
+        fixed = ["map(modelled)"] if self.random else []
+        digest = hashlib.blake2b(made, digest_size=16).hexdigest()
+        return [CachePoint(self._point, "map", mode, digest, items=count, fixed=fixed, random=self.random)]
+
+    def epoch_of_values(self, epoch: int, reused: int) -> int:
+        """The epoch whose random values the elements of an epoch have.
+
+        Args:
+            epoch: the one that is read.
+            reused: the point below which it is as the first one was; -1: none.
+        """
+        if not self.random:
+            return 0
+        return 0 if reused == self._point or g.always_reused(self.graph.nodes[self._point]) else epoch
+
+    def put_out(self, task: Task, elements: Sequence[int]) -> tuple[list[Output], list[int]]:
         """(outputs, what is left to the parent) of a run.
 
         Args:
             task: of the plan; without a parent it flushes.
-            leftovers: elements that the inputs of a tail have left, in their order.
-            without: elements that are skipped.
+            elements: of :meth:`born_in`, or what the inputs of a tail have left, in their order.
         """
-        born = [element for element in self.born_in(task) if element not in without]
         if task.is_sequence:
-            return [(element,) for element in born], []
+            return [(element,) for element in elements], []
         root = self._units.of(self.graph.id_of(self.graph.root))
-        elements = list(leftovers) if task.inputs else born
         if not root.collecting:
             return [(element,) for element in elements], []
         groups = [tuple(elements[at : at + root.group]) for at in range(0, len(elements), root.group)]
@@ -117,7 +180,10 @@ def _range(count: int) -> dict[int, SplitTable]:
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Pipeline, ...]:
-    """With and without tails, in one level and two; shuffled or not; one that can't be cut; one without an end."""
+    """With and without tails, in one level and two; shuffled or not; one that can't be cut; one without an end; cached.
+
+    Some have the same below their cache, so that they share what is kept.
+    """
     numbers = g.Range(start=0, stop=48)
     many = g.Range(start=0, stop=160)
     files = g.FromTFRecords(patterns=("*",))
@@ -127,6 +193,13 @@ def catalogue() -> tuple[Pipeline, ...]:
     deep = g.Batch(inputs=(g.Filter(inputs=(many,), fn=_FUNCTION),), batch_size=3)
     twice = g.Repeat(inputs=(batches,), count=2)
     pictures = g.FromFiles(patterns=("*",))
+    mapped = g.Map(inputs=(numbers,), fn=_FUNCTION)
+    kept = g.Cache(inputs=(mapped,))
+    auto = g.Filter(inputs=(g.Autocache(inputs=(mapped,)),), fn=_FUNCTION)
+    random = g.Map(inputs=(numbers,), fn=_RANDOM)
+    frozen = g.Filter(inputs=(g.Cache(inputs=(random,)),), fn=_FUNCTION)
+    renewed = g.Autocache(inputs=(random,))
+    behind = g.Batch(inputs=(g.Cache(inputs=(g.Filter(inputs=(many,), fn=_FUNCTION),)),), batch_size=3)
     endless = g.Repeat(inputs=(g.Shuffle(inputs=(pictures,), buffer_size=24),), count=None)
     return (
         Pipeline("a range", g.Graph(numbers), _range(48), 12),
@@ -140,4 +213,9 @@ def catalogue() -> tuple[Pipeline, ...]:
         Pipeline("one sequence", g.Graph(g.Take(inputs=(odd,), count=20)), _range(48), 4),
         Pipeline("nothing", g.Graph(g.Range(start=0, stop=0)), _range(0), 1),
         Pipeline("without end", g.Graph(endless), _pictures(24), 12),
+        Pipeline("a cached range", g.Graph(kept), _range(48), 12),
+        Pipeline("a filter behind an autocached range", g.Graph(auto), _range(48), 8),
+        Pipeline("a filter behind a cached range with random values", g.Graph(frozen), _range(48), 10),
+        Pipeline("an autocached range with random values", g.Graph(renewed), _range(48), 12),
+        Pipeline("tails behind a cache", g.Graph(behind), _range(160), 20),
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from millrace.control import messages as msg
 from millrace.control.state import Settings
 from millrace.simulation import faults
@@ -17,10 +19,13 @@ from millrace.simulation.consumer import Consumer
 from millrace.simulation.disk import Disk
 from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
 from millrace.simulation.pipelines import Pipeline, catalogue
+from millrace.simulation.store import Store
 from millrace.simulation.worker import Worker
 from millrace.simulation.world import Violation, World
 
-SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0)
+SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, cache="a store")
+CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
+"""Of one of the pipelines a fraction fits, or all of most of them, or all of all."""
 EVENTS = 200
 """A schedule goes on until so many are durable."""
 DEADLY = 0.08
@@ -80,9 +85,10 @@ class Town(Fleet):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.world = World(seed)
-        self.settings = SETTINGS
-        self.checks = Checks(self)
         rng = self.world.rng
+        self.settings = msgspec.structs.replace(SETTINGS, cache_bytes=rng.choice(CACHE_BYTES))
+        self.store = Store()
+        self.checks = Checks(self)
         self.disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
         self.pipelines: dict[bytes, Pipeline] = {each.structure: each for each in catalogue()}
@@ -114,7 +120,7 @@ class Town(Fleet):
 
     def start_dispatcher(self) -> None:
         """Another life of the dispatcher, with what the one before has left."""
-        self.dispatcher = Dispatcher(self.world, self.settings, self.disk, self.checks, self)
+        self.dispatcher = Dispatcher(self.world, self.settings, self.disk, self.checks, self, self.store)
         if self._count and self._local:
             for _ in range(self.least):
                 self.add_worker()
@@ -260,8 +266,11 @@ class Town(Fleet):
 
     @property
     def over(self) -> bool:
-        """Everybody has what is theirs, and nothing of it is left."""
-        return self.expected == 0 and self.dispatcher is not None and not self.dispatcher.state.jobs
+        """Everybody has what is theirs, and nothing of it is left, but for what is kept for later."""
+        state = None if self.dispatcher is None else self.dispatcher.state
+        if self.expected > 0 or state is None or state.jobs or state.caches.promises:
+            return False
+        return not any(cached.going for cached in state.caches.points.values())
 
     def run(self) -> None:
         """Until it is over.
@@ -282,6 +291,10 @@ class Town(Fleet):
         jobs = {} if dispatcher is None else dispatcher.state.jobs
         parts = [f"{each.name} waits in epoch {each.inbox.number if each.inbox else None}" for each in waiting]
         parts += [f"job {name} is still there" for name in jobs if not waiting]
+        if dispatcher is not None and not parts:
+            caches = dispatcher.state.caches
+            going = {name: list(cached.going) for name, cached in caches.points.items() if cached.going}
+            parts = [f"promised: {caches.promises}, to be deleted: {going}"]
         return ", ".join(parts)
 
 

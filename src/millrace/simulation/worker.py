@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millrace.control import messages as msg
+from millrace.control.cache_messages import BlocksKnown, MeasureStore, StoreMeasured
+from millrace.control.cached import StoreCost
+from millrace.control.reports import NodeMeasure
+from millrace.policies.transfer import TransferCost
+from millrace.simulation.caching import Catalogs
 from millrace.simulation.checks import Checks
 from millrace.simulation.lane import Lane
 from millrace.simulation.pipelines import Pipeline
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from millrace.simulation.town import Town
 
 AHEAD_S = 2.0
+READS = TransferCost((1 << 20,), (0.01,))
+WRITES = TransferCost((1 << 20,), (0.02,))
 ANSWER_S = 10.0
 """For another worker to say what it keeps."""
 
@@ -68,6 +75,8 @@ class Worker(Process):
         self.session: Connection | None = None
         self.jobs: dict[str, msg.OpenJob] = {}
         self.inside: dict[Lane, str] = {}
+        self.catalogs = Catalogs(town.store)
+        self._measures: dict[str, tuple[int, int, float]] = {}
         self._want = 2
         self._took: deque[float] = deque(maxlen=20)
         self._leaving = False
@@ -91,6 +100,8 @@ class Worker(Process):
             msg.CloseJob: lambda message: self._close(message.job),
             msg.ListSources: self._list,
             msg.ChooseSharding: self._choose,
+            BlocksKnown: self.catalogs.known,
+            MeasureStore: self._measure,
         }
         self.after(world.delay(), self._connect)
         self.after(self._heartbeat_s, self._beat)
@@ -210,6 +221,10 @@ class Worker(Process):
     def _choose(self, message: msg.ChooseSharding) -> None:
         self.after(self.world.rng.uniform(0.05, 0.5), self._chosen, message)
 
+    def _measure(self, message: MeasureStore) -> None:
+        cost = StoreCost(READS, READS, WRITES, 1e-10, 2)
+        self.after(self.world.rng.uniform(0.1, 2.0), self.tell, StoreMeasured(message.path, cost))
+
     def _drop(self, leases: Container[int]) -> None:
         for lane in self.lanes.values():
             lane.drop(leases)
@@ -235,7 +250,8 @@ class Worker(Process):
     def _listed(self, name: str) -> None:
         job = self.jobs.get(name)
         if job is not None:
-            self.tell(msg.SourcesListed(name, self.pipeline(name).tables))
+            pipeline = self.pipeline(name)
+            self.tell(msg.SourcesListed(name, pipeline.tables, points=pipeline.points(job.seed)))
 
     def _chosen(self, message: msg.ChooseSharding) -> None:
         if message.job in self.jobs:
@@ -311,6 +327,31 @@ class Worker(Process):
         """A task was computed in so many seconds."""
         self._took.append(seconds)
 
+    def measured(self, job: str, units: int, outputs: int, seconds: float) -> None:
+        """What a run of a job did."""
+        before = self._measures.get(job, (0, 0, 0.0))
+        self._measures[job] = before[0] + units, before[1] + outputs, before[2] + seconds
+
+    def _nodes(self, job: str) -> list[NodeMeasure]:
+        """As if all that takes time were what is above the source."""
+        units, outputs, seconds = self._measures.get(job, (0, 0, 0.0))
+        nodes = self.pipeline(job).graph.nodes
+        return [
+            NodeMeasure(
+                number,
+                str(node),
+                outputs if number == len(nodes) - 1 else units,
+                units << 21,
+                seconds if number == 1 else 0.0,
+                threads=1,
+            )
+            for number, node in enumerate(nodes)
+        ]
+
+    def hurry(self) -> None:
+        """What was measured is wanted soon."""
+        self._report()
+
     # -- what the dispatcher hears -------------------------------------------------------------------------------------
 
     @property
@@ -329,7 +370,7 @@ class Worker(Process):
         name = self._current if self._current in self.jobs else ""
         lanes = [lane.report() for (job, _), lane in self.lanes.items() if job == name]
         if self.session is not None:
-            self.session.send(self, msg.WorkerReport(self._want, name, lanes))
+            self.session.send(self, msg.WorkerReport(self._want, name, lanes, self._nodes(name) if name else []))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

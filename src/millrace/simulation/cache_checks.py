@@ -1,0 +1,97 @@
+"""What must hold of caches at any moment, whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millrace.control import cache_events as cev
+from millrace.control import events as ev
+from millrace.control.keeping import taken
+from millrace.control.state import State
+from millrace.simulation.store import Block
+from millrace.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from millrace.simulation.dispatcher import Dispatcher
+    from millrace.simulation.town import Town
+
+
+class CacheChecks:
+    """Hears of what is promised, published and deleted, and raises :class:`Violation`.
+
+    Who was given up and does not know may publish what nobody has room for: that is set aside here, and nothing else.
+
+    Args:
+        town: finds the store and workers.
+    """
+
+    def __init__(self, town: Town) -> None:
+        self._town = town
+        self._outside: set[tuple[str, str]] = set()
+        self._leases: dict[tuple[str, str], int] = {}
+
+    def published(self, place: str, block: Block) -> None:
+        """A worker has published a block."""
+        self._leases[place, block.kept.name] = block.lease
+        dispatcher = self._town.dispatcher
+        if dispatcher is not None:
+            held = dispatcher.state.caches.promises.get(block.lease)
+            if held is None or held.over:
+                self._outside.add((place, block.kept.name))
+
+    def deleting(self, dispatcher: Dispatcher, place: str, name: str) -> None:
+        """The dispatcher deletes a block: whoever runs under a lease and would read it was promised that it stays."""
+        self._outside.discard((place, name))
+        state = dispatcher.state
+        for worker in self._town.alive_workers():
+            if not worker.catalogs.reads(place, name):
+                continue
+            for lane in worker.lanes.values():
+                using = lane.using
+                if using is not None and using.use.place == place and _in_force(state, using.lease):
+                    raise Violation(f"{worker.name} reads block {name} under lease {using.lease}, and it is deleted")
+
+    def decided(self, dispatcher: Dispatcher, events: Sequence[ev.AnyEvent]) -> None:
+        """The state has just been brought up to date."""
+        if any(isinstance(event, ev.TaskLeased | cev.BlocksPublished | cev.BlocksDeleted) for event in events):
+            self._within(dispatcher.state)
+
+    def _within(self, state: State) -> None:
+        """What is kept and what is promised fit.
+
+        What a lease has added counts twice if the store was listed before its worker has said so, and only then.
+        """
+        beside = 0
+        for place, cached in state.caches.points.items():
+            for name, kept in cached.blocks.items():
+                twice = _promised(state, self._leases.get((place, name), -1))
+                beside += kept.bytes if twice or (place, name) in self._outside else 0
+        limit = state.settings.cache_bytes
+        if taken(state) - beside > limit:
+            raise Violation(f"{taken(state)} bytes of {limit} are kept or promised, {beside} of them beside or twice")
+
+    def ticked(self, dispatcher: Dispatcher) -> None:
+        """Everything once more: what is in the store is accounted for, what is promised is somebody's."""
+        state = dispatcher.state
+        self._within(state)
+        leases = {lease for worker in state.workers.values() for lease in worker.unfinished}
+        for lease, held in state.caches.promises.items():
+            if not held.over and lease not in leases:
+                raise Violation(f"lease {lease} is over, and {held} stays")
+        for (place, name), block in self._town.store.blocks.items():
+            cached = state.caches.points.get(place)
+            known = cached is not None and name in cached.blocks
+            if not known and not _promised(state, block.lease) and (place, name) not in self._outside:
+                raise Violation(f"block {name} of {place} is in the store, of lease {block.lease}, and does not count")
+
+
+def _promised(state: State, lease: int) -> bool:
+    """What the lease has added counts, whether or not anybody knows of it."""
+    held = state.caches.promises.get(lease)
+    return held is not None and held.room > 0
+
+
+def _in_force(state: State, lease: int) -> bool:
+    held = state.caches.promises.get(lease)
+    return held is not None and not held.over

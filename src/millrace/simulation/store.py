@@ -1,0 +1,107 @@
+"""A store of blocks in virtual time: it can lose, damage and fill up, and knows more of its blocks than a real one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from millrace.control.cached import KeptBlock
+
+
+class UnreadableError(Exception):
+    """A block is not there, or was damaged."""
+
+
+class FullError(Exception):
+    """There is no room for a block."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block that was published.
+
+    Attributes:
+        kept: its name, its size and how many items it has.
+        items: by unit, the epoch whose random values are kept.
+        lease: under which it was published.
+        damaged: its index can be read, and nothing else.
+    """
+
+    kept: KeptBlock
+    items: dict[int, int]
+    lease: int
+    damaged: bool = False
+
+
+class Store:
+    """What :class:`millrace.blocks.store.BlockStore` is to the real dispatcher and workers.
+
+    Attributes:
+        full: nothing more can be published; ``failed``: how often that was tried.
+        blocks: by place and name.
+    """
+
+    def __init__(self) -> None:
+        self.full = False
+        self.failed = 0
+        self.blocks: dict[tuple[str, str], Block] = {}
+
+    def publish(self, place: str, block: Block) -> None:
+        """The block is there, in the place of another one of its name.
+
+        Raises:
+            FullError: the disk is full.
+        """
+        if self.full:
+            self.failed += 1
+            raise FullError
+        self.blocks[place, block.kept.name] = block
+
+    def index(self, place: str, name: str) -> frozenset[int]:
+        """The units that a block has.
+
+        Raises:
+            UnreadableError: it is not there.
+        """
+        if (place, name) not in self.blocks:
+            raise UnreadableError
+        return frozenset(self.blocks[place, name].items)
+
+    def read(self, place: str, name: str, unit: int) -> int:
+        """The epoch whose random values are kept of a unit.
+
+        Raises:
+            UnreadableError: the block is not there, or damaged.
+        """
+        block = self.blocks.get((place, name))
+        if block is None or block.damaged or unit not in block.items:
+            raise UnreadableError
+        return block.items[unit]
+
+    def delete(self, place: str, name: str) -> None:
+        """Removes a block, if it is there."""
+        self.blocks.pop((place, name), None)
+
+    def lose(self, rng: random.Random) -> bool:
+        """A block is gone, and nobody is told; False if there is none."""
+        if not self.blocks:
+            return False
+        del self.blocks[rng.choice(list(self.blocks))]
+        return True
+
+    def damage(self, rng: random.Random) -> bool:
+        """A block's bytes are not what they were, which is noticed when they are read; False if there is none."""
+        whole = [key for key, block in self.blocks.items() if not block.damaged]
+        if not whole:
+            return False
+        key = rng.choice(whole)
+        self.blocks[key] = replace(self.blocks[key], damaged=True)
+        return True
+
+    def listed(self, known: dict[str, list[str]]) -> dict[str, list[KeptBlock]]:
+        """All blocks by place; with their items, but for those that are known."""
+        found: dict[str, list[KeptBlock]] = {}
+        for (place, name), block in self.blocks.items():
+            items = 0 if name in known.get(place, ()) else block.kept.items
+            found.setdefault(place, []).append(KeptBlock(name, block.kept.bytes, items))
+        return found
