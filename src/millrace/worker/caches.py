@@ -136,7 +136,6 @@ class Caches:
                 kept.close()
             blocks = [KeptBlock(info.name, info.nbytes, info.items) for info in kept.blocks]
             error, wanted = kept.error, kept.wanted
-            point.catalog.learn(block.name for block in blocks)
             if error and not wanted:
                 self._complain(place, error)
         reads, read_bytes, read_s = point.catalog.reads.take()
