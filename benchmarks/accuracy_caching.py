@@ -1,16 +1,16 @@
-"""What a cache means for a training: before what augments the images it should change nothing, behind it it freezes them.
+"""What does a cache mean for a training, before what augments its images, and behind it?
 
     python examples/pack_cifar10.py cifar10/train shards/train         # cifar10/train/<class>/<name>.jpg
     python examples/pack_cifar10.py cifar10/test shards/test
     python -m benchmarks.accuracy_caching --data shards --json benchmarks/results/accuracy_caching.json
 
-The network and the pipeline of :mod:`benchmarks.accuracy`, over fewer images and more epochs, so that it matters whether
-an image comes in another place and mirrored each time. Three ways: nothing is kept; ``autocache("cache")`` between
-decoding and augmenting; ``cache()`` behind augmenting, as Cachew (section 6.1) warns not to. A training for each way and
-seed: test accuracy with 95 % confidence intervals (Student's t), the difference to the first way, paired by seed,
-different pictures that came, and elements that were in the cache in the end. ``--quick`` makes pictures of its own and
-shows that everything runs; its exit status is 1 if a cache before augmenting changed how many pictures there are, or
-one behind it did not.
+The network and the pipeline of :mod:`benchmarks.accuracy`, over fewer images and more epochs, so that it matters
+whether an image comes in another place and mirrored each time. Three ways: nothing is kept; ``autocache("cache")``
+between decoding and augmenting; ``cache()`` behind augmenting, as Cachew (section 6.1) warns not to. A training for
+each way and seed: test accuracy with 95 % confidence intervals (Student's t), the difference to the first way, paired
+by seed, different pictures that came, and elements that were in the cache in the end. ``--quick`` makes pictures of its
+own and shows that everything runs. The exit status is 1 if a cache before augmenting froze the pictures, or one behind
+it did not.
 """
 
 from __future__ import annotations

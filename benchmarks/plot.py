@@ -1,10 +1,10 @@
-"""Makes the tables and plots of docs/performance.md, and the table of docs/guarantees.md, from what ``--json`` wrote.
+"""Makes the tables and plots of docs/performance.md, and the tables of docs/guarantees.md, from what ``--json`` wrote.
 
     python -m benchmarks.plot [RESULT.json ...]
 
 without arguments from all of benchmarks/results. Between ``<!-- NAME -->`` and ``<!-- end NAME -->`` the page has the
 table of benchmark NAME, and its plots are docs/performance/NAME-FIGURE.svg; between ``<!-- targets -->`` and its end
-it has what was aimed at. No figure on that page is typed by hand, nor in the table of the other.
+it has what was aimed at. No figure on that page is typed by hand, nor in the tables of the other.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def main(arguments: Sequence[str]) -> int:
             texts[name] = memory_table(report)
         elif name == "accuracy":
             _rewrite(GUARANTEES, {name: accuracy_table(report)})
+        elif name == "accuracy_caching":
+            _rewrite(GUARANTEES, {name: accuracy_caching_table(report)})
         else:
             plots = [_plot(name, figure, report) for figure in report["figures"]]
             texts[name] = f"{table(report)}\n\n" + "\n".join(plot for plot in plots if plot)
@@ -188,28 +190,10 @@ def memory_table(report: Report) -> str:
 
 def accuracy_table(report: Report) -> str:
     """What was learnt under each guarantee, and whether killing workers changed a deterministic training."""
-    head = ("", "test accuracy, %", "against the first", "p", "elements", "lost", "repeated", "steps", "workers killed")
-    rows = [head]
-    for name, result in report["results"].items():
-        mean, reach = result["accuracy"]
-        gap, gap_reach = result["against"]
-        first = len(rows) == 1
-        counts = (f"{result[count]:,.0f}" for count in ("elements", "lost", "repeated", "steps"))
-        rows.append(
-            (
-                name,
-                f"{mean:.1f} ± {reach:.1f}",
-                "" if first else f"{gap:+.1f} ± {gap_reach:.1f}",
-                "" if first else f"{result['chance']:.2g}",
-                *counts,
-                f"{result['kills']:.1f}",
-            )
-        )
     found, size = report["identical"], report["size"]
+    counts = {"elements": "elements", "lost": "lost", "repeated": "repeated", "steps": "steps"}
     learnt = (
-        f"{_table(rows)}\n\n`{report['command']}`: {size['seeds']} seeds, {size['epochs']} epochs of "
-        f"{report['elements']:,} images; ± is the 95 % confidence interval (Student's t), differences are paired by "
-        f"seed, counts are means of a training."
+        _learnt(report, counts | {"kills": "workers killed"})
         if report["results"]
         else f"The trainings that are to be compared have not been run yet. `{report['command']}`:"
         f" {size['epochs']} epochs of {report['elements']:,} images."
@@ -219,6 +203,41 @@ def accuracy_table(report: Report) -> str:
         f"{learnt} {_machine(report)}.\n\nThis command trained twice with one seed and `deterministic=True`, "
         f"undisturbed and with {found['kills']} workers killed in {found['seconds']:.0f} s "
         f"({found['at_work']} of them at work): of {found['steps']} steps, {same}."
+    )
+
+
+def accuracy_caching_table(report: Report) -> str:
+    """What was learnt with a cache before and behind what augments the images."""
+    counts = {"pictures": "different pictures", "kept": "elements kept"}
+    return f"{_learnt(report, counts)} {_machine(report)}."
+
+
+def _learnt(report: Report, counts: Mapping[str, str]) -> str:
+    """A row for each way to read the data, and how they were measured.
+
+    Args:
+        report: of :mod:`benchmarks.accuracy` or its like.
+        counts: name in the report -> column.
+    """
+    rows: list[tuple[str, ...]] = [("", "test accuracy, %", "against the first", "p", *counts.values())]
+    for name, result in report["results"].items():
+        mean, reach = result["accuracy"]
+        gap, gap_reach = result["against"]
+        first = len(rows) == 1
+        rows.append(
+            (
+                name,
+                f"{mean:.1f} ± {reach:.1f}",
+                "" if first else f"{gap:+.1f} ± {gap_reach:.1f}",
+                "" if first else f"{result['chance']:.2g}",
+                *(f"{result[count]:,.{1 if count == 'kills' else 0}f}" for count in counts),
+            )
+        )
+    size = report["size"]
+    return (
+        f"{_table(rows)}\n\n`{report['command']}`: {size['seeds']} seeds, {size['epochs']} epochs of "
+        f"{report['elements']:,} images; ± is the 95 % confidence interval (Student's t), differences are paired by "
+        f"seed, counts are means of a training."
     )
 
 

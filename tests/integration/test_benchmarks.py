@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import accuracy
+from benchmarks import accuracy, accuracy_caching
 from benchmarks.harness import FailedError, sample
 from benchmarks.papers import read_cost
 
@@ -107,6 +107,19 @@ def test_accuracy_counts_what_each_guarantee_gives(tmp_path: Path):
     assert off.elements + off.lost - off.repeated == 512
     assert (drawn.elements, drawn.lost) == (512, drawn.repeated)
     assert 128 < drawn.lost < 256  # of 512 / e on average
+
+
+@pytest.mark.filterwarnings("ignore:below the cache")  # that is what is measured
+@pytest.mark.usefixtures("torch_settings")
+def test_accuracy_counts_what_a_cache_freezes(tmp_path: Path):
+    accuracy.make_pictures(str(tmp_path))
+    lesson = accuracy.Lesson(str(tmp_path), accuracy_caching.QUICK)
+    with LocalService(max_workers=2, threads=1, cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30) as service:
+        without, before, behind = [lesson.train(0, each, service) for each in accuracy_caching.WAYS]
+    assert {each.elements for each in (without, before, behind)} == {1024}
+    assert (without.kept, before.kept, behind.kept) == (0, 512, 1024)  # of one service
+    assert min(without.pictures, before.pictures) > 900
+    assert behind.pictures == 512
 
 
 BROKEN = """

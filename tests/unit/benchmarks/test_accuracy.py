@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from benchmarks import accuracy, plot
+from benchmarks import accuracy, accuracy_caching, plot
 from benchmarks.accuracy import GUARANTEES, QUICK, Samples, Training, compare, difference, make_pictures, summary
 
 import millrace as mr
@@ -93,3 +93,24 @@ def test_the_page_has_the_table(rows: list[dict], tmp_path: Path, monkeypatch: p
     assert "have not been run yet" in without
     assert "|" not in without
     assert "<!-- accuracy -->" in Path(plot.GUARANTEES).read_text()
+
+
+def test_a_cache_that_freezes_is_told_from_one_that_does_not():
+    pictures = {"no cache": 1020, "before": 1018, "behind": 512}
+    results = {name: {"pictures": float(count)} for name, count in pictures.items()}
+    assert accuracy_caching.frozen(results, 512) == ["behind"]
+
+
+def test_the_page_has_the_table_of_caches(rows: list[dict], monkeypatch: pytest.MonkeyPatch):
+    for row in rows:
+        row |= {"pictures": 500, "kept": 512}
+    report = {
+        "command": "python -m benchmarks.accuracy_caching",
+        "size": dataclasses.asdict(QUICK),
+        "elements": 512,
+        "results": summary(rows),
+    }
+    monkeypatch.setattr(plot, "_machine", lambda _: "a machine")
+    text = plot.accuracy_caching_table(report)
+    assert "| at most once | 59.5 ± 6.4 | -1.0 ± 0.0 | 0 | 500 | 512 |" in text
+    assert "<!-- accuracy_caching -->" in Path(plot.GUARANTEES).read_text()
