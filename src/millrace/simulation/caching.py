@@ -6,7 +6,6 @@ It has its blocks' indexes from when it first needed them, as the real one: so a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed
@@ -40,12 +39,8 @@ class Catalogs:
 
     def open(self, place: str) -> list[str]:
         """Reads the indexes of what is new; names of the blocks for which that failed."""
-        return self.learn(place, self._news.pop(place, []))
-
-    def learn(self, place: str, names: Sequence[str]) -> list[str]:
-        """These blocks are there; names of those that are not."""
         indexes, lost = self._indexes.setdefault(place, {}), []
-        for name in names:
+        for name in self._news.pop(place, []):
             if name not in indexes:
                 try:
                     indexes[name] = self.store.index(place, name)
@@ -127,7 +122,6 @@ class Using:
 
     def told(self) -> CacheUsed:
         """What the dispatcher is told."""
-        self._catalogs.learn(self.use.place, [block.name for block in self._blocks])
         return CacheUsed(
             self._job,
             self.lease,
@@ -151,5 +145,3 @@ class Using:
             return
         self._blocks.append(block.kept)
         self._checks.caches.published(self.use.place, block)
-
-

@@ -33,6 +33,7 @@ class EpochBook:
             ``received``: elements that a consumer had.
         dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end; ``late``: those
             that were first leased when their tail had begun without them, as nobody was there to read them.
+        leased: tasks that were, for the first time or again.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
         at: by client, the task that it read last.
         reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
@@ -181,17 +182,22 @@ class Checks:
                 continue
             name = getattr(event, "job", "")
             if name in self._seeds:
-                self._enter(self._books[name, self._seeds[name]], event)
+                job = self._books[name, self._seeds[name]]
+                if isinstance(event, ev.TaskLeased):
+                    self._leased(job, event)
+                else:
+                    self._enter(job, event)
+
+    def _leased(self, job: JobBook, event: ev.TaskLeased) -> None:
+        book = job.epoch(event.epoch)
+        if event.fresh:
+            book.dealt.add(event.task)
+            if self._parent(job, event.task) in book.leased:
+                book.late.add(event.task)
+        book.leased.add(event.task)
 
     def _enter(self, job: JobBook, event: ev.AnyEvent) -> None:
         match event:
-            case ev.TaskLeased(epoch=epoch, task=task, fresh=fresh):
-                book = job.epoch(epoch)
-                if fresh:
-                    book.dealt.add(task)
-                    if self._parent(job, task) in book.leased:
-                        book.late.add(task)
-                book.leased.add(task)
             case ev.TailDealt(epoch=epoch, task=task):
                 job.epoch(epoch).dealt.add(task)
             case ev.TaskDone(epoch=epoch, task=task, dropped=True) | ev.TaskSpared(epoch=epoch, task=task):

@@ -210,8 +210,15 @@ class Dispatcher(Process):
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
         world = self.world
-        self._shelved_at = max(self._shelved_at, world.now) + world.rng.expovariate(10.0)
+        self._shelved_at = max(self._shelved_at, world.now) + world.rng.expovariate(100.0)
         self.after(self._shelved_at - world.now, call, *args)
+
+    def clear_cache(self) -> bool:
+        """Somebody wants all blocks to be deleted; False if there are none."""
+        places = [place for place, cached in self.state.caches.points.items() if cached.blocks]
+        if places:
+            self.do(self._feed, inp.RemovalAsked(places))
+        return bool(places)
 
     def _list(self, action: act.ListStore) -> None:
         found = inp.StoreListed(self._store.listed(action.known), action.leases, action.known)

@@ -120,18 +120,19 @@ def _dispatcher_paused(town: Town) -> bool:
 
 
 def _disk_full(town: Town) -> bool:
-    return _fill(town, town.disk, "disk full")
+    return _fill(town, town.disk, "disk full", 10.0)
 
 
 def _store_full(town: Town) -> bool:
-    return _fill(town, town.store, "store full")
+    promises = town.dispatcher.state.caches.promises if town.dispatcher is not None else {}
+    return any(held.room for held in promises.values()) and _fill(town, town.store, "store full", 40.0)
 
 
-def _fill(town: Town, disk: Disk | Store, kind: str) -> bool:
+def _fill(town: Town, disk: Disk | Store, kind: str, most: float) -> bool:
     if disk.full:
         return False
     disk.full = True
-    town.world.after(town.world.rng.uniform(0.5, 10.0), _room_again, town, disk, kind, disk.failed)
+    town.world.after(town.world.rng.uniform(0.5, most), _room_again, town, disk, kind, disk.failed)
     return True
 
 
@@ -141,11 +142,15 @@ def _room_again(town: Town, disk: Disk | Store, kind: str, failed: int) -> None:
         fired(town, kind)
 
 
-def _block_lost(town: Town) -> bool:
+def _cache_cleared(town: Town) -> bool:
+    return town.dispatcher is not None and town.dispatcher.clear_cache()
+
+
+def _blocks_lost(town: Town) -> bool:
     return town.store.lose(town.world.rng)
 
 
-def _block_damaged(town: Town) -> bool:
+def _blocks_damaged(town: Town) -> bool:
     return town.store.damage(town.world.rng)
 
 
@@ -188,8 +193,9 @@ FAULTS: dict[str, Callable[[Town], bool]] = {
     "dispatcher paused": _dispatcher_paused,
     "disk full": _disk_full,
     "store full": _store_full,
-    "block lost": _block_lost,
-    "block damaged": _block_damaged,
+    "blocks lost": _blocks_lost,
+    "blocks damaged": _blocks_damaged,
+    "cache cleared": _cache_cleared,
     "consumer killed": _consumer_killed,
     "consumer paused": _consumer_paused,
 }

@@ -275,7 +275,8 @@ class Lane:
         self, lease: msg.LeaseTask, pipeline: Pipeline, task: Task
     ) -> Generator[float | None, None, tuple[list[int], list[int]]]:
         """(units that are still to be made, elements of the task) once what is kept was read."""
-        epoch, poison = pipeline.epoch_of_values(lease.ref.epoch, lease.reused), {each.place[4] for each in lease.poison}
+        epoch = pipeline.epoch_of_values(lease.ref.epoch, lease.reused)
+        poison = {each.place[4] for each in lease.poison}
         values: dict[int, int] = {}
         units = [] if task.is_sequence or task.inputs else list(range(task.start, task.stop))
         if lease.cache is not None:

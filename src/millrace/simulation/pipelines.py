@@ -100,6 +100,11 @@ class Pipeline:
         nodes = enumerate(self.graph.nodes)
         return next((number for number, node in nodes if isinstance(node, g.Cache | g.Autocache)), -1)
 
+    @property
+    def cached(self) -> bool:
+        """There is a cache point."""
+        return self._point >= 0
+
     @cached_property
     def random(self) -> bool:
         """A random function is below the cache point."""

@@ -5,18 +5,21 @@ Each replaces one thing of the mind, or of what stands around it, for as long as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
 from millrace.client.inbox import EpochInbox
-from millrace.control import apply, epochs, jobs, leasing, snapshot, supply
+from millrace.control import apply, caching, epochs, jobs, keeping, leasing, snapshot, supply
+from millrace.control import cache_events as cev
 from millrace.control import events as ev
 from millrace.control.state import Job, State
+from millrace.control.turn import Turn
 from millrace.dispatcher import recovery
 from millrace.simulation import dispatcher
 from millrace.simulation.consumer import Consumer
+from millrace.simulation.store import Store, UnreadableError
 
 
 def _double_lease() -> AbstractContextManager[Any]:
@@ -121,6 +124,74 @@ def _late_tail() -> AbstractContextManager[Any]:
     return mock.patch.object(epochs, "first_missing", return_value=None)
 
 
+def _dropped_promise() -> AbstractContextManager[Any]:
+    """What a lease may have added is forgotten with it, whether or not anybody has said what that was."""
+    return mock.patch.object(apply, "lease_ended", lambda state, lease: state.caches.promises.pop(lease, None))
+
+
+def _endless_promise() -> AbstractContextManager[Any]:
+    """What a lease was promised stays promised when it is over."""
+    return mock.patch.object(apply, "lease_ended", return_value=None)
+
+
+def _too_much_promised() -> AbstractContextManager[Any]:
+    """Blocks count, and promises do not."""
+
+    def hopeful(state: State) -> int:
+        return sum(cached.bytes for cached in state.caches.points.values())
+
+    return mock.patch.object(keeping, "taken", hopeful)
+
+
+def _hasty_deletion() -> AbstractContextManager[Any]:
+    """Blocks are deleted as soon as they are given up, whoever may still read them."""
+
+    def hasty(state: State, event: cev.BlocksGivenUp) -> None:
+        state.caches.points[event.place].going.update({name: [] for name in event.names})
+
+    return mock.patch.dict(apply.APPLY, {cev.BlocksGivenUp: hasty})
+
+
+def _untold_deletion() -> AbstractContextManager[Any]:
+    """Workers hear of new blocks, and not of those that are given up."""
+    announce = keeping._announce  # noqa: SLF001
+
+    def silent(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
+        if not gone:
+            announce(turn, name, names)
+
+    return mock.patch.object(keeping, "_announce", silent)
+
+
+def _torn_block() -> AbstractContextManager[Any]:
+    """A damaged block is read as if it were whole."""
+
+    def trusting(self: Store, place: str, name: str, unit: int) -> int:
+        block = self.blocks.get((place, name))
+        if block is None:
+            raise UnreadableError
+        return block.items[unit] + block.damaged
+
+    return mock.patch.object(Store, "read", trusting)
+
+
+@contextmanager
+def _untold_reuse() -> Iterator[None]:
+    """A point is used also in epochs that began with random values of their own, as all do."""
+    use_of = keeping.use_of
+
+    def hasty(turn: Turn, job: Job, number: int) -> Any:
+        epoch, point = job.epochs[number], caching.active(job)
+        before, epoch.reused = epoch.reused, -1 if point is None else point.node
+        try:
+            return use_of(turn, job, number)
+        finally:
+            epoch.reused = before
+
+    with mock.patch.object(caching, "reused_in", return_value=-1), mock.patch.object(leasing, "use_of", hasty):
+        yield
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -132,6 +203,13 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "hasty-tail": _hasty_tail,
     "orphan": _orphan,
     "late-tail": _late_tail,
+    "dropped-promise": _dropped_promise,
+    "endless-promise": _endless_promise,
+    "too-much-promised": _too_much_promised,
+    "hasty-deletion": _hasty_deletion,
+    "untold-deletion": _untold_deletion,
+    "torn-block": _torn_block,
+    "untold-reuse": _untold_reuse,
 }
 
 

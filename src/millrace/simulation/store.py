@@ -83,20 +83,21 @@ class Store:
         self.blocks.pop((place, name), None)
 
     def lose(self, rng: random.Random) -> bool:
-        """A block is gone, and nobody is told; False if there is none."""
-        if not self.blocks:
-            return False
-        del self.blocks[rng.choice(list(self.blocks))]
-        return True
+        """Some blocks are gone, and nobody is told; False if there are none."""
+        lost = self._some(rng)
+        for key in lost:
+            del self.blocks[key]
+        return bool(lost)
 
     def damage(self, rng: random.Random) -> bool:
-        """A block's bytes are not what they were, which is noticed when they are read; False if there is none."""
-        whole = [key for key, block in self.blocks.items() if not block.damaged]
-        if not whole:
-            return False
-        key = rng.choice(whole)
-        self.blocks[key] = replace(self.blocks[key], damaged=True)
-        return True
+        """Some blocks' bytes are not what they were, which is noticed when they are read; False if there are none."""
+        damaged = self._some(rng)
+        for key in damaged:
+            self.blocks[key] = replace(self.blocks[key], damaged=True)
+        return bool(damaged)
+
+    def _some(self, rng: random.Random) -> list[tuple[str, str]]:
+        return rng.sample(list(self.blocks), rng.randint(min(1, len(self.blocks)), len(self.blocks)))
 
     def listed(self, known: dict[str, list[str]]) -> dict[str, list[KeptBlock]]:
         """All blocks by place; with their items, but for those that are known."""

@@ -28,6 +28,8 @@ CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
 """Of one of the pipelines a fraction fits, or all of most of them, or all of all."""
 EVENTS = 200
 """A schedule goes on until so many are durable."""
+CACHED = 0.5
+"""Share of the jobs that use the cache: few pipelines, so that jobs meet there."""
 DEADLY = 0.08
 """Share of the jobs that have an element which ends its worker."""
 LIMIT_S = 400.0
@@ -190,7 +192,8 @@ class Town(Fleet):
         self._jobs += 1
         name = f"job-{self._jobs}"
         self.stirred()
-        pipeline = rng.choice(catalogue())
+        cached = rng.random() < CACHED
+        pipeline = rng.choice([each for each in catalogue() if each.cached is cached])
         modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") != "custom"]
         mode = rng.choice(modes)
         count = rng.randrange(1, 4)
@@ -200,7 +203,7 @@ class Town(Fleet):
             "bundle",
             tasks=pipeline.tasks,
             num_consumers=count if mode.get("deterministic") or rng.random() < 0.8 else None,
-            epochs=rng.randrange(1, 4),
+            epochs=rng.randrange(1, 4) + 3 * any(point.mode == "auto" for point in pipeline.points(0)),
             **mode,
         )
         if not self.poison and pipeline.plan.length and rng.random() < 0.08:

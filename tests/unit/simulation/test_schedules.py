@@ -10,7 +10,7 @@ from millrace.simulation.plants import PLANTS, planted
 from millrace.simulation.town import EVENTS, play
 
 SEEDS = 200
-AT_A_TIME = 20
+AT_A_TIME = 40
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_A_TIME))
@@ -48,7 +48,7 @@ def test_the_command_says_what_happened(capsys):
     said = capsys.readouterr().out
     assert "is done before event " in said
     assert "millrace simulate faults --seed 0 --trace" in said
-    assert main(["simulate", "faults", "--seed", "0", "--plant", "reply-before-durability", "--trace"]) == 1
+    assert main(["simulate", "faults", "--seed", "0", "--plant", "orphan", "--trace"]) == 1
     assert "w1 > dispatcher          WorkerHello(" in capsys.readouterr().out
 
 
