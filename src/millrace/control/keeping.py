@@ -164,7 +164,8 @@ def tell_blocks(turn: Turn, worker: str, name: str) -> None:
         return
     told.add(name)
     cached = turn.state.caches.points.get(name, CachedPoint())
-    turn.to_worker(worker, BlocksKnown(name, [block.name for block in cached.readable], whole=True))
+    names = [block.name for block in cached.readable]
+    turn.to_worker(worker, BlocksKnown(name, names, whole="@" not in name))  # what a user's folder has it sees itself
 
 
 def _announce(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:

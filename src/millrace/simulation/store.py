@@ -99,10 +99,10 @@ class Store:
     def _some(self, rng: random.Random) -> list[tuple[str, str]]:
         return rng.sample(list(self.blocks), rng.randint(min(1, len(self.blocks)), len(self.blocks)))
 
-    def listed(self, known: dict[str, list[str]]) -> dict[str, list[KeptBlock]]:
+    def listed(self, known: dict[str, dict[str, int]]) -> dict[str, list[KeptBlock]]:
         """All blocks by place; with their items, but for those that are known."""
         found: dict[str, list[KeptBlock]] = {}
         for (place, name), block in self.blocks.items():
-            items = 0 if name in known.get(place, ()) else block.kept.items
+            items = 0 if known.get(place, {}).get(name) == block.kept.bytes else block.kept.items
             found.setdefault(place, []).append(KeptBlock(name, block.kept.bytes, items))
         return found
