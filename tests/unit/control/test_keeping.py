@@ -335,3 +335,17 @@ def test_a_point_is_worth_what_jobs_that_are_there_save_and_forgotten_with_its_l
     assert PLACE not in service.state.caches.points
     assert any(isinstance(event, ev.BlocksDeleted) for event in service.events)
     assert service.replayed().snapshot() == service.state.snapshot()
+
+
+def test_a_worker_forgets_what_was_given_up_while_it_was_away():
+    service, _ = begun(workers=1)
+    worker = service.workers["w0"]
+    lease = next(iter(worker.leases))
+    service.say(inp.WorkerSaid("w0", CacheUsed("a", lease, PLACE, [KeptBlock("b", 50, 1)])))
+    assert worker.known[PLACE] == {"b"}
+    service.say(inp.WorkerSessionLost("w0"))
+    worker.connected = False
+    service.say(inp.RemovalAsked([PLACE]))
+    service.hello("w0")
+    service.run()
+    assert "b" not in worker.known[PLACE]
