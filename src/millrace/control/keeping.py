@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 FIRST_ROOM = 64 << 20
 """Bytes for a task of which it is not known how much it adds, or an eighth of all if that is less."""
 ROOM_SPARE = 1.3
-"""A task gets so many times the room that others needed at most."""
+"""A task gets so many times the room that others needed at most,"""
+ROOM_LEAST = 64 << 10
+"""or so much, or a 64th of all if that is less: while a block is written its size is known to some kilobytes only."""
 NO_ROOM_S = 1.0
 """A point that got no room is not considered again for so long: the answer takes a look at all blocks."""
 UNBOUNDED = 1 << 62
@@ -69,10 +71,11 @@ def _room(turn: Turn, job: Job, point: CachePoint) -> int:
     limit = state.settings.cache_bytes
     by_task = cached.whole // job.length if job.length and cached.whole else 0
     known = max(cached.largest, by_task)
-    wanted = min(limit, int(ROOM_SPARE * known)) if known else min(FIRST_ROOM, limit // 8)
+    least = min(ROOM_LEAST, limit // 64)
+    wanted = min(limit, max(least, int(ROOM_SPARE * known))) if known else min(FIRST_ROOM, limit // 8)
     free = limit - taken(state)
-    if (known or wanted) <= free:
-        return min(wanted, free)
+    if wanted <= free:
+        return wanted
     if turn.now - turn.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
         return 0
     turn.observed.no_room[name] = turn.now

@@ -349,3 +349,9 @@ def test_a_worker_forgets_what_was_given_up_while_it_was_away():
     service.hello("w0")
     service.run()
     assert "b" not in worker.known[PLACE]
+
+
+def test_small_tasks_get_room_for_what_a_block_has_beside_its_elements():
+    service, _ = begun(limit=64 << 20)
+    service.work()
+    assert {use.room for use in leases(service).values()} == {64 << 10}
