@@ -32,11 +32,20 @@ PAUSE_S = 0.02
 
 
 class Service:
-    """A dispatcher, with a journal if it has a ``work_dir``, and its workers."""
+    """A dispatcher, with a journal if it has a ``work_dir``, and a cache if it has a ``cache_dir``, and its workers."""
 
-    def __init__(self, workers: int = 0, *, heartbeat_s: float = HEARTBEAT_S, work_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        workers: int = 0,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        work_dir: Path | None = None,
+        cache_dir: Path | None = None,
+        cache_bytes: int = 1 << 40,
+    ) -> None:
         self._heartbeat_s = heartbeat_s
         self._work_dir = work_dir
+        self._cache = [] if cache_dir is None else ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
         self.dispatcher = self._start("0")
@@ -44,6 +53,7 @@ class Service:
 
     def _start(self, port: str) -> subprocess.Popen[bytes]:
         arguments = ["dispatcher", "--host", OWN_HOST, "--port", port, "--heartbeat", str(self._heartbeat_s)]
+        arguments += self._cache
         if self._work_dir is not None:
             arguments += ["--work-dir", str(self._work_dir)]
         process = spawn(arguments, worker=False, stdout=subprocess.PIPE)
