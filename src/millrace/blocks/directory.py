@@ -107,6 +107,7 @@ class _Draft:
         while True:
             self._path = os.path.join(folder, f"{platform.node()}.{os.getpid()}.{uuid.uuid4().hex}")
             with _errors(self._path):
+                os.makedirs(folder, exist_ok=True)  # somebody may have cleared the store
                 self._file = open(self._path, "xb")  # noqa: SIM115  # closed by publish or discard
                 with contextlib.suppress(OSError):  # a file system without locks, where nothing is swept either
                     fcntl.flock(self._file, fcntl.LOCK_EX)

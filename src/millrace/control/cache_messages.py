@@ -45,9 +45,10 @@ class StoreMeasured(Message, frozen=True):
 
 
 class MeasureStore(Message, frozen=True):
-    """Find out what reads and writes of the store take, beside other work."""
+    """Find out what reads and writes of the store take, beside other work, with no more than ``room`` bytes in it."""
 
     path: str
+    room: int
 
 
 class BlocksKnown(Message, frozen=True):

@@ -108,6 +108,12 @@ class Caches(msgspec.Struct):
     promises: dict[int, Promise] = {}
     costs: dict[str, StoreCost] = {}
 
+    @property
+    def taken(self) -> int:
+        """Bytes of the service's store that blocks take, or were promised."""
+        blocks = sum(cached.bytes for cached in self.points.values() if not cached.path)
+        return blocks + sum(held.room for held in self.promises.values() if "@" not in held.place)
+
 
 class ModeOf(msgspec.Struct, frozen=True):
     """What a job does about its cache points.

@@ -257,10 +257,13 @@ def have_measured(turn: Turn) -> None:
     state = turn.state
     if not state.settings.cache or "" in state.caches.costs or turn.observed.measuring in state.workers:
         return
+    if turn.observed.listing is not None:
+        return  # how much room there is will be known then
     for worker in sorted(state.workers.values(), key=lambda worker: (len(worker.unfinished), worker.id)):
         if worker.lost_at is None and not worker.retiring:
-            turn.observed.measuring = worker.id
-            turn.to_worker(worker.id, MeasureStore(""))
+            room = max(1, (state.settings.cache_bytes - state.caches.taken) // 4)
+            turn.observed.measuring, turn.observed.measuring_room = worker.id, room
+            turn.to_worker(worker.id, MeasureStore("", room))
             return
 
 

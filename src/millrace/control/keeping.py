@@ -10,7 +10,7 @@ from millrace.control import cache_events as ev
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
 from millrace.control.cached import CachedPoint, KeptBlock
-from millrace.control.caching import active, place, share_kept
+from millrace.control.caching import active, have_measured, place, share_kept
 from millrace.control.inputs import BlocksGone, StoreListed
 from millrace.control.state import Job, State
 from millrace.control.supply import newest
@@ -73,7 +73,7 @@ def _room(turn: Turn, job: Job, point: CachePoint) -> int:
     known = max(cached.largest, by_task)
     least = min(ROOM_LEAST, limit // 64)
     wanted = min(limit, max(least, int(ROOM_SPARE * known))) if known else min(FIRST_ROOM, limit // 8)
-    free = limit - taken(state)
+    free = limit - state.caches.taken - turn.observed.measuring_room
     if wanted <= free:
         return wanted
     if turn.now - turn.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
@@ -84,12 +84,6 @@ def _room(turn: Turn, job: Job, point: CachePoint) -> int:
     if decision.value:
         _give_up(turn, decision.value, decision.reason)
     return 0  # there will be room when they are gone
-
-
-def taken(state: State) -> int:
-    """Bytes of the service's store that blocks take, or were promised."""
-    blocks = sum(cached.bytes for cached in state.caches.points.values() if not cached.path)
-    return blocks + sum(held.room for held in state.caches.promises.values() if "@" not in held.place)
 
 
 def benefits(state: State, now: float) -> dict[str, float]:
@@ -181,7 +175,7 @@ def greeted(turn: Turn, worker: str) -> None:
     """A session begins: the worker knows nothing yet."""
     turn.observed.told.pop(worker, None)
     if turn.observed.measuring == worker:
-        turn.observed.measuring = ""
+        turn.observed.measuring, turn.observed.measuring_room = "", 0
 
 
 # -- what is heard -----------------------------------------------------------------------------------------------------
@@ -229,11 +223,15 @@ def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, 
 def listed(turn: Turn, message: StoreListed) -> None:
     """The store was listed."""
     since, turn.observed.listing = turn.observed.listing or set(), None
-    if message.blocks is None:
-        return
+    if message.blocks is not None:
+        _found(turn, message.blocks, message.leases, since)
+    have_measured(turn)
+
+
+def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], leases: list[int], since: set[tuple[str, str]]) -> None:
     points = turn.state.caches.points
-    for name in sorted(message.blocks.keys() | {name for name, cached in points.items() if not cached.path}):
-        there = {block.name: block for block in message.blocks.get(name, ())}
+    for name in sorted(blocks.keys() | {name for name, cached in points.items() if not cached.path}):
+        there = {block.name: block for block in blocks.get(name, ())}
         known = points[name].blocks if name in points else {}
         new = [
             block
@@ -246,8 +244,8 @@ def listed(turn: Turn, message: StoreListed) -> None:
         if missing:
             turn.emit(ev.BlocksDeleted(name, missing))
             _announce(turn, name, gone=missing)
-    if message.leases:
-        turn.emit(ev.PromisesKept(message.leases))
+    if leases:
+        turn.emit(ev.PromisesKept(leases))
     _fit(turn)
 
 
@@ -255,7 +253,7 @@ def _fit(turn: Turn) -> None:
     """Gives up what is more than there may be, beside what goes anyway."""
     points = turn.state.caches.points.values()
     going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.going)
-    over = taken(turn.state) - going - turn.state.settings.cache_bytes
+    over = turn.state.caches.taken - going - turn.state.settings.cache_bytes
     if over > 0:
         decision = eviction.evict(_blocks(turn.state), benefits(turn.state, turn.now), over)
         _give_up(turn, decision.value, decision.reason)
@@ -285,7 +283,7 @@ def deleted(turn: Turn, message: BlocksGone) -> None:
 
 def calibrated(turn: Turn, _worker: str, message: StoreMeasured) -> None:
     """A worker has measured the store, or could not."""
-    turn.observed.measuring = ""
+    turn.observed.measuring, turn.observed.measuring_room = "", 0
     if message.cost is not None:
         turn.emit(ev.StoreCalibrated(message.path, message.cost))
         return

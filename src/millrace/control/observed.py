@@ -90,6 +90,8 @@ class Observed(msgspec.Struct):
     """While the store is being listed, places and names of blocks that were published since that was asked for."""
     measuring: str = ""
     """The worker that measures the store."""
+    measuring_room: int = 0
+    """Bytes that it may take for that."""
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
     deleting: dict[tuple[str, str], int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.control.keeping import benefits, taken
+from millrace.control.keeping import benefits
 from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
@@ -124,7 +124,7 @@ def _cache(state: State, now: float) -> dict[str, Any] | None:
     return {
         "location": state.settings.cache,
         "bytes": sum(cached.bytes for cached in state.caches.points.values() if not cached.path),
-        "taken": taken(state),
+        "taken": state.caches.taken,
         "limit": state.settings.cache_bytes,
         "measured": "" in state.caches.costs,
         "points": [

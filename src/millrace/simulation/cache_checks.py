@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
-from millrace.control.keeping import taken
 from millrace.control.state import State
 from millrace.simulation.store import Block
 from millrace.simulation.world import Violation
@@ -68,8 +67,10 @@ class CacheChecks:
                 twice = _promised(state, self._leases.get((place, name), -1))
                 beside += kept.bytes if twice or (place, name) in self._outside else 0
         limit = state.settings.cache_bytes
-        if taken(state) - beside > limit:
-            raise Violation(f"{taken(state)} bytes of {limit} are kept or promised, {beside} of them beside or twice")
+        if state.caches.taken - beside > limit:
+            raise Violation(
+                f"{state.caches.taken} bytes of {limit} are kept or promised, {beside} of them beside or twice"
+            )
 
     def ticked(self, dispatcher: Dispatcher) -> None:
         """Everything once more: what is in the store is accounted for, what is promised is somebody's."""

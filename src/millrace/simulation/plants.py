@@ -14,6 +14,7 @@ from millrace.client.inbox import EpochInbox
 from millrace.control import apply, caching, epochs, jobs, keeping, leasing, snapshot, supply
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
+from millrace.control.cached import Caches
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher import recovery
@@ -137,10 +138,10 @@ def _endless_promise() -> AbstractContextManager[Any]:
 def _too_much_promised() -> AbstractContextManager[Any]:
     """Blocks count, and promises do not."""
 
-    def hopeful(state: State) -> int:
-        return sum(cached.bytes for cached in state.caches.points.values())
+    def hopeful(caches: Caches) -> int:
+        return sum(cached.bytes for cached in caches.points.values())
 
-    return mock.patch.object(keeping, "taken", hopeful)
+    return mock.patch.object(Caches, "taken", property(hopeful))
 
 
 def _hasty_deletion() -> AbstractContextManager[Any]:

@@ -164,14 +164,15 @@ class Caches:
         if first:
             _logger.warning("the cache of point %s cannot be used as it should: %s", place, error)
 
-    def measure(self, path: str) -> StoreMeasured:
-        """What reads and writes of a store take here."""
-        from millrace.blocks.calibration import calibrate
+    def measure(self, path: str, room: int) -> StoreMeasured:
+        """What reads and writes of a store take here, found out with no more than ``room`` bytes in it."""
+        from millrace.blocks.calibration import LARGEST, SMALLEST, calibrate
         from millrace.engine.host import memory_bytes
 
         threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        largest = max(SMALLEST, min(LARGEST, room))
         try:
-            found = calibrate(self.store(path), seconds=_CALIBRATION_S, threads=threads)
+            found = calibrate(self.store(path), seconds=_CALIBRATION_S, threads=threads, largest=largest)
         except MillraceError as error:
             return StoreMeasured(path, why=str(error))
         memory = memory_bytes()

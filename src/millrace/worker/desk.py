@@ -131,7 +131,7 @@ class Desk:
         if isinstance(message, BlocksKnown):
             self.caches.known(message)
         else:
-            self._aside(lambda: self._tell(self.caches.measure(message.path)))
+            self._aside(lambda: self._tell(self.caches.measure(message.path, message.room)))
 
     def _open(self, message: OpenJob) -> None:
         with self._lock:

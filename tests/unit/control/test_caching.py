@@ -185,6 +185,7 @@ def test_a_store_is_measured_after_a_restart_if_nobody_had_done_so():
     peer = service.joined()
     service.workers["w0"].measuring = False
     service.restart()
+    service.answer_for_store()
     service.hello("w0")
     service.rejoin(peer)
     for part in range(1, 4):

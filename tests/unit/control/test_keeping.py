@@ -8,12 +8,15 @@ from millrace.control import actions as act
 from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
-from millrace.control.cache_messages import BlocksKnown, CacheUsed
-from millrace.control.cached import KeptBlock
-from millrace.control.keeping import benefits, taken
+from millrace.control.cache_messages import BlocksKnown, CacheUsed, MeasureStore, StoreMeasured
+from millrace.control.cached import KeptBlock, StoreCost
+from millrace.control.keeping import benefits
 from millrace.planning.points import CachePoint
+from millrace.policies.transfer import TransferCost
 
 PLACE = "ab" * 16
+LINE = TransferCost((1,), (1e-6,))
+COST = StoreCost(LINE, LINE, LINE, 1e-12, 4)
 OTHER = "cd" * 16
 
 
@@ -32,6 +35,7 @@ def begun(limit=1600, tasks=8, points=(KEPT,), workers=2, **settings):
     service.points = list(points)
     for number in range(workers):
         service.add_worker(f"w{number}")
+    service.say(inp.WorkerSaid("w0", StoreMeasured("", COST)))
     peer = service.join("c")
     for worker in service.workers.values():
         service.plan_tasks(worker)
@@ -72,7 +76,7 @@ def test_a_first_task_gets_an_eighth_and_later_ones_what_others_took():
     assert service.state.caches.points[PLACE].largest == 100
     read_all(service, peer)
     assert blocks(service) == {f"block{task}" for task in range(8)}
-    assert taken(service.state) == 800 + sum(use.room for use in leases(service).values())
+    assert service.state.caches.taken == 800 + sum(use.room for use in leases(service).values())
 
 
 def test_a_task_that_had_too_little_room_says_how_much_it_takes():
@@ -88,7 +92,7 @@ def test_a_task_that_had_too_little_room_says_how_much_it_takes():
 def test_room_is_promised_once():
     service, _ = begun(limit=1600, tasks=40, workers=8)
     assert len(leases(service)) > 8
-    assert sum(use.room for use in leases(service).values()) <= taken(service.state) <= 1600
+    assert sum(use.room for use in leases(service).values()) <= service.state.caches.taken <= 1600
     assert any(not use.room for use in leases(service).values())
 
 
@@ -98,9 +102,9 @@ def test_the_room_of_a_run_that_died_is_kept_until_the_store_was_looked_at():
     service.store[PLACE] = {"left": KeptBlock("left", 50, 3)}  # it had published this, and nobody heard of it
     service.kill("w0")
     assert service.state.caches.promises[lease].over
-    before = taken(service.state)
+    before = service.state.caches.taken
     service.tick(1.0)
-    assert taken(service.state) == before
+    assert service.state.caches.taken == before
     service.answer_for_store()
     assert lease not in service.state.caches.promises
     assert blocks(service) == {"left"}
@@ -129,7 +133,7 @@ def test_who_adds_to_its_own_folder_is_promised_nothing_of_the_service():
     service, _ = begun(points=[point(path="/there")], cache="", limit=0)
     (use,) = {use.place for use in leases(service).values()}
     assert use == f"{PLACE}@/there"
-    assert taken(service.state) == 0
+    assert service.state.caches.taken == 0
     before = set(leases(service))
     service.kill("w0")
     service.tick(1.0)
@@ -157,6 +161,21 @@ def test_a_service_that_may_have_less_than_before_gives_up_what_is_too_much():
     service.answer_for_store()
     assert sum(block.bytes for block in service.store[PLACE].values()) == 300
     assert blocks(service) == set(service.store[PLACE])
+
+
+def test_a_store_is_measured_once_it_is_listed_with_a_part_of_the_room_that_is_left():
+    service = Service(FakePlan(8), cache="/cache", cache_bytes=1600)
+    service.store = {PLACE: {"b": KeptBlock("b", 800, 4)}}
+    service.say(inp.Started("here:1"))
+    service.add_worker("w0")
+    assert not service.workers["w0"].measuring
+    service.answer_for_store()
+    (asked,) = [action.message for action in words(service, act.SendToWorker)]
+    assert asked == MeasureStore("", 200)
+    service.points = [KEPT]
+    service.join("c")
+    service.plan_tasks(service.workers["w0"])
+    assert sum(use.room for use in leases(service).values()) <= 1600 - 800 - 200
 
 
 # -- what is given up --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
-from millrace.control.keeping import taken
 from millrace.planning.points import CachePoint
 
 LIMIT = 1600
@@ -151,7 +150,7 @@ class Keeping(RuleBasedStateMachine):
         # What a lease has written that is not over may count twice after a restart: then something goes.
         points = self.service.state.caches.points.values()
         going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.going)
-        assert taken(self.service.state) - going <= LIMIT
+        assert self.service.state.caches.taken - going <= LIMIT
 
     def kept(self) -> dict[str, dict[str, int]]:
         return {
