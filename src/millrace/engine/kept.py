@@ -29,6 +29,8 @@ _WAITING_BYTES = 32 << 20
 _HANDED_BYTES = 1 << 20
 _HANDED_ITEMS = 1024
 """Small elements are handed over together: to hand over costs as much as to write some kilobytes."""
+_SPARE_BYTES = 4096
+"""What an item takes beside its elements, at most: a key, and the heads of a message and of the block."""
 
 _Added = list[tuple[bytes | None, list[Any]]]
 """Keys of items with elements; without a key they belong to the item before."""
@@ -47,8 +49,8 @@ class Kept:
 
     Attributes:
         blocks: those that are published.
-        error: why no more is kept; empty: it is.
-        wanted: bytes for which there was no room, with all that was kept; 0: there was.
+        error: why nothing more is kept, nor what is not published yet; empty: all is.
+        wanted: bytes for which there was no room, with all that was kept; 0: there was. Then what came before is kept.
     """
 
     def __init__(self, store: BlockStore, point: str, room: int, compression: Compression | None = None) -> None:
@@ -76,6 +78,7 @@ class Kept:
             if writing is None:
                 writing = _Writing(self, self._store, self._point)
                 self._writings.append(writing)
+        writing.whole = whole
         try:
             yield writing
             whole = True
@@ -107,14 +110,14 @@ class Kept:
                 self._bytes -= nbytes
             first.result()
 
-    def stay_within(self) -> None:
-        """Gives up if what was added so far is too much."""
+    def fits(self, nbytes: int) -> bool:
+        """Whether there is room for so many bytes more; if not, there is none for what follows either."""
         with self._lock:
             written = sum([writing.nbytes for writing in self._writings])
             written += sum([info.nbytes for info in self.blocks])
-        if written > self._room:
+        if written + nbytes > self._room:
             self.wanted = 2 * written  # how much more there is nobody knows
-            self.give_up("there is no room for all that the task has")
+        return not self.wanted
 
     def finish(self) -> None:
         """Publishes what was added: all items are complete."""
@@ -144,6 +147,8 @@ class _Writing:
 
     def __init__(self, kept: Kept, store: BlockStore, point: str) -> None:
         self._kept, self._store, self._point = kept, store, point
+        self.whole = False
+        """What was added last is complete."""
         self._stack = ExitStack()
         self._draft: Draft | None = None
         self._writer: BlockWriter | None = None
@@ -159,15 +164,15 @@ class _Writing:
 
     def begin(self, key: bytes) -> None:
         """Another item; the one before is complete."""
-        if self._kept.error:
+        if self._kept.error or self._kept.wanted:
             return
-        self._added.append((key, []))
         if len(self._added) >= _HANDED_ITEMS:
             self.hand_over()
+        self._added.append((key, []))
 
     def extend(self, elements: list[Any]) -> None:
         """Some elements of the item that was begun last."""
-        if self._kept.error:
+        if self._kept.error or self._kept.wanted:
             return
         if not self._added:
             self._added.append((None, []))
@@ -193,13 +198,14 @@ class _Writing:
     def _write(self, added: _Added) -> None:
         with self._careful():
             for key, elements in added:
-                if self._kept.error:
+                if self._kept.error or not self._kept.fits(nbytes_of(elements) + _SPARE_BYTES):
+                    if not self.whole:
+                        self._kept.give_up("there is no room for all that the task has")
                     return
                 if key is not None:
                     self._begin(key)
                 if self._writer is not None:
                     self._writer.extend(elements)
-                    self._kept.stay_within()
 
     def _begin(self, key: bytes) -> None:
         if self._writer is not None and self._writer.nbytes >= BLOCK_BYTES:

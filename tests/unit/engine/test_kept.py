@@ -128,3 +128,29 @@ def test_what_goes_wrong_while_writing_is_said_and_an_unknown_error_is_raised(mo
         writing.begin(KEYS[0])
     with closing(kept), pytest.raises(TypeError):
         kept.finish()
+
+
+def test_what_there_is_room_for_is_kept_if_items_are_whole():
+    store = MemoryStore()
+    kept = Kept(store, POINT, 60_000)
+    with kept.writing(whole=True) as writing:
+        for number in range(10):
+            writing.begin(KEYS[number])
+            writing.extend([bytes(10_000)])
+    kept.finish()
+    assert not kept.error
+    assert list(read(store, kept)) == KEYS[:5]
+    assert sum(info.nbytes for info in kept.blocks) <= 60_000
+    assert kept.wanted > sum(info.nbytes for info in kept.blocks)
+
+
+def test_nothing_is_kept_of_what_does_not_fit_if_an_item_may_be_broken_off():
+    store = MemoryStore()
+    kept = Kept(store, POINT, 60_000)
+    with kept.writing(whole=False) as writing:
+        for number in range(10):
+            writing.begin(KEYS[number])
+            writing.extend([bytes(10_000)])
+    kept.finish()
+    assert "no room" in kept.error
+    assert not kept.blocks
