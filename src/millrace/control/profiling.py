@@ -69,7 +69,8 @@ def profile_of(state: State, observed: Observed, job: Job, sight: CacheSight) ->
     serving = [worker for worker in state.workers.values() if worker.job == job.name]
     beside = max((sum(other.host == worker.host for other in state.workers.values()) for worker in serving), default=1)
     cores = max(1, min((worker.cores for worker in serving), default=1) // max(1, beside))
-    return Profile(root.elements, tuple(stages), passed, look.batch_s, look.wait_s, look.noise, cores)
+    workers = len(serving) / max(1, len(job.consumers))
+    return Profile(root.elements, tuple(stages), passed, look.batch_s, look.wait_s, look.noise, cores, workers)
 
 
 def _passed(measure: NodeMeasure | None) -> Passed:

@@ -153,7 +153,7 @@ class Crew:
         self._tuning = tuning.begin(1, 1) if pool is None else tuning.begin(pool.cores, pool.most, inline=inline)
         self._lock = threading.RLock()  # for the garbage collector again
         self._queue: deque[Call[Any]] = deque()
-        self._active = self._threads = 0
+        self._active = self._threads = self._level = 0
         self._helped = False
         self._users = 0
         self._resumed = 0.0
@@ -182,8 +182,8 @@ class Crew:
 
     @property
     def level(self) -> int:
-        """Threads that were used last; 0: the one that pulls."""
-        return self._threads
+        """Threads that were used last, that which helps included; 0: only the one that pulls."""
+        return self._level
 
     def join(self) -> None:
         """A task begins to use the crew."""
@@ -199,12 +199,12 @@ class Crew:
             if not self._users:
                 self._window = replace(self._window, seconds=self._window.seconds + clock() - self._resumed)
 
-    def submit(self, call: Call[Any], threads: int) -> None:
-        """Has ``call`` made once fewer than ``threads`` others run."""
+    def submit(self, call: Call[Any], threads: int, *, helped: bool = False) -> None:
+        """Has ``call`` made once fewer than ``threads`` others run; ``helped``: beside what :meth:`help` makes."""
         assert self._pool is not None
         with self._lock:
             self._queue.append(call)
-            self._threads = threads
+            self._threads, self._level = threads, threads + helped
             if self._active < threads:
                 self._active += 1
                 self._pool.start(self._work)

@@ -113,7 +113,7 @@ class _Calls(Generic[T]):
         call = Call(self._function, part)
         self.waiting.append(call)
         self._helps = threads > 1 and self._crew.cost_s < _HELP_S
-        self._crew.submit(call, threads - self._helps)
+        self._crew.submit(call, threads - self._helps, helped=self._helps)
 
     def finish(self) -> T:
         """The result of the earliest call under way."""

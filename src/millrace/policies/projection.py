@@ -17,6 +17,9 @@ from typing import Protocol
 
 import msgspec
 
+STARVED = 0.1
+"""A consumer that waits for more than this share of its time has all that its workers give."""
+
 
 class Stage(msgspec.Struct, frozen=True):
     """Operators that take turns on the same threads of a worker.
@@ -55,6 +58,7 @@ class Profile(msgspec.Struct, frozen=True):
         wait_s: of these, seconds that it waits.
         noise: relative standard error of ``batch_s``.
         cores: that one worker may use.
+        workers: whose work one consumer reads, in the mean; 0: unknown, and the stages are taken as they are.
     """
 
     elements: int
@@ -64,6 +68,7 @@ class Profile(msgspec.Struct, frozen=True):
     wait_s: float
     noise: float = 0.0
     cores: int = 1
+    workers: float = 0.0
 
 
 class Cost(Protocol):
@@ -131,14 +136,15 @@ def times(profile: Profile, store: Store, point: int, kept: float, whole: int) -
         whole: bytes that all of the point would take, known or estimated; more than 0.
     """
     passed, cores = profile.passed[point], profile.cores
-    above = tuple(stage for stage in profile.stages if point not in stage.under)
-    all_computed = _slowest(profile.stages, cores)
     waits = min(1.0, profile.wait_s / profile.batch_s) if profile.batch_s else 1.0
+    stages = _as_it_was(profile) if profile.workers and waits > STARVED else profile.stages
+    above = tuple(stage for stage in stages if point not in stage.under)
+    all_computed = _slowest(stages, cores)
     least = all_computed * (1 - waits)
     saved = all_computed - max(least, _slowest((*above, _moving(store, store.read, passed, 1.0)), cores))
     share = min(1.0, kept + max(0, store.room) / whole)
     writing = _moving(store, store.write, passed, share - kept)
-    put = max(_slowest((*profile.stages, writing), cores) - kept * saved, writing.seconds / store.threads)
+    put = max(_slowest((*stages, writing), cores) - kept * saved, writing.seconds / store.threads)
     count = profile.elements
     return Times(
         all_computed / count,
@@ -149,6 +155,24 @@ def times(profile: Profile, store: Store, point: int, kept: float, whole: int) -
         round((share - kept) * whole),
         saved / all_computed if all_computed else 0.0,
     )
+
+
+def _as_it_was(profile: Profile) -> tuple[Stage, ...]:
+    """The stages, for a consumer that waits: then what it takes from one element to the next is what they really took.
+
+    That is longer than the stages alone say, where they begin anew with each task, wait for one another, or share the
+    machine with others; so all of them count for so much longer. No stage took longer than all together.
+    """
+    real = profile.batch_s * profile.workers * profile.elements
+    stages = [
+        msgspec.structs.replace(
+            stage, seconds=min(stage.seconds, real * stage.threads) if stage.threads else stage.seconds
+        )
+        for stage in profile.stages
+    ]
+    slowest = _slowest(stages, profile.cores)
+    factor = max(1.0, real / slowest) if slowest else 1.0  # nothing that was measured explains it otherwise
+    return tuple(Stage(each.seconds * factor, each.cpu_s * factor, each.threads, each.under) for each in stages)
 
 
 def _moving(store: Store, cost: Cost, passed: Passed, share: float) -> Stage:

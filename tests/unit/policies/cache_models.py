@@ -71,6 +71,7 @@ def profiles(draw):
         batch_s * draw(st.sampled_from([1.0, 1.0, 0.5, 0.1, 0.0])),
         draw(st.sampled_from([0.0, 0.01, 0.1])),
         draw(st.integers(1, 16)),
+        draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
     )
 
 

@@ -94,3 +94,22 @@ def test_a_slower_store_and_less_room_are_never_faster(work, fast, points, times
         assert with_fast.share >= point.kept
         cramped = msgspec.structs.replace(fast, room=fast.room // 2)
         assert times(work, cramped, point.node, point.kept, point.whole).share <= with_fast.share
+
+
+def test_what_a_starved_consumer_sees_is_what_computing_takes():
+    stages = (Stage(0.040, threads=1, under=UNDER), Stage(0.010))
+    work = profile(*stages)
+    slow = msgspec.structs.replace(work, batch_s=0.050, wait_s=0.050, workers=1.0)
+    found = times(slow, store(read_s=0.004), 1, kept=0.0, whole=100 * MB)
+    assert (found.computed, found.after) == pytest.approx((0.050, 0.0125))  # what is left takes longer, too
+    shared = msgspec.structs.replace(slow, batch_s=0.025, wait_s=0.025, workers=2.0)
+    assert times(shared, store(read_s=0.004), 1, kept=0.0, whole=100 * MB) == found
+    busy = msgspec.structs.replace(slow, wait_s=0.004)
+    assert times(busy, store(read_s=0.004), 1, kept=0.0, whole=100 * MB).computed == pytest.approx(0.040)
+
+
+def test_no_stage_takes_longer_than_all_together():
+    work = profile(Stage(0.080, threads=1, under=UNDER), Stage(0.043))  # calls that waited for one another
+    slow = msgspec.structs.replace(work, batch_s=0.044, wait_s=0.044, workers=1.0)
+    found = times(slow, store(read_s=0.016), 1, kept=0.0, whole=100 * MB)
+    assert (found.computed, found.after) == pytest.approx((0.044, 0.043))
