@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ _WRITING = 0.4
 _PIECE = 1 << 20
 _READS_MAX = 25
 """Of one size, beside the first."""
+_BURST_S = 1e-3
+"""Reads on several threads are timed together for so long at least, as threads don't begin at the same moment."""
 _FREE_SHARE = 0.25
 """Of the room that is left, no more is taken."""
 
@@ -116,20 +119,25 @@ def _reads(
     cold: bool,
 ) -> Iterator[tuple[int, float]]:
     """(bytes, seconds) of reads from anywhere in a block, small ones first, as many as there is time for."""
+    together = threading.Barrier(threads)
 
-    def read(starts: list[int], size: int) -> list[tuple[int, float]]:
-        took = []
+    def read(starts: list[int], size: int) -> tuple[float, float]:
+        together.wait()
+        began = clock()
         for start in starts:
-            began = clock()
             block.read([(start, start + size)])
-            took.append((size, max(clock() - began, 1e-9)))
-        return took
+        return began, clock()
 
     choice = random.Random(largest)
 
     def burst(size: int, count: int) -> list[tuple[int, float]]:
+        """Reads of one size, ``count`` on each thread: what one of them took while all threads were reading.
+
+        From the first one's begin to the last one's end: where they take turns, the first ones end too early to tell.
+        """
         places = [[choice.randrange(largest - size + 1) for _ in range(count)] for _ in range(threads)]
-        return [each for took in pool.map(read, places, [size] * threads) for each in took]
+        begins, ends = zip(*pool.map(read, places, [size] * threads), strict=True)
+        return [(size, max((max(ends) - min(begins)) / count, 1e-9))]
 
     began = clock()
     first: dict[int, list[tuple[int, float]]] = {}
@@ -147,7 +155,9 @@ def _reads(
         most = min(_READS_MAX, largest // 16 // (size * threads)) if cold else _READS_MAX
         each = min(took for other in first if other >= size for _, took in first[other])
         # The first read of a size also had to find memory for it, so it only counts if there is no time for another.
-        yield from burst(size, max(0, min(most, int(share / each)))) or found
+        count = max(0, min(most, int(share / each)))
+        some = max(1, min(count, int(_BURST_S / each)))
+        yield from [took for _ in range(count // some) for took in burst(size, some)] or found
 
 
 def _extended(cost: TransferCost, per_byte: float) -> TransferCost:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 from zlib import crc32
@@ -116,27 +117,46 @@ def read_index(block: Block) -> BlockIndex:
 
 
 class Reads:
-    """What was read of blocks, and how long it took. Thread-safe."""
+    """What was read of blocks, and for how long: time in which several reads were under way counts once. Thread-safe.
 
-    def __init__(self) -> None:
+    So what is counted is what a store gives, however many ask for it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._count = self._bytes = 0
-        self._seconds = 0.0
+        self._count = self._bytes = self._active = 0
+        self._since = self._seconds = 0.0
 
-    def add(self, count: int, nbytes: int, seconds: float) -> None:
-        """So many ranges, of so many bytes together."""
+    @contextmanager
+    def reading(self, count: int, nbytes: int) -> Iterator[None]:
+        """The body reads so many ranges, of so many bytes together."""
         with self._lock:
-            self._count += count
-            self._bytes += nbytes
-            self._seconds += seconds
+            self._tick()
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._tick()
+                self._active -= 1
+                self._count += count
+                self._bytes += nbytes
 
     def take(self) -> tuple[int, int, float]:
         """Ranges, bytes and seconds since this was last asked."""
         with self._lock:
+            self._tick()
             taken = self._count, self._bytes, self._seconds
             self._count = self._bytes = 0
             self._seconds = 0.0
         return taken
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if self._active:
+            self._seconds += now - self._since
+        self._since = now
 
 
 class BlockReader:
@@ -215,9 +235,8 @@ class BlockReader:
         ranges = list(zip(index.offsets[messages].tolist(), index.offsets[1:][messages].tolist(), strict=True))
         rows = zip(index.rows[messages].tolist(), index.rows[1:][messages].tolist(), strict=True)
         found = {}
-        began = time.perf_counter()
-        pieces = _read_exactly(self._block, ranges)
-        self._reads.add(len(ranges), sum(map(len, pieces)), time.perf_counter() - began)
+        with self._reads.reading(len(ranges), sum(stop - start for start, stop in ranges)):
+            pieces = _read_exactly(self._block, ranges)
         for message, raw, (begin, end) in zip(messages, pieces, rows, strict=True):
             start, stop = max(spans[message][0], begin), min(spans[message][1], end)
             data = self._checked(message, raw)

@@ -17,7 +17,7 @@ class CacheUsed(Message, frozen=True):
         blocks: that were published.
         lost: names of blocks that should have been there and could not be read.
         hits: items that were read, ``misses`` those that were made.
-        reads: of the store, of ``read_bytes`` in ``read_s`` seconds together.
+        reads: of the store, of ``read_bytes``, in ``read_s`` seconds in which any were under way.
         error: why nothing was kept, or no more; empty if all was.
         wanted: bytes for which there was no room, with what was kept; 0: there was.
     """

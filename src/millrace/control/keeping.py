@@ -296,5 +296,8 @@ def _learn(turn: Turn, message: CacheUsed) -> None:
     """What reads really take refreshes what was measured; not journalled, as it is never far from it for long."""
     cost = turn.observed.cost or turn.state.caches.costs.get("")
     if cost is not None and message.read_bytes and "@" not in message.place:
-        read = cost.read.learn(message.read_bytes // message.reads, message.read_s / message.reads)
+        # What one read takes while as many others run as were measured: however many there were, so many of them would
+        # have shared what the store gave meanwhile.
+        each_s = message.read_s * cost.threads / message.reads
+        read = cost.read.learn(message.read_bytes // message.reads, each_s)
         turn.observed.cost = msgspec.structs.replace(cost, read=read)

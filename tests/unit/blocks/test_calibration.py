@@ -1,6 +1,7 @@
 """Calibration of stores whose time is made up."""
 
 import contextlib
+import threading
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ class Slow:
         self.now = 0.0
         self.latency, self.bandwidth, self.cold, self.room = latency, bandwidth, cold, room
         self.size, self.reads, self.in_memory, self.there = 0, [], True, False
+        self.lock = threading.Lock()
 
     def clock(self):
         return self.now
@@ -54,8 +56,9 @@ class Slow:
     def read(self, ranges):
         ((start, stop),) = ranges
         assert 0 <= start < stop <= self.size
-        self.reads.append(stop - start)
-        self.now += (self.latency + (stop - start) / self.bandwidth) * (1 if self.in_memory else self.cold)
+        with self.lock:
+            self.reads.append(stop - start)
+            self.now += (self.latency + (stop - start) / self.bandwidth) * (1 if self.in_memory else self.cold)
         return [np.empty(0, np.uint8)]
 
     def drop(self):
@@ -85,6 +88,13 @@ def test_any_store_is_measured_in_about_the_time_that_is_given(latency, bandwidt
         assert found.cold.seconds(size) == pytest.approx(cold * expected, rel=0.25)
     assert found.write.seconds(100 * MIB) == pytest.approx(100 * MIB / bandwidth, rel=0.4)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Calibration) == found
+
+
+def test_reads_that_take_turns_take_as_long_as_all_of_them_on_any_number_of_threads():
+    store: Any = Slow(1e-3, 1e8, 2)
+    found = calibrate(store, threads=4, clock=store.clock)
+    for size in (SMALLEST, MIB, 10 * MIB):
+        assert found.read.seconds(size) == pytest.approx(4 * (1e-3 + size / 1e8), rel=0.25)
 
 
 def test_a_fast_store_is_measured_up_to_the_largest_reads():

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from millrace.blocks.format import MESSAGE_BYTES, TRAILER
 from millrace.blocks.keys import KEY_BYTES, KeyTable, block_name
 from millrace.blocks.memory import MemoryStore
-from millrace.blocks.reader import BlockReader, read_index
+from millrace.blocks.reader import BlockReader, Reads, read_index
 from millrace.blocks.writer import BlockWriter
 from millrace.elements.tree import flatten
 from millrace.errors import BlockDamagedError, CodecError, StoreFullError
@@ -294,3 +294,17 @@ def test_a_block_finds_its_items():
     store = MemoryStore()
     index = read_index(store.open(POINT, write(store, [[number] for number in range(100)])))
     assert index.find(as_keys([KEYS[5], KEYS[150], KEYS[99]])).tolist() == [5, -1, 99]
+
+
+def test_time_in_which_several_reads_are_under_way_counts_once():
+    now = [0.0]
+    reads = Reads(lambda: now[0])
+    first, second = reads.reading(1, 10), reads.reading(2, 20)
+    with first:
+        now[0] = 2.0
+        with second:
+            now[0] = 5.0
+        now[0] = 6.0
+    now[0] = 100.0
+    assert reads.take() == (3, 30, 6.0)
+    assert reads.take() == (0, 0, 0.0)
