@@ -1,0 +1,99 @@
+"""A cache and a source of a certain bandwidth, as of a network: each process waits as long as bytes would take.
+
+    python -m benchmarks.papers.throttled MB_PER_S worker --dispatcher ADDRESS
+
+is ``millrace worker`` where folders of blocks are read, and written, no faster than that. What is waited for is the
+bytes alone, one request after the other, however many threads ask: as many of them as fit through a link in a second.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from millrace.blocks import store as stores
+from millrace.blocks.store import Block, BlockStore, Draft
+from millrace.elements.exporting import Bytes
+from millrace.elements.shred import Piece
+
+
+class Link:
+    """Bytes pass one after the other. Thread-safe.
+
+    Args:
+        bytes_per_s: that pass.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._s_per_byte = 1 / bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def take(self, nbytes: int) -> None:
+        """Waits until so many bytes have passed."""
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + nbytes * self._s_per_byte
+            wait = self._free_at - now
+        time.sleep(wait)
+
+
+class _Draft:
+    def __init__(self, draft: Draft, link: Link) -> None:
+        self._draft, self._link = draft, link
+        self.publish = draft.publish
+
+    def write(self, data: Piece, /) -> object:
+        self._link.take(len(data))
+        return self._draft.write(data)
+
+
+class _Block:
+    def __init__(self, block: Block, link: Link) -> None:
+        self._block, self._link = block, link
+        self.name, self.location, self.nbytes = block.name, block.location, block.nbytes
+        self.drop, self.close = block.drop, block.close
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
+        self._link.take(sum(stop - start for start, stop in ranges))
+        return self._block.read(ranges)
+
+
+class ThrottledStore:
+    """A :class:`~millrace.blocks.store.BlockStore` behind a link for each direction."""
+
+    def __init__(self, store: BlockStore, bytes_per_s: float) -> None:
+        self._store = store
+        self._out, self._in = Link(bytes_per_s), Link(bytes_per_s)
+        self.location = store.location
+        self.blocks, self.delete, self.free_bytes = store.blocks, store.delete, store.free_bytes
+
+    @contextmanager
+    def draft(self) -> Iterator[Draft]:
+        """As of the store."""
+        with self._store.draft() as draft:
+            yield _Draft(draft, self._in)
+
+    def open(self, point: str, name: str) -> Block:
+        """As of the store."""
+        return _Block(self._store.open(point, name), self._out)
+
+
+def stores_of(bytes_per_s: float) -> Any:
+    """A context in which stores that are opened have this bandwidth; to be entered before the engine is loaded."""
+    opened: Callable[..., BlockStore] = stores.open_store
+    return mock.patch.object(
+        stores, "open_store", lambda *args, **kwargs: ThrottledStore(opened(*args, **kwargs), bytes_per_s)
+    )
+
+
+if __name__ == "__main__":
+    with stores_of(1e6 * float(sys.argv[1])):
+        from millrace.cli import main
+
+        sys.exit(main(sys.argv[2:]))
