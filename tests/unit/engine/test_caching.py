@@ -185,7 +185,8 @@ def test_items_without_elements_take_room_too(runs):
         _, kept, _ = with_point(made, store, room=100_000)
         elements_of(made, local.planned(made.plan), 0)
         kept[0].finish()
-        assert not store.blocks()
-        assert kept[0].wanted > 200_000
+        (size,) = store.blocks().values()
+        assert size <= 100_000
+        assert kept[0].wanted > 150_000
     finally:
         made.close()
