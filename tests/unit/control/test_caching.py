@@ -372,9 +372,11 @@ def test_what_reads_really_take_is_learnt():
     service = Driven(point())
     service.joined()
     service.measured()
-    before = service.state.caches.costs[""].read.seconds(1 << 20)
+    cost = service.state.caches.costs[""]
+    before = cost.read.seconds(1 << 20)
     for _ in range(50):
-        used = CacheUsed("a", 1, PLACE, hits=1, reads=10, read_bytes=10 << 20, read_s=10 * 50 * before)
+        took = 10 * 50 * before / cost.threads  # as many reads at once as there are threads
+        used = CacheUsed("a", 1, PLACE, hits=1, reads=10, read_bytes=10 << 20, read_s=took)
         service.say(inp.WorkerSaid("w0", used))
     assert service.observed.cost is not None
     assert service.observed.cost.read.seconds(1 << 20) == pytest.approx(50 * before, rel=0.1)
