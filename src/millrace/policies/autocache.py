@@ -31,6 +31,8 @@ MARGIN = 0.03
 """Times that differ by less are equal (Cachew's threshold), however small the noise."""
 DRIFT = 0.10
 """Change of the batch time with which a decision is made anew."""
+LOST = 1.0
+"""The same for a job with a cache, of the time that it waits more."""
 LOOKS = 5
 """Looks of which the middle one counts: 500 elements, and 1,000 to see a change (as Cachew 4.3 for scaling)."""
 
@@ -161,8 +163,10 @@ def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decisi
     "undo": a job with a cache is slower than it was without one, by more than noise, or writes more slowly than pays,
     and its consumer isn't the reason.
     "decide anew": the batch time differs by more than a tenth, and by more than noise, from what it was when the mode
-    began. What counts is the middle one of five looks, so that two that were disturbed decide nothing. Deciding anew
-    begins a new series of looks, so that it takes another tenth until the next time.
+    began. With a cache that is not enough, as everything has to be computed to measure anew, and reading is short: its
+    consumer has to wait longer than then by as much as an element took altogether. What counts is the middle one of
+    five looks, so that two that were disturbed decide nothing. Deciding anew begins a new series of looks, so that it
+    takes another change until the next time.
 
     Args:
         mode: the present one.
@@ -181,9 +185,10 @@ def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decisi
             why = "it is slower by more than noise" if mode.slower <= 1 else "writing takes longer than it can save"
             reason = f"{_ms(now.batch_s)}/element with the cache beside {_ms(computing.batch_s)} computed: {why}"
             return Decision("undo", reason, inputs)
-    change = abs(now.batch_s / began.batch_s - 1) if began.batch_s else 0.0
+    cached = mode.kind in {"put", "get"}
+    change = now.wait_s - began.wait_s if cached else abs(now.batch_s - began.batch_s)
     beside = f"{_ms(now.batch_s)}/element now beside {_ms(began.batch_s)} when this mode began"
-    if len(looks) >= 2 * LOOKS and change > max(DRIFT, _noise(began, now)):
+    if len(looks) >= 2 * LOOKS and change > max(LOST if cached else DRIFT, _noise(began, now)) * began.batch_s:
         return Decision("decide anew", f"{beside}: what was measured has changed", inputs)
     return Decision("keep", f"{beside}: no change that matters", inputs)
 

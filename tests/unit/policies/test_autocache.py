@@ -308,14 +308,22 @@ def test_a_consumer_that_became_slower_is_not_the_cache_s_fault():
 
 
 def test_a_drift_decides_anew():
-    assert revisit(GET, COMPUTED, looks(0.004, 0.005)).value == "decide anew"
-    assert revisit(GET, COMPUTED, looks(0.004, 0.0035)).value == "decide anew"
-    assert revisit(GET, COMPUTED, looks(0.004, 0.0043)).value == "keep"
-    assert revisit(GET, COMPUTED, looks(0.004, 0.005, 0.004)).value == "keep"
-    assert revisit(GET, COMPUTED, looks(0.004, 0.005, noise=0.15)).value == "keep"
+    assert revisit(GET, COMPUTED, looks(0.004, 0.0095)).value == "decide anew"
+    assert revisit(Mode("compute"), None, looks(0.004, 0.005)).value == "decide anew"
+    assert revisit(Mode("compute"), None, looks(0.004, 0.0035)).value == "decide anew"
+    assert revisit(Mode("compute"), None, looks(0.004, 0.0043)).value == "keep"
+    assert revisit(Mode("compute"), None, looks(0.004, 0.005, 0.004)).value == "keep"
+    assert revisit(Mode("compute"), None, looks(0.004, 0.005, noise=0.15)).value == "keep"
     assert revisit(Mode("compute"), None, looks(0.010, 0.012)).reason == (
         "12 ms/element now beside 10 ms when this mode began: what was measured has changed"
     )
+
+
+def test_a_cache_is_not_measured_again_unless_its_consumer_waits_much_longer():
+    assert revisit(GET, None, looks(0.004, 0.0035)).value == "keep"
+    assert revisit(GET, None, looks(0.004, 0.006)).value == "keep"
+    assert revisit(GET, None, looks(0.004, 0.020, wait_share=0.1)).value == "keep"
+    assert revisit(GET, None, looks(0.004, 0.010)).value == "decide anew"
 
 
 def test_two_disturbed_looks_decide_nothing():
