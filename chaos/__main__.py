@@ -18,14 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from chaos.crew import GUARD_S, Crew
-from chaos.faults import DISK, KINDS
-from chaos.pipeline import Expected, expect, is_kept, write_data
+from chaos.faults import DISKS, KINDS
+from chaos.pipeline import CACHES, Expected, expect, is_kept, write_data
 from chaos.reader import PLANTS, Options
 from chaos.schedule import Fault, draw
 from chaos.verdict import Verdict, judge
@@ -48,16 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = _WIDTH  # a log gets whole lines
     folder = tempfile.mkdtemp(prefix="millrace-chaos-", dir=options.folder)
-    work_dir = os.path.join(folder, "work")
+    work_dir, cache_disk = os.path.join(folder, "work"), os.path.join(folder, "cache")
     os.mkdir(work_dir)
+    os.mkdir(cache_disk)
     console.print(
         f"seed {options.seed}: make chaos SEED={options.seed} begins the same; logs in {folder}", highlight=False
     )
-    with _small_disk(work_dir) as small:
+    with _small_disk(work_dir) as small, _small_disk(cache_disk):
         if not small:
-            console.print("no fault fills the disk: mounting a small one is not permitted here", style="yellow")
-        weights = {kind: KINDS[kind][0] for kind in options.only or KINDS if small or kind != DISK}
-        run = Run(options, folder, work_dir, draw(options.seed, options.faults, weights), console)
+            console.print("no fault fills a disk: mounting a small one is not permitted here", style="yellow")
+        weights = {kind: KINDS[kind][0] for kind in options.only or KINDS if small or kind not in DISKS}
+        schedule = draw(options.seed, options.faults, weights)
+        crew = Crew(folder, work_dir, os.path.join(cache_disk, "blocks"), options.cache_mib << 20)
+        run = Run(options, folder, crew, schedule, console)
         began = time.monotonic()
         asyncio.run(run.run())
         if options.keep or not run.fine:
@@ -75,6 +79,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=list(KINDS), metavar="KIND", help="of: " + "; ".join(KINDS))
     parser.add_argument("--epochs", type=int, default=32, metavar="N", help="in all, over all jobs (default 32)")
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 3], metavar="N", help="of each job (1 3)")
+    parser.add_argument(
+        "--caches",
+        nargs="+",
+        default=["cache", "frozen", "auto", "cache"],
+        choices=CACHES,
+        metavar="C",
+        help="of the jobs of both turns, where elements are kept: " + "; ".join(CACHES),
+    )
+    parser.add_argument("--cache-mib", type=int, default=12, metavar="N", help="that caches may take (default 12)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="at a time (default 4)")
     parser.add_argument("--rows", type=int, default=4096, metavar="N", help="in the data (default 4096)")
     parser.add_argument("--pause", type=float, default=0.005, metavar="S", help="that an element takes (default 0.005)")
@@ -97,6 +110,26 @@ def _small_disk(path: str) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", path], check=True)
 
 
+class Job(NamedTuple):
+    """A training.
+
+    Attributes:
+        consumers: how many read it.
+        in_order: each reads in the plan's order.
+        cache: see :data:`chaos.pipeline.CACHES`.
+    """
+
+    consumers: int
+    in_order: bool
+    cache: str
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        plural, order = "s" * (self.consumers > 1), " in order" * self.in_order
+        return f"{self.consumers} consumer{plural}{order}, {self.cache}"
+
+
 class Run:
     """One run, and what came of it.
 
@@ -107,7 +140,7 @@ class Run:
     """
 
     def __init__(
-        self, options: argparse.Namespace, folder: str, work_dir: str, schedule: list[Fault], console: Console
+        self, options: argparse.Namespace, folder: str, crew: Crew, schedule: list[Fault], console: Console
     ) -> None:
         self.schedule = schedule
         self.fired: Counter[str] = Counter()
@@ -115,10 +148,14 @@ class Run:
         self.verdicts: dict[str, Verdict] = {}
         self.failure = ""
         self._options, self._folder, self._console = options, folder, console
-        self._crew = Crew(folder, work_dir)
+        self._crew = crew
         # Side by side jobs that are read in order and jobs that are not, and then the other way around.
+        # In the first turn what is kept is different from job to job, in the second it is the same.
         self._phases = [
-            [(consumers, (place + turn) % 2 == 0) for place, consumers in enumerate(options.consumers)]
+            [
+                Job(consumers, (place + turn) % 2 == 0, options.caches[(2 * turn + place) % len(options.caches)])
+                for place, consumers in enumerate(options.consumers)
+            ]
             for turn in range(min(2, options.epochs // len(options.consumers)))
         ]
         self.epochs = options.epochs // sum(map(len, self._phases))
@@ -135,7 +172,8 @@ class Run:
         data = os.path.join(self._folder, "data")
         os.mkdir(data)
         pattern = write_data(data, self._options.rows)
-        expected = expect(pattern, self._options.rows, self.epochs)
+        kinds = {job.cache for phase in self._phases for job in phase}
+        expected = {cache: expect(pattern, self._options.rows, self.epochs, cache) for cache in kinds}
         try:
             await self._crew.start(self._options.workers)
             async with asyncio.TaskGroup() as group:
@@ -150,7 +188,7 @@ class Run:
         finally:
             await self._crew.close()
 
-    async def _play(self, phase: list[tuple[int, bool]], pattern: str, expected: list[Expected]) -> None:
+    async def _play(self, phase: list[Job], pattern: str, expected: dict[str, list[Expected]]) -> None:
         trainings = await self._crew.consume(
             [
                 [
@@ -158,21 +196,22 @@ class Run:
                         address=self._crew.address,
                         pattern=pattern,
                         pause_s=self._options.pause,
-                        job=_name(consumers, in_order),
-                        consumers=consumers,
+                        job=job.name,
+                        consumers=job.consumers,
                         index=index,
-                        deterministic=in_order,
+                        deterministic=job.in_order,
                         epochs=self.epochs,
+                        cache=job.cache,
                         plant=self._options.plant,
                     )
-                    for index in range(consumers)
+                    for index in range(job.consumers)
                 ]
-                for consumers, in_order in phase
+                for job in phase
             ]
         )
-        for (consumers, in_order), training in zip(phase, trainings, strict=True):
+        for job, training in zip(phase, trainings, strict=True):
             read = [reader.read for reader in training]
-            self.verdicts[_name(consumers, in_order)] = judge(expected, read, in_order=in_order)
+            self.verdicts[job.name] = judge(expected[job.cache], read, in_order=job.in_order)
 
     async def _strike(self) -> None:
         """Begins each fault when it is time, and waits for all."""
@@ -212,10 +251,6 @@ class Run:
             before = self._crew.heard
             await asyncio.sleep(STALL_S)
         raise RuntimeError(f"nothing came for {STALL_S:.0f} s; the status: {await self._crew.status()}")
-
-
-def _name(consumers: int, in_order: bool) -> str:
-    return f"{consumers} consumer{'s' * (consumers > 1)}{' in order' * in_order}"
 
 
 def _show(run: Run, seconds: float, console: Console) -> None:

@@ -116,6 +116,8 @@ class Crew:
     Args:
         folder: for the logs of all processes.
         work_dir: of the dispatcher.
+        cache_dir: of the service, made when it is first used.
+        cache_bytes: that it may take.
 
     Attributes:
         control, bulk: harms that wait for connections to the dispatcher, and from consumers to workers.
@@ -125,7 +127,7 @@ class Crew:
         heard: elements that consumers have said ever to have read.
     """
 
-    def __init__(self, folder: str, work_dir: str) -> None:
+    def __init__(self, folder: str, work_dir: str, cache_dir: str, cache_bytes: int) -> None:
         self.control: Orders = collections.deque()
         self.bulk: Orders = collections.deque()
         self.alone = asyncio.Lock()
@@ -134,6 +136,7 @@ class Crew:
         self.trainings: list[Training] = []
         self.read = self.heard = 0
         self._folder, self.work_dir = folder, work_dir
+        self.cache_dir, self._cache_bytes = cache_dir, cache_bytes
         self._started = 0
         self._address = (HERE, 0)
         self._dispatcher: subprocess.Popen[bytes] | None = None
@@ -171,6 +174,7 @@ class Crew:
         """
         host, port = self._address
         arguments = ["dispatcher", "--host", host, "--port", str(port), "--heartbeat", str(HEARTBEAT_S)]
+        arguments += ["--cache-dir", self.cache_dir, "--cache-bytes", str(self._cache_bytes)]
         self._dispatcher = spawn(
             [*arguments, "--work-dir", self.work_dir, "--log-level", "info"],
             worker=False,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import random
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
 
+from chaos import cache_faults
 from chaos.crew import GUARD_S, HEARTBEAT_S, Crew, Reader, go_on
 from millrace.clusters.processes import hang_up
 from millrace.testing import processes, proxy
@@ -173,23 +173,13 @@ async def fill_disk(crew: Crew, rng: random.Random) -> str:
             raise NotFiredError(f"the dispatcher was to end in good order, and its exit status is {status}")
         await crew.start_dispatcher()
         try:
-            _fill(filler)
+            cache_faults.fill(filler)
             await crew.until(lambda status: "stands still" in str(status["journal"]))
             await asyncio.sleep(rng.uniform(0.0, 2.0))
         finally:
             os.unlink(filler)
         await crew.until(lambda status: "stands still" not in str(status["journal"]))
     return "the disk gave ENOSPC, the dispatcher stood still and went on"
-
-
-def _fill(path: str) -> None:
-    with open(path, "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
 
 
 KINDS: dict[str, tuple[float, Run]] = {
@@ -211,6 +201,13 @@ KINDS: dict[str, tuple[float, Run]] = {
     "bulk connection half-open": (5, harm(proxy.Kind.HALF_OPEN, bulk=True, least_s=0.5, most_s=6.0)),
     "bulk connection silent": (5, harm(proxy.Kind.SILENCE, bulk=True, least_s=0.5, most_s=6.0)),
     "disk full": (5, fill_disk),
+    "worker killed as it keeps": (15, cache_faults.kill_keeper),
+    "block damaged": (15, cache_faults.damage_block),
+    "block truncated": (10, cache_faults.truncate_block),
+    "block removed": (10, cache_faults.remove_block),
+    "cache removed": (5, cache_faults.remove_cache),
+    "cache full": (5, cache_faults.fill_cache),
 }
 """By name: its weight in the budget, and what does it."""
-DISK = "disk full"
+DISKS = {"disk full", "cache full"}
+"""They need small disks."""

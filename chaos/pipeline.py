@@ -48,26 +48,34 @@ def write_data(folder: str, rows: int) -> str:
     return os.path.join(folder, "*.parquet")
 
 
-def pipeline(pattern: str, pause_s: float) -> mr.Dataset:
-    """Shuffle, random map, filter, batches with a remainder; an element takes ``pause_s`` seconds, and no processor."""
+CACHES = ("auto", "cache", "compute", "frozen")
+"""Where elements are kept: between reading and augmenting, for that mode of ``autocache``; behind augmenting."""
 
-    def augment(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+
+def pipeline(pattern: str, pause_s: float, cache: str) -> mr.Dataset:
+    """Map, shuffle, random map, filter, batches with a remainder.
+
+    Args:
+        pattern: of the data.
+        pause_s: seconds that an element takes, and no processor.
+        cache: one of :data:`CACHES`.
+    """
+
+    def read(row: dict[str, Any]) -> dict[str, Any]:
         if pause_s:
             threading.Event().wait(pause_s)
-        return {
-            "number": row["number"],
-            "content": np.frombuffer(row["content"], np.uint8),
-            "noise": rng.integers(1 << 40, size=_NOISE),
-        }
+        return {"number": row["number"], "content": np.frombuffer(row["content"], np.uint8)}
 
-    return (
-        mr.Dataset.from_parquet(pattern)
-        .shuffle(_WINDOW, seed=_SEED)
-        .map(augment)
-        .filter(lambda element: is_kept(element["number"]))
-        .batch(BATCH)
-        .with_options(buffer_bytes=BUFFER_BYTES)
-    )
+    def augment(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**element, "noise": rng.integers(1 << 40, size=_NOISE)}
+
+    elements = mr.Dataset.from_parquet(pattern).map(read)
+    if cache == "frozen":
+        elements = elements.map(augment).cache().shuffle(_WINDOW, seed=_SEED)
+    else:
+        elements = elements.autocache(cache).shuffle(_WINDOW, seed=_SEED).map(augment)
+    kept = elements.filter(lambda element: is_kept(element["number"]))
+    return kept.batch(BATCH).with_options(buffer_bytes=BUFFER_BYTES)
 
 
 def prints(batch: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
@@ -85,14 +93,16 @@ Expected = list[tuple[list[int], list[bytes]]]
 """Of each batch of an epoch, in plan order: numbers and prints of its elements."""
 
 
-def expect(pattern: str, rows: int, epochs: int) -> list[Expected]:
+def expect(pattern: str, rows: int, epochs: int, cache: str) -> list[Expected]:
     """What each epoch is: contents by plain code; order, batches and random values by a run in this process.
+
+    That run keeps nothing where that makes no difference.
 
     Raises:
         RuntimeError: that run did not give the elements that plain code says.
     """
     found: list[Expected] = []
-    dataset = pipeline(pattern, 0.0)
+    dataset = pipeline(pattern, 0.0, cache if cache == "frozen" else "compute")
     for epoch in range(epochs):
         expected: Expected = []
         for batch in dataset.read_epoch(epoch):

@@ -38,6 +38,7 @@ class Options(msgspec.Struct, frozen=True):
         index: of this one.
         deterministic: as for ``distribute``.
         epochs: to read.
+        cache: see :data:`chaos.pipeline.CACHES`.
         plant: a bug to plant, see :data:`PLANTS`; empty: none.
         state: to go on from, in msgpack; empty: from nothing.
     """
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True):
     index: int
     deterministic: bool
     epochs: int
+    cache: str
     plant: str = ""
     state: bytes = b""
 
@@ -84,7 +86,7 @@ def main() -> None:
     options = msgspec.json.decode(sys.argv[1], type=Options)
     if options.plant:
         PLANTS[options.plant]()
-    dataset = pipeline(options.pattern, options.pause_s).distribute(
+    dataset = pipeline(options.pattern, options.pause_s, options.cache).distribute(
         options.address,
         job_name=options.job,
         num_consumers=options.consumers,
