@@ -164,6 +164,10 @@ class _Block:
             at += count
         return buffer
 
+    def version(self) -> object:
+        found = os.fstat(self._file.fileno())
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
     def drop(self) -> None:
         with _errors(self.location):
             os.fsync(self._file.fileno())  # only pages that are on the disk can be given up

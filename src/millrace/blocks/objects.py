@@ -54,7 +54,8 @@ class ObjectStore:
         checked(point, name)
         location = f"{self.location}{point}/{name}"
         with _errors(location):
-            return _Block(name, location, storage.stat(location).size)
+            found = storage.stat(location)
+        return _Block(name, location, found.size, found.version)
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """Bytes of each block as (point, name)."""
@@ -100,15 +101,19 @@ class _Draft:
 
 
 class _Block:
-    def __init__(self, name: str, location: str, size: int) -> None:
+    def __init__(self, name: str, location: str, size: int, version: str) -> None:
         self.name = name
         self.location = location
         self.nbytes = size
+        self._version = version
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
         with _errors(self.location):
             found = storage.read_ranges(self.location, [(start, min(stop, self.nbytes)) for start, stop in ranges])
         return [np.array(memoryview(each), np.uint8) for each in found]  # copied, as elements are to be writable
+
+    def version(self) -> object:
+        return self._version
 
     def drop(self) -> None:
         pass

@@ -39,7 +39,8 @@ class BlockIndex:
         offsets: int64 of shape (messages + 1,): first byte of each message, and the end of the last.
         lengths: uint64 of shape (messages,): bytes before compression; 0 if it is not compressed.
         checksums: uint32 of shape (messages,).
-        verified: bool of shape (messages,): those whose checksum was found right, by any reader with this index.
+        verified: a version of the block, and bool of shape (messages,): those whose checksum was found right in that
+            version, by any reader with this index.
     """
 
     def __init__(self, index: Index) -> None:
@@ -57,7 +58,7 @@ class BlockIndex:
         self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
         self.lengths = np.frombuffer(index.lengths, "<u8")
         self.checksums = np.frombuffer(index.checksums, "<u4")
-        self.verified = np.zeros(len(self.checksums), np.bool_)
+        self.verified: tuple[object, npt.NDArray[np.bool_]] = (None, np.zeros(len(self.checksums), np.bool_))
         messages = {len(self.rows), len(self.offsets), len(self.lengths) + 1, len(self.checksums) + 1}
         if len(self.keys) != len(self.counts) or len(messages) > 1 or self.starts[-1] != self.rows[-1]:
             raise ValueError("its columns do not fit one another")
@@ -162,9 +163,9 @@ class Reads:
 class BlockReader:
     """Elements of a block's items. Safe to use from several threads.
 
-    The checksum of each message is looked at when it is read for the first time with this index: it takes several times
-    as long as reading from memory. Elements are writable, and none shares memory with another: large ones are views of
-    what was read, small ones copies.
+    The checksum of each message is looked at when it is read for the first time with this index, and again if the block
+    has become another one since: it takes several times as long as reading from memory. Elements are writable, and none
+    shares memory with another: large ones are views of what was read, small ones copies.
 
     Args:
         block: open; whoever opened it closes it.
@@ -237,9 +238,10 @@ class BlockReader:
         found = {}
         with self._reads.reading(len(ranges), sum(stop - start for start, stop in ranges)):
             pieces = _read_exactly(self._block, ranges)
+        verified = self._verified()  # behind the reads: who writes meanwhile changes the version first
         for message, raw, (begin, end) in zip(messages, pieces, rows, strict=True):
             start, stop = max(spans[message][0], begin), min(spans[message][1], end)
-            data = self._checked(message, raw)
+            data = self._checked(message, raw, verified)
             try:
                 elements = decode(data, start - begin, stop - begin, own=end - begin > 1)
             except CodecError as error:
@@ -249,9 +251,16 @@ class BlockReader:
             found[message] = start, elements
         return found
 
-    def _checked(self, message: int, raw: Bytes) -> Bytes:
+    def _verified(self) -> npt.NDArray[np.bool_]:
+        """Messages of the block as it is now whose checksums were found right."""
+        version, (before, verified) = self._block.version(), self.index.verified
+        if version != before:
+            verified = np.zeros(len(verified), np.bool_)
+            self.index.verified = version, verified
+        return verified
+
+    def _checked(self, message: int, raw: Bytes, verified: npt.NDArray[np.bool_]) -> Bytes:
         """The message as it was before compression; its checksum is looked at the first time."""
-        verified = self.index.verified
         if not verified[message]:
             if crc32(raw.data) != self.index.checksums[message]:
                 raise _damaged(self._block, f"the checksum of message {message} of {len(verified)} is wrong")

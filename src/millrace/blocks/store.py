@@ -74,6 +74,9 @@ class Block(Protocol):
             CacheError: it cannot be read.
         """
 
+    def version(self) -> object:
+        """Differs once the block has become another one, or was written to, as far as the store can tell that."""
+
     def drop(self) -> None:
         """Lets the operating system give up what it holds of the block in memory, if it can; for measurements."""
 

@@ -85,6 +85,16 @@ class BlockStoreSuite:
         finally:
             block.close()
 
+    def test_a_block_that_has_become_another_has_another_version(self, store: BlockStore, again: BlockStore) -> None:
+        versions = []
+        for data in (b"0123456789", b"0123456780"):
+            put(store, "b1", data)
+            for each in (store, again):
+                block = each.open(POINT, "b1")
+                versions.append(block.version())
+                block.close()
+        assert versions[0] == versions[1] != versions[2] == versions[3]
+
     def test_what_was_read_belongs_to_the_reader(self, store: BlockStore) -> None:
         put(store, "b1", b"0123456789")
         block = store.open(POINT, "b1")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import uuid
@@ -197,3 +198,13 @@ def test_a_block_is_readable_as_long_as_it_is_open(tmp_path):
     block.close()
     with pytest.raises(BlockMissingError, match=rf"{tmp_path}/{POINT}/b1 does not exist"):
         store.open(POINT, "b1")
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path):
+    store = DirectoryStore(str(tmp_path / "cache"))
+    put(store, "b1", b"1")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(BlockMissingError):
+        store.open(POINT, "b1")
+    put(store, "b2", b"2")
+    assert store.blocks() == {(POINT, "b2"): 1}

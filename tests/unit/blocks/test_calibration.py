@@ -61,6 +61,9 @@ class Slow:
             self.now += (self.latency + (stop - start) / self.bandwidth) * (1 if self.in_memory else self.cold)
         return [np.empty(0, np.uint8)]
 
+    def version(self):
+        return None
+
     def drop(self):
         self.in_memory = False
 

@@ -1,6 +1,7 @@
 """Items are found in whatever block they are, and what is gone is not found any more."""
 
 import hashlib
+import os
 from contextlib import closing
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 
 from millrace.blocks import catalog
 from millrace.blocks.catalog import Catalog
+from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.keys import KEY_BYTES, Keys
 from millrace.blocks.memory import MemoryStore
+from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
 from millrace.testing.stores import POINT, put
 
@@ -21,7 +24,7 @@ def keys_of(numbers: list[int]) -> Keys:
     return np.frombuffer(b"".join(KEYS[number] for number in numbers), np.uint8).reshape(-1, KEY_BYTES)
 
 
-def write(store: MemoryStore, numbers: list[int]) -> str:
+def write(store: BlockStore, numbers: list[int]) -> str:
     """A block with an item for each number: as often the number as its last digit says."""
     with store.draft() as draft:
         writer = BlockWriter(draft)
@@ -91,6 +94,20 @@ def test_a_damaged_block_is_lost():
         whole = block.read([(0, block.nbytes)])[0]
     whole[200] ^= 255
     put(store, name, whole.tobytes())
+    assert read(known, [9]) == {9: None}
+    assert known.lost() == [name]
+
+
+def test_a_block_that_is_damaged_after_it_was_read_is_lost(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    known = Catalog(store, POINT)
+    name = write(store, [9])
+    known.learn([name])
+    assert read(known, [9]) == {9: [9] * 9}
+    with open(tmp_path / POINT / name, "r+b") as file:
+        before = os.pread(file.fileno(), 1, 200)
+        os.pwrite(file.fileno(), bytes([before[0] ^ 255]), 200)
+        os.utime(file.fileno(), ns=(0, 0))  # as time goes by
     assert read(known, [9]) == {9: None}
     assert known.lost() == [name]
 

@@ -155,6 +155,9 @@ class Counted:
         self.ranges.append([stop - start for start, stop in ranges])
         return self._block.read(ranges)
 
+    def version(self):
+        return self._block.version()
+
     def drop(self):
         pass
 
