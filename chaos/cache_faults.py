@@ -52,13 +52,18 @@ async def _clear_when_idle(crew: Crew) -> None:
 async def damage_block(crew: Crew, rng: random.Random) -> str:
     """Some bytes of a block are others."""
     path = await _a_block(crew, rng)
-    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+    with contextlib.suppress(FileNotFoundError):
+        return f"{_damage(path, rng)} of {path} are others now"
+    return await damage_block(crew, rng)
+
+
+def _damage(path: str, rng: random.Random) -> str:
+    with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         at = rng.randrange(max(1, size - 16))
         before = os.pread(file.fileno(), 16, at)
         os.pwrite(file.fileno(), bytes(byte ^ 0xFF for byte in before), at)
-        return f"16 bytes of {size} at {at} of {path} are others now"
-    return await damage_block(crew, rng)
+    return f"{len(before)} bytes of {size} at {at}"
 
 
 async def truncate_block(crew: Crew, rng: random.Random) -> str:
