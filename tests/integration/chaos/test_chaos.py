@@ -18,6 +18,14 @@ def test_each_element_once_whatever_dies():
     assert "all is right" in done.stdout
 
 
+def test_each_element_as_it_is_whatever_becomes_of_the_cache():
+    kinds = ("worker killed as it keeps", "block damaged", "block removed", "cache removed")
+    small = ("--workers", "2", "--consumers", "1", "--epochs", "3", "--caches", "cache", "--rows", "960")
+    done = chaos("--seed", "1", "--faults", "4", "--only", *kinds, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is right" in done.stdout
+
+
 def test_a_consumer_that_forgets_what_it_has_is_found(tmp_path):
     few = ("--faults", "1", "--only", "bulk connection cut", "--epochs", "1", "--consumers", "1", "--rows", "960")
     done = chaos("--plant", "forgets", "--workers", "1", "--folder", str(tmp_path), *few)
