@@ -1,4 +1,4 @@
-"""``python -m chaos.brick``: a disk dies under a cache that is spread over four of them, and the job that reads from it.
+"""``python -m chaos.brick``: a disk dies under a cache that is spread over four, while a job reads from it.
 
     apt-get install --no-install-recommends glusterfs-server glusterfs-client
     python -m chaos.brick
@@ -49,10 +49,10 @@ def main() -> int:
         with mr.LocalService(max_workers=2, cache_dir=cache, cache_bytes=4 << 30) as service:
             served = elements(made).distribute(service.address)
             with served:
-                right = all([read(served, epoch, made) for epoch in range(EPOCHS)])
+                wrong = [epoch for epoch in range(EPOCHS) if not read(served, epoch, made)]
             (point,) = service.status()["cache"]["points"]
             print(f"{point['items']} elements in {point['blocks']} blocks, {point['bytes'] >> 20} MiB, in the end")
-    return 0 if right else 1
+    return 1 if wrong else 0
 
 
 def elements(made: str) -> mr.Dataset:

@@ -57,7 +57,7 @@ class _Block:
     def __init__(self, block: Block, link: Link) -> None:
         self._block, self._link = block, link
         self.name, self.location, self.nbytes = block.name, block.location, block.nbytes
-        self.drop, self.close = block.drop, block.close
+        self.version, self.drop, self.close = block.version, block.drop, block.close
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
         self._link.take(sum(stop - start for start, stop in ranges))
