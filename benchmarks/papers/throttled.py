@@ -84,11 +84,16 @@ class ThrottledStore:
         return _Block(self._store.open(point, name), self._out)
 
 
-def stores_of(bytes_per_s: float) -> Any:
-    """A context in which stores that are opened have this bandwidth; to be entered before the engine is loaded."""
+def stores_of(bytes_per_s: float, module: Any = stores) -> Any:
+    """A context in which the stores that a module opens have this bandwidth.
+
+    Args:
+        bytes_per_s: in each direction.
+        module: that has ``open_store``; that of the function itself only reaches who is loaded in the context.
+    """
     opened: Callable[..., BlockStore] = stores.open_store
     return mock.patch.object(
-        stores, "open_store", lambda *args, **kwargs: ThrottledStore(opened(*args, **kwargs), bytes_per_s)
+        module, "open_store", lambda *args, **kwargs: ThrottledStore(opened(*args, **kwargs), bytes_per_s)
     )
 
 

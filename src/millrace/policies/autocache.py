@@ -29,6 +29,8 @@ PROFILE_BATCHES = 300
 """Elements of the pipeline's end after which measures are good enough to decide (Cachew 4.4)."""
 MARGIN = 0.03
 """Times that differ by less are equal (Cachew's threshold), however small the noise."""
+REST = 0.01
+"""Of a point that is kept but for so much, no more is written: how much of it there is, is often an estimate."""
 DRIFT = 0.10
 """Change of the batch time with which a decision is made anew."""
 LOST = 1.0
@@ -141,7 +143,7 @@ def choose_mode(
     found = {point.node: times(profile, store, point.node, point.kept, point.whole) for point in points}
     free = _free(points, found, margin)
     new = [(point, found[point.node]) for point in points if point.undone is None and found[point.node].written]
-    saving = [each for each in new if _saves(each[1], free, margin) and _pays(each[1], free, later)]
+    saving = [each for each in new if _saves(*each, free, margin) and _pays(each[1], free, later)]
     inputs = _inputs(found, profile, margin, later)
     if not saving:
         mode = Mode("compute") if free.point is None else Mode("get", free.point.node)
@@ -236,9 +238,15 @@ def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) ->
     return _Free(best, found[best.node].got, computed)
 
 
-def _saves(each: Times, free: _Free, margin: float) -> bool:
-    """Epochs that read what is written now are faster by more than noise."""
-    return (1 + margin) * each.after < free.seconds
+def _saves(point: Point, each: Times, free: _Free, margin: float) -> bool:
+    """Epochs that read what is written now are faster by more than noise.
+
+    Where the point is the one that is read already, all that it saves is what noise is compared with: its rest saves in
+    proportion, and room that is left may be worth no more than noise.
+    """
+    if free.point is None or free.point.node != point.node:
+        return (1 + margin) * each.after < free.seconds
+    return (1 + margin) * each.after < free.computed and each.share - point.kept > REST
 
 
 def _pays(each: Times, free: _Free, later: int) -> bool:
@@ -300,7 +308,7 @@ def _why_no_more(
     if hits and free.point is None:
         best = min(hits, key=lambda point: found[point.node].got)
         return f": {_ms(found[best.node].got)} with the {_share(best.kept)} that are kept of {best.label} is slower"
-    if profile.wait_s <= margin * profile.batch_s:
+    if profile.wait_s <= MARGIN * profile.batch_s:
         waits = _share(profile.wait_s / profile.batch_s if profile.batch_s else 0.0)
         return f": its consumer waits {waits} of the time, so that nothing makes it faster"
     if all(point.kept >= 1 for point in points):
@@ -310,7 +318,7 @@ def _why_no_more(
         return ": there is no room for more"
     best = min(new, key=lambda point: found[point.node].after)
     then = found[best.node]
-    if not _saves(then, free, margin):
+    if not _saves(best, then, free, margin):
         fits = "" if then.share >= 1 else f", of which {_share(then.share)} fits"
         return f": {_ms(then.after)} with a cache at {best.label}{fits} is no gain beyond {100 * margin:.2g} %"
     if best.undone:

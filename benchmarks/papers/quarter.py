@@ -1,0 +1,106 @@
+"""A cache of a quarter of what a job reads, on a service: what of an epoch is still made, beside the ideal and LRU.
+
+    python -m benchmarks.papers.quarter [--json FILE]
+
+Every epoch reads all elements once, in another random order. The least that has to be made is three quarters; the
+function leaves a word in a file for every element that it makes, so that this is counted and not believed. ``saved``
+is the share that was not made, over the capacity's share of all bytes; what was aimed at is 0.95. LRU is simulated, with
+the same numbers of elements (see :mod:`benchmarks.papers.eviction`). One service, two workers. Epochs count from the
+third that began with a cache on: one writes, and what it wrote may still be sorted out in the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.papers import eviction
+from benchmarks.papers.report import main
+from millrace import Dataset, LocalService
+
+QUESTION = "How much does a cache save that holds a quarter?"
+ELEMENTS = 3000
+NBYTES = 64 << 10
+SHARE = 0.25
+MADE_S = 0.005
+EPOCHS = 9
+BEGUN = 3
+TASKS = 60
+TARGET = 0.95
+
+
+class Work:
+    """Makes an element in a certain time, and leaves a word that it did.
+
+    Args:
+        log: a file that all processes append to.
+    """
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+
+    def __call__(self, number: int) -> Any:
+        """An array of its number."""
+        time.sleep(MADE_S)
+        with open(self._log, "a") as file:
+            file.write(f"{number}\n")  # one short write, which is not torn
+        return np.full(NBYTES // 8, number)
+
+
+def _lines(log: str) -> int:
+    with open(log) as file:
+        return sum(1 for _ in file)
+
+
+def run() -> list[dict[str, Any]]:
+    """What was made in each epoch, and how much the cache held then."""
+    epochs, before = [], 0
+    with tempfile.TemporaryDirectory(prefix="millrace-quarter-") as folder:
+        log = os.path.join(folder, "made")
+        dataset = Dataset.range(ELEMENTS).map(Work(log), num_parallel_calls=2).autocache().shuffle(ELEMENTS).batch(1)
+        limit = int(SHARE * ELEMENTS * NBYTES)
+        with (
+            LocalService(2, 2, cache_dir=os.path.join(folder, "cache"), cache_bytes=limit) as service,
+            dataset.distribute(service.address, tasks=TASKS, workers=2) as served,
+        ):
+            for _ in range(EPOCHS):
+                if sum(1 for _ in served) != ELEMENTS:
+                    raise RuntimeError("an epoch has not all elements")
+                status = service.status()
+                made = _lines(log)
+                cache = status["cache"]
+                (job,) = status["jobs"]
+                epochs.append(
+                    {
+                        "mode": job["mode"],
+                        "why": job["cache"]["why"],
+                        "made": made - before,
+                        "bytes": cache["bytes"],
+                        "limit": limit,
+                    }
+                )
+                print(f"  {job['mode']:8} made {made - before}, {cache['bytes']:,} bytes kept: {job['cache']['why']}")
+                before = made
+                if cache["bytes"] > limit:
+                    raise RuntimeError(f"{cache['bytes']} bytes are kept, and {limit} were allowed")
+    return epochs
+
+
+def measure() -> Mapping[str, Any]:
+    """Runs and prints."""
+    epochs = run()
+    made = [each["made"] / ELEMENTS for each in epochs[BEGUN:]]
+    saved = (1 - sum(made) / len(made)) / SHARE
+    job = eviction.ONE[0]
+    lru = eviction.hit_ratios(eviction.Recent(round(SHARE * job.blocks)), [job])[job.name] / SHARE
+    print(f"made: {', '.join(f'{each:.3f}' for each in made)} of all; saved {saved:.3f} of the ideal, LRU {lru:.3f}")
+    return {"share": SHARE, "target": TARGET, "saved": saved, "lru": lru, "results": epochs}
+
+
+if __name__ == "__main__":
+    main("benchmarks.papers.quarter", QUESTION, measure)
