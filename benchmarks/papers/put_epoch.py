@@ -100,7 +100,7 @@ def _larger(options: Options) -> Mapping[str, float]:
 
 BENCHMARK = Benchmark(
     question="What does an epoch take that also writes a cache?",
-    figures={name: Figure(f"ms/element, {name} is what takes longer", digits=3, more_is_better=False) for name in WORK},
+    figures={name: Figure(f"ms/element, {name}", digits=3, more_is_better=False) for name in CASES},
     contestants=(
         Contestant("the larger", _larger, note="of the next two, in one process"),
         Contestant("computed", functools.partial(_run, way=_computed)),

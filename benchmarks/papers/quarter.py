@@ -4,9 +4,9 @@
 
 Every epoch reads all elements once, in another random order. The least that has to be made is three quarters; the
 function leaves a word in a file for every element that it makes, so that this is counted and not believed. ``saved``
-is the share that was not made, over the capacity's share of all bytes; what was aimed at is 0.95. LRU is simulated, with
-the same numbers of elements (see :mod:`benchmarks.papers.eviction`). One service, two workers. Epochs count from the
-third that began with a cache on: one writes, and what it wrote may still be sorted out in the next one.
+is the share that was not made, over the capacity's share of all bytes; what was aimed at is 0.95. LRU is simulated (see
+:mod:`benchmarks.papers.eviction`). One service, two workers. The first three epochs don't count: one measures, one
+writes, and one may fill what that left.
 """
 
 from __future__ import annotations
