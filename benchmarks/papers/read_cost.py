@@ -3,9 +3,11 @@
     python -m benchmarks.papers.read_cost [--json FILE]
 
 A store is calibrated (two seconds, with a block of its own). Then another block is written, and read in pieces of 4 KB
-to 256 MB: sizes that were not calibrated, evenly spaced in their logarithm, in random order, from random places.
+to 256 MB: sizes that were not calibrated, evenly spaced in their logarithm, in random order, from random places. Each
+is read several times in a row, and what counts is the median of all but the first: a job reads thousands of blocks that
+are about alike, while a read after one of another size also pays for the memory that it doesn't find.
 ``error`` is the median difference between what was predicted and what a read took, over what it took; ``learned`` is
-the same for a model that hears of every read after it. The stores: a folder as it is (what was written lies in the
+the same for a model that hears of every size after it. The stores: a folder as it is (what was written lies in the
 system's memory), the same folder read from its disk (dropped from memory before each read), and an object store (moto,
 an S3 server on this machine; left out with a notice where it isn't installed). The folder is in ``TMPDIR``. Memory is
 set up as in a worker process. moto gets a whole object from its memory for any part of it, so that what a read takes
@@ -41,7 +43,9 @@ QUESTION = "Does the model of what a read costs say what reads take?"
 TARGET = 0.15
 POINT, NAME = "read-cost", "block"
 READS = 60
-"""Of a store."""
+"""Sizes that are read of a store."""
+REPEATS = 6
+"""Reads of each."""
 
 
 def sizes(count: int, largest: int) -> list[int]:
@@ -76,21 +80,26 @@ def compare(store: BlockStore, *, cold: bool, seconds: float, count: int, larges
 
 
 def read(block: Block, of: list[int], model: TransferCost, *, cold: bool) -> list[dict[str, float]]:
-    """Each read with its bytes, its seconds, and what was predicted."""
+    """Each size with its bytes, the seconds of a read, and what was predicted."""
     places = random.Random(6)
     learned, reads = model, []
     for size in of:
-        start = places.randrange(block.nbytes - size + 1)
-        if cold:
-            block.drop()
-        began = time.perf_counter()
-        block.read([(start, start + size)])
-        took = time.perf_counter() - began
+        _, *others = [_read(block, places.randrange(block.nbytes - size + 1), size, cold=cold) for _ in range(REPEATS)]
+        took = statistics.median(others)
         reads.append(
             {"bytes": size, "seconds": took, "predicted": model.seconds(size), "learned": learned.seconds(size)}
         )
         learned = learned.learn(size, took)
     return reads
+
+
+def _read(block: Block, start: int, size: int, *, cold: bool) -> float:
+    """Seconds of one read."""
+    if cold:
+        block.drop()
+    began = time.perf_counter()
+    block.read([(start, start + size)])
+    return time.perf_counter() - began
 
 
 def error(reads: list[dict[str, float]], by: str) -> float:

@@ -99,7 +99,7 @@ def epoch_began(turn: Turn, job: Job) -> None:
         look(turn, job)
     elif sight.profile is not None:
         _choose(turn, job, sight.profile)
-    elif job.caching.kind == "get" and not _always(job) and _misses(turn.state, job, sight) > 0:
+    elif job.caching.kind == "get" and not _always(job) and _missing(turn.state, job, sight) > policy.REST:
         _profile(turn, job, "what a cache saves was not measured yet, and not all is kept")
     elif _always(job):
         _choose(turn, job, None)
@@ -116,14 +116,15 @@ def _always(job: Job) -> bool:
     return point is not None and point.always
 
 
-def _misses(state: State, job: Job, sight: CacheSight) -> float:
-    """The share of what the job asks of its point that isn't there."""
+def _missing(state: State, job: Job, sight: CacheSight) -> float:
+    """The share of what the job asks of its point that isn't there now: others may have kept what it missed."""
     point = active(job)
     if point is None:
         return 0.0
+    if point.items > 0:
+        return 1.0 - share_kept(state, point)
     asked = sight.hits + sight.misses
-    missed = sight.misses / asked if asked else 0.0
-    return max(missed, 1.0 - share_kept(state, point))
+    return sight.misses / asked if asked else 1.0 - share_kept(state, point)
 
 
 def look(turn: Turn, job: Job) -> None:
