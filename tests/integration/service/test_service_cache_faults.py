@@ -1,0 +1,257 @@
+"""Whatever becomes of a cache, or of who reads and writes it: each element once, and nothing is left lying about."""
+
+import itertools
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.integration.service.service_calls import Calls
+from tests.integration.service.service_driving import WAIT_S, Reading, Service, consume, together
+
+import millrace as mr
+from millrace.blocks import calibration
+
+COUNT = 160
+TASKS = 8
+NUMBERS = list(range(COUNT))
+
+
+@pytest.fixture
+def calls(tmp_path):
+    return Calls(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cached(folder):
+    """With a cache in ``folder``, for one test that may do to it what it likes."""
+    with Service(1, cache_dir=folder) as running:
+        yield running
+
+
+def pipeline(calls):
+    return mr.Dataset.range(COUNT).map(lambda number: np.full(100, calls.note(number))).cache()
+
+
+def epoch(dataset, service):
+    """Which numbers a job of one epoch gets."""
+    with dataset.distribute(service.address, tasks=TASKS) as distributed:
+        return sorted(int(element[0]) for element in distributed.epochs(1))
+
+
+def blocks(folder):
+    return [path for path in folder.glob("*/*") if path.parent.name not in {".drafts", calibration.POINT}]
+
+
+def drafts(folder):
+    return list((folder / ".drafts").iterdir())
+
+
+def items(status):
+    return sum(point["items"] for point in status["cache"]["points"])
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 3] ^= 1
+    path.write_bytes(raw)
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replace(path):
+    path.write_bytes(b"something else")
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def test_damaged_blocks_are_made_again_and_kept_again(cached, folder, calls):
+    dataset = pipeline(calls)
+    for harm in (flip, truncate, replace, empty, os.unlink):
+        assert epoch(dataset, cached) == NUMBERS
+        cached.until(lambda status: items(status) == COUNT)
+        for path in blocks(folder):
+            harm(path)
+        calls.take()
+        assert epoch(dataset, cached) == NUMBERS
+        assert calls.take() == Counter(NUMBERS), harm
+    assert epoch(dataset, cached) == NUMBERS
+    cached.until(lambda status: items(status) == COUNT)
+    calls.take()
+    assert epoch(dataset, cached) == NUMBERS
+    assert not calls.take()
+
+
+def clear(folder):
+    shutil.rmtree(folder)
+
+
+def block_the_way(folder):
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+
+
+@pytest.mark.parametrize("harm", [clear, block_the_way])
+def test_a_cache_that_is_gone_stops_no_job(cached, folder, calls, gate, keeper, harm):
+    def held(element):
+        if element[0] == COUNT // 2:
+            gate.pass_through()
+        return int(element[0])
+
+    dataset = pipeline(calls)
+    with Reading([dataset.map(held).distribute(cached.address, tasks=TASKS)], epochs=2) as reading:
+        keeper.wait()
+        harm(folder)
+        keeper.open()
+        assert [sorted(numbers) for numbers in together(reading.result())] == [NUMBERS, NUMBERS]
+    if harm is block_the_way:
+        folder.unlink()
+    for _ in range(2):
+        assert epoch(dataset, cached) == NUMBERS
+        cached.until(lambda status: items(status) == COUNT)
+    calls.take()
+    assert epoch(dataset, cached) == NUMBERS
+    assert not calls.take()
+
+
+def test_a_store_without_room_keeps_nothing_and_stops_no_job(folder, calls, capfd):
+    with Service(cache_dir=folder) as service:
+        (name,) = service.add(1, "--no-shared-memory")
+        service.until(lambda status: status["cache"]["measured"])
+        resource.prlimit(service.workers[name].pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        dataset = pipeline(calls)
+        assert epoch(dataset, service) == NUMBERS
+        assert not blocks(folder)
+        assert not drafts(folder)
+        resource.prlimit(service.workers[name].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert epoch(dataset, service) == NUMBERS
+        assert blocks(folder)
+    assert "a file may not be so large here: raise the limit (ulimit -f)" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_killed_while_it_adds_leaves_nothing_that_counts(folder, calls, gate, keeper, tmp_path):
+    def held(number):
+        if number == COUNT // 2 + 3:
+            gate.pass_through()
+        return np.full(100_000, calls.note(number))  # so large that a draft is begun
+
+    dataset = mr.Dataset.range(COUNT).map(held, key=str(tmp_path)).cache().map(lambda array: int(array[0]))
+    with Service(2, cache_dir=folder) as service:
+        with Reading([dataset.distribute(service.address, tasks=TASKS)], epochs=2) as reading:
+            name = service.named(keeper.wait())
+            service.kill(name)
+            keeper.open()
+            assert [sorted(numbers) for numbers in together(reading.result())] == [NUMBERS, NUMBERS]
+        cache = service.until(lambda status: status["cache"]["taken"] == status["cache"]["bytes"] and status["cache"])
+        assert cache["bytes"] == sum(path.stat().st_size for path in blocks(folder))
+    with Service(cache_dir=folder):
+        assert not drafts(folder)
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_dispatcher_that_is_killed_finds_the_blocks_again(folder, calls, tmp_path, gate, keeper, journal):
+    def held(element):
+        if element[0] == COUNT // 2:
+            gate.pass_through()
+        return int(element[0])
+
+    dataset = pipeline(calls)
+    with Service(2, cache_dir=folder, work_dir=tmp_path / "work" if journal else None) as service:
+        with dataset.map(held).distribute(service.address, job_name="ours", tasks=TASKS) as distributed:
+            numbers = iter(distributed)
+            head = list(itertools.islice(numbers, COUNT // TASKS))
+            keeper.wait()
+            service.restart_dispatcher()
+            keeper.open()
+            if journal:
+                assert sorted([*head, *numbers]) == NUMBERS
+                assert sorted(distributed) == NUMBERS
+        for _ in range(2):
+            assert epoch(dataset, service) == NUMBERS
+        cache = service.until(lambda status: status["cache"]["taken"] == status["cache"]["bytes"] and status["cache"])
+        assert cache["bytes"] == sum(path.stat().st_size for path in blocks(folder))
+        calls.take()
+        service.restart_dispatcher()
+        service.until(lambda status: len(status["workers"]) == 2 and status["cache"]["points"])
+        assert epoch(dataset, service) == NUMBERS
+        assert not calls.take()
+
+
+def test_blocks_that_somebody_asked_to_remove_go_and_come_again(cached, folder, calls, capsys):
+    from millrace.cli import main
+
+    dataset = pipeline(calls)
+    assert epoch(dataset, cached) == NUMBERS
+    (point,) = cached.until(lambda status: status["cache"]["points"])
+    assert main(["cache", "ls", "--service", cached.address]) == 0
+    assert point["point"] in capsys.readouterr().out
+    assert main(["cache", "rm", point["point"][:6], "--service", cached.address]) == 0
+    assert "of 1 points are deleted as soon as nobody reads them" in capsys.readouterr().out
+    cached.until(lambda status: not status["cache"]["bytes"])
+    assert not blocks(folder)
+    assert main(["cache", "rm", point["point"], "--service", cached.address]) == 1
+    assert "no points begin with" in capsys.readouterr().err
+    assert epoch(dataset, cached) == NUMBERS
+    assert blocks(folder)
+
+
+INTERRUPTED = """
+import threading
+import millrace as mr
+from millrace.blocks import calibration
+
+def held(number):
+    if number == 50:
+        with open({bell!r}, "w") as bell:
+            bell.write("there")
+        threading.Event().wait()
+    return bytes(100_000)
+
+if __name__ == "__main__":
+    dataset = mr.Dataset.range(100).map(held).cache({own!r})
+    list(dataset{how})
+"""
+
+
+@pytest.mark.parametrize("where", ["in process", "on a service"])
+def test_an_interrupt_leaves_no_drafts(folder, tmp_path, where):
+    script = tmp_path / "script.py"
+    how = "" if where == "in process" else ".distribute(workers=1)"
+    bell = tmp_path / "bell"
+    os.mkfifo(bell)
+    script.write_text(INTERRUPTED.format(own=str(folder), how=how, bell=str(bell)))
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert bell.read_text() == "there"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=WAIT_S)
+    assert "KeyboardInterrupt" in said
+    assert list(mr.Dataset.range(1).cache(str(folder))) == [0]  # whoever comes next sweeps what is left
+    assert not drafts(folder)
+
+
+def test_what_two_consumers_read_is_kept_once(cached, folder, calls):
+    cached.add(1)
+    dataset = pipeline(calls).map(lambda array: int(array[0]))
+    readers = [
+        dataset.distribute(cached.address, job_name="ours", num_consumers=2, consumer_index=rank, tasks=TASKS)
+        for rank in range(2)
+    ]
+    assert [sorted(numbers) for numbers in together(consume(readers, 2))] == [NUMBERS, NUMBERS]
+    calls.take()
+    assert epoch(pipeline(calls), cached) == NUMBERS
+    assert not calls.take()
