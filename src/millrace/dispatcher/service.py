@@ -152,6 +152,8 @@ class Dispatcher:
             self._feed(inp.Started(self.address))
             self._ready.set()
             self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
+            for task in self._tasks:
+                task.add_done_callback(_say_why)
             await self._fleet.start()
         except BaseException:
             await self.stop()
@@ -392,6 +394,12 @@ class Dispatcher:
             requested=self._fleet.requested,
             why=self._fleet.why,
         )
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    """What runs as long as the service has ended: a bug, and nothing is done any more."""
+    if not task.cancelled() and task.exception() is not None:
+        _logger.critical("the dispatcher stands still; start it again", exc_info=task.exception())
 
 
 def _log_losses(events: list[AnyEvent]) -> None:
