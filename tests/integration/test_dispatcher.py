@@ -13,7 +13,7 @@ import pytest
 
 from millrace.control import messages as msg
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
-from millrace.dispatcher.service import STATUS, Dispatcher
+from millrace.dispatcher.service import STATUS, Dispatcher, _say_why
 from millrace.errors import (
     ConsumerConflictError,
     JobConflictError,
@@ -387,3 +387,17 @@ def test_blobs_are_bounded_and_those_of_living_jobs_stay(in_files: bool, tmp_pat
         await store.put(digest_of(b"x" * 100), b"x" * 100)
 
     asyncio.run(run())
+
+
+def test_a_loop_that_fails_says_so(caplog: pytest.LogCaptureFixture):
+    async def fails() -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def run() -> None:
+        task = asyncio.create_task(fails())
+        task.add_done_callback(_say_why)
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+    assert "the dispatcher stands still" in caplog.text
+    assert "ZeroDivisionError: a bug" in caplog.text
