@@ -218,7 +218,7 @@ class Dispatcher:
                 for action, session in actions:
                     try:
                         self._perform(action, session)
-                    except MillraceError:
+                    except Exception:  # a bug: the action is void, everybody else goes on
                         _logger.exception("could not do %r", type(action).__name__)
                 self._hold(group)
                 _log_losses(group)
