@@ -184,7 +184,7 @@ def main(module: str, arguments: Sequence[str] | None = None) -> int:
     on = machine()
     given = {**sizes, **(benchmark.prepare(sizes) if present else {})}
     asked = {
-        "benchmark": module.rpartition(".")[2],
+        "benchmark": module.removeprefix("benchmarks."),
         "question": benchmark.question,
         "command": shlex.join([os.path.basename(sys.executable), "-m", module, *(arguments or sys.argv[1:])]),
         "machine": on,

@@ -100,6 +100,36 @@ TARGETS = (
     Target("a service with a journal, of one in memory", "journal", "work", _JOURNAL, "service in memory", least=0.98),
     Target("events made durable a second", "journal", "events", "events of 200 peers", least=5000.0),
     Target("a dispatcher with 200 jobs and 1 M tasks is back, s", "journal", "recovery", _RESTART, most=3.0),
+    *(
+        Target(
+            f"an epoch from the cache, {size}, of a loop over mapped bytes",
+            "papers.full_cache",
+            size,
+            of,
+            "mmap loop",
+            least=0.85,
+        )
+        for size in ("150 KB, in order", "2 MB, in order")
+        for of in ("millrace, in process", "millrace, embedded, 2 workers")
+    ),
+    *(
+        Target(
+            f"an epoch that writes a cache, {case}, of the larger of computing and writing",
+            "papers.put_epoch",
+            case,
+            "put",
+            "the larger",
+            most=1.1,
+        )
+        for case in ("computing", "writing")
+    ),
+    Target("the mode chosen in Figure 8, of the fastest", "papers.figure8", "of the fastest", "service", most=1.03),
+    Target("items that a second job makes again", "papers.figure11", "again", "service", most=0),
+    Target("what a cache of a quarter saves, of the ideal", "papers.quarter", "saved", "service", least=0.95),
+    *(
+        Target(f"error of what a read is said to cost, {store}", "papers.read_cost", "error", store, most=0.15)
+        for store in ("folder", "folder, from disk", "object store")
+    ),
     Target("from a worker's death to the next batch, s", "recovery", "total", "killed, on another host", most=4.0),
     Target("the same where nothing says that it is dead, s", "recovery", "total", "silent", most=4.0),
 )
@@ -117,6 +147,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, report in reports.items():
         if name == "memory":
             texts[name] = memory_table(report)
+        elif "table" in report:
+            texts[name] = f"{_table(report['table'])}\n\n`{report['command']}`. {_machine(report)}."
         elif name == "accuracy":
             _rewrite(GUARANTEES, {name: accuracy_table(report)})
         elif name == "accuracy_caching":

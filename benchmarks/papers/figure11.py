@@ -138,7 +138,26 @@ def measure() -> Mapping[str, Any]:
             print(f"  {job:6}", ", ".join(f"{each['mode']} {each['seconds']:.1f} s" for each in found[name][job]))
         counts = {key: value for key, value in found[name].items() if isinstance(value, int)}
         print("  items:", ", ".join(f"{key} {value}" for key, value in counts.items()), flush=True)
-    return {"elements": ELEMENTS, "results": found}
+    again = sum(each["made again"] for each in found.values())
+    return {"elements": ELEMENTS, "rounds": [{"service": {"again": again}}], "table": _table(found), "results": found}
+
+
+def _table(found: Mapping[str, Any]) -> list[list[str]]:
+    """For the page of figures."""
+    head = [
+        "the second job begins",
+        "job",
+        *(f"epoch {number}" for number in range(EPOCHS)),
+        "kept before",
+        "made again",
+    ]
+    rows = [head]
+    for name, each in found.items():
+        for job in ("first", "second"):
+            epochs = [f"{epoch['mode']}, {epoch['seconds']:.1f} s" for epoch in each[job]]
+            counts = [f"{each[count]:,}" if job == "second" else "" for count in ("kept before", "made again")]
+            rows.append([name, job, *epochs, *[""] * (EPOCHS - len(epochs)), *counts])
+    return rows
 
 
 if __name__ == "__main__":

@@ -178,7 +178,26 @@ def measure(sleeps_ms: tuple[int, ...] = SLEEPS_MS) -> Mapping[str, Any]:
     worst = max(row["of_fastest"] for row in rows)
     modes = dict.fromkeys(row["chosen"] for row in rows)
     print(f"modes: {', '.join(modes)}; at most {worst:.3f} of the fastest (target {1 + MARGIN})")
-    return {"target": 1 + MARGIN, "worst": worst, "modes": list(modes), "results": rows}
+    return {
+        "modes": list(modes),
+        "rounds": [{"service": {"of the fastest": worst}}],
+        "table": table(rows),
+        "results": rows,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """For the page of figures: milliseconds per element."""
+    head = ["t, ms", *(f"{mode}, ms" for mode in MODES), "chosen", "of the fastest"]
+    return [head] + [
+        [
+            f"{1000 * row['sleep_s']:.0f}",
+            *(f"{1000 * row['element_s'][mode]:.1f}" for mode in MODES),
+            row["chosen"],
+            f"{row['of_fastest']:.3f}",
+        ]
+        for row in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -133,7 +133,11 @@ def measure(seconds: float = 2.0, count: int = READS, largest: int = LARGEST) ->
                 f"{result['learned']:6.1%}; calibrated in {result['calibration_s']:.1f} s",
                 flush=True,
             )
-    return {"target": TARGET, "results": results}
+    rows = [["store", "median error", "learning meanwhile"]] + [
+        [name, f"{each['error']:.1%}", f"{each['learned']:.1%}"] for name, each in results.items()
+    ]
+    errors = {name: {"error": each["error"]} for name, each in results.items()}
+    return {"rounds": [errors], "table": rows, "results": results}
 
 
 if __name__ == "__main__":
