@@ -30,7 +30,7 @@ SHARE = 0.25
 MADE_S = 0.005
 EPOCHS = 9
 BEGUN = 3
-TASKS = 60
+TASKS = 200
 
 
 class Work:

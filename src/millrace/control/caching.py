@@ -160,7 +160,10 @@ def look(turn: Turn, job: Job) -> None:
         _set(turn, job, msgspec.structs.replace(job.caching, undone=undone), "compute", -1, verdict.reason)
         if sight.profile is not None:
             _choose(turn, job, sight.profile)
-    elif verdict.value == "decide anew":
+    elif verdict.value == "decide anew" and (
+        job.caching.kind != "get" or _missing(turn.state, job, sight) > policy.REST
+    ):
+        # Where all is kept, a hit is taken without comparing (Cachew 4.4): to compare, all would have to be computed.
         _profile(turn, job, verdict.reason)
 
 
