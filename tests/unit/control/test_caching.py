@@ -282,6 +282,30 @@ def test_a_job_that_comes_after_another_reads_from_its_first_task():
     assert service.modes("b") == ["get"]
 
 
+def test_a_job_that_reads_all_from_a_cache_is_not_measured_anew_when_reading_gets_slower():
+    service = Driven(point("cache"))
+    peer = service.joined()
+    service.epoch(peer)
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    other = service.joined("b", point())
+    for part in range(1, 25):
+        service.reads(other, 100 * part, batch_s=0.004 if part < 12 else 0.020)
+    assert service.modes("b") == ["get"]
+
+
+def test_a_job_that_missed_what_another_one_kept_meanwhile_is_not_measured():
+    service = Driven(point("cache"))
+    service.joined()
+    service.work(read=False)
+    other = service.joined("b", point())
+    service.plan_tasks(service.add_worker("w1"))
+    service.run()
+    assert len(service.store[PLACE]) == ITEMS
+    service.observed.caching["b"].misses = 50
+    service.begin(other)
+    assert service.modes("b") == ["get"]
+
+
 def test_a_job_that_comes_while_another_writes_reads_what_is_there_and_helps():
     service = Driven(point("cache"))
     service.joined()
