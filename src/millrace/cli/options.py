@@ -82,14 +82,17 @@ def positive(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes, with a unit if need be."""
+    """Bytes, 1 or more, with a unit if need be."""
     units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
     digits = text.rstrip(string.ascii_letters + " ")
     unit = text[len(digits) :].strip().lower().removesuffix("b")
     try:
-        return int(float(digits) * units[unit])
+        value = int(float(digits) * units[unit])
     except (ValueError, KeyError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 20GiB or 1000000") from None
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 20GiB or 1000000")
+    return value
 
 
 def a_port(text: str) -> int:

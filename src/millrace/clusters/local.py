@@ -69,8 +69,11 @@ class LocalService:
         workers = max(cores, min_workers) if max_workers is None else max_workers
         if min_workers < 0 or workers < max(min_workers, 1):
             raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
-        if (cache_dir is None) != (cache_bytes is None) or (cache_bytes is not None and cache_bytes < 1):
+        if (cache_dir is None) != (cache_bytes is None):
             raise PipelineError("cache_dir and cache_bytes go together: where blocks are kept, and how much of them")
+        size: Any = cache_bytes  # whatever was given
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise PipelineError(f"cache_bytes must be a whole number of at least 1, not {size!r}")
         if cache_compression not in (None, "lz4", "zstd"):
             raise PipelineError(f"cache_compression is None, 'lz4' or 'zstd', not {cache_compression!r}")
         self._token = token

@@ -1,0 +1,57 @@
+"""Where a cache is and how large: as the command line and ``LocalService`` take it, and what they say of mistakes."""
+
+import argparse
+from typing import Any
+
+import pytest
+
+import millrace as mr
+from millrace.cli import main
+from millrace.cli.options import size
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000000", 1_000_000), ("20GiB", 20 << 30), ("500MB", 500_000_000), ("1.5KiB", 1536), ("2TiB", 2 << 40)],
+)
+def test_sizes_are_read_with_their_units(text, count):
+    assert size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "20 gigs", "1e400GiB", "nan", "-5", "0", "0.1", "inf"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a size such as 500MB, 20GiB or 1000000"):
+        size(text)
+
+
+@pytest.mark.parametrize("options", [["--cache-dir", "there"], ["--cache-bytes", "20GiB"]])
+def test_a_dispatcher_is_told_both_where_and_how_much(options, capsys):
+    assert main(["dispatcher", *options]) == 1
+    assert "--cache-dir and --cache-bytes go together" in capsys.readouterr().err
+
+
+def test_the_command_names_the_option_that_is_wrong(capsys):
+    with pytest.raises(SystemExit):
+        main(["dispatcher", "--cache-dir", "there", "--cache-bytes", "20 gigs"])
+    assert "argument --cache-bytes: '20 gigs' is not a size such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"cache_dir": "there"}, "cache_dir and cache_bytes go together"),
+        ({"cache_bytes": 1}, "cache_dir and cache_bytes go together"),
+        ({"cache_dir": "there", "cache_bytes": 0}, "cache_bytes must be a whole number of at least 1, not 0"),
+        (
+            {"cache_dir": "there", "cache_bytes": "20GiB"},
+            "cache_bytes must be a whole number of at least 1, not '20GiB'",
+        ),
+        (
+            {"cache_dir": "there", "cache_bytes": 1, "cache_compression": "gzip"},
+            "cache_compression is None, 'lz4' or 'zstd', not 'gzip'",
+        ),
+    ],
+)
+def test_a_service_says_what_is_wrong_before_it_starts(arguments: dict[str, Any], said):
+    with pytest.raises(mr.PipelineError, match=said):
+        mr.LocalService(**arguments)
