@@ -116,7 +116,7 @@ class Kept:
             written = sum([writing.nbytes for writing in self._writings])
             written += sum([info.nbytes for info in self.blocks])
         if written + nbytes > self._room:
-            self.wanted = 2 * written  # how much more there is nobody knows
+            self.wanted = 2 * (written + nbytes)  # how much more there is nobody knows
         return not self.wanted
 
     def finish(self) -> None:

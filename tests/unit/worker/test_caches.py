@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.keys import block_name
 from millrace.blocks.writer import BlockWriter
-from millrace.control.cache_messages import BlocksKnown, CacheUse
+from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.control.messages import LeaseTask, TaskRef
 from millrace.worker.caches import Caches
 
@@ -61,4 +62,53 @@ def test_all_that_there_is_takes_the_place_of_what_was_known(caches: Caches):
     assert known(caches) == "bc"
     caches.known(BlocksKnown(POINT, names("a")))
     caches.known(BlocksKnown(POINT, [], whole=True))
+    assert known(caches) == ""
+
+
+def one_run(caches: Caches, letter: str = "z", lease: LeaseTask = LEASE, *, whole: bool = True) -> CacheUsed:
+    """What is told about a run that made one item, of one element."""
+    with caches.using(lease) as (using, told):
+        if using.kept is not None:
+            with using.kept.writing(whole=True) as writing:
+                writing.begin(key(letter).tobytes())
+                writing.extend([np.zeros(1000)])
+        using.whole = whole
+    (used,) = told
+    return used
+
+
+def test_what_a_run_adds_is_told_and_only_if_the_run_came_to_its_end(caches: Caches):
+    used = one_run(caches)
+    assert [(block.name, block.items) for block in used.blocks] == [(names("z")[0], 1)]
+    assert used.error == ""
+    assert one_run(caches, "y", whole=False).blocks == []
+
+
+def test_a_run_with_care_adds_nothing(caches: Caches):
+    assert one_run(caches, lease=msgspec.structs.replace(LEASE, care=1)).blocks == []
+
+
+def test_a_run_without_room_says_how_much_it_wants(caches: Caches):
+    small = msgspec.structs.replace(LEASE, cache=CacheUse(0, POINT, random=False, room=100))
+    used = one_run(caches, lease=small)
+    assert used.blocks == []
+    assert used.wanted > 8000
+
+
+def test_a_store_that_cannot_be_opened_is_told_and_fails_no_run(caches: Caches, tmp_path: Path, caplog):
+    (tmp_path / "file").write_text("")
+    caches.location = str(tmp_path / "file" / "cache")
+    for _ in range(3):
+        used = one_run(caches)
+        assert "Not a directory" in used.error
+        assert used.blocks == []
+    assert caplog.text.count("cannot be used as it should") == 1
+
+
+def test_damaged_blocks_are_told_once_and_not_known_any_more(caches: Caches, tmp_path: Path):
+    for path in (tmp_path / POINT).iterdir():
+        path.write_bytes(b"something else")
+    caches.known(BlocksKnown(POINT, names("ab")))
+    assert sorted(one_run(caches).lost) == sorted(names("ab"))
+    assert one_run(caches, "y").lost == []
     assert known(caches) == ""
