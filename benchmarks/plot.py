@@ -324,7 +324,7 @@ def _plot(name: str, figure: str, report: Report) -> str:
     about = report["figures"][figure]
     axes.set_xlabel(f"{about['unit']} ({'more' if about['more_is_better'] else 'less'} is better)")
     axes.spines[["top", "right"]].set_visible(False)
-    path = os.path.join(PLOTS, f"{name}-{figure}.svg")
+    path = os.path.join(PLOTS, re.sub(r"[^\w.]+", "-", f"{name}-{figure}") + ".svg")
     drawing.savefig(path, metadata={"Date": None})
     plt.close(drawing)
     return f"![{report['question']} {about['unit']}](performance/{os.path.basename(path)})"
