@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.report import main
-from benchmarks.papers.throttled import Link
+from benchmarks.papers.throttled import Link, pause
 from millrace import Dataset
 from millrace.client.status import fetch_status
 from millrace.clusters.processes import STOP_S, spawn, worker_environment
@@ -81,7 +81,7 @@ def inflate(element: Any) -> Any:
 
 def work(sleep_s: float, element: Any) -> Any:
     """Takes its time."""
-    time.sleep(sleep_s)
+    pause(sleep_s)
     return element
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from benchmarks.papers import eviction
 from benchmarks.papers.report import main
+from benchmarks.papers.throttled import pause
 from millrace import Dataset, LocalService
 
 QUESTION = "How much does a cache save that holds a quarter?"
@@ -45,7 +45,7 @@ class Work:
 
     def __call__(self, number: int) -> Any:
         """An array of its number."""
-        time.sleep(MADE_S)
+        pause(MADE_S)
         with open(self._log, "a") as file:
             file.write(f"{number}\n")  # one short write, which is not torn
         return np.full(NBYTES // 8, number)

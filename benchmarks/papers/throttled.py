@@ -22,6 +22,11 @@ from millrace.elements.exporting import Bytes
 from millrace.elements.shred import Piece
 
 
+def pause(seconds: float) -> None:
+    """Takes so long, and computes nothing: as long as a device or a link would be waited for."""
+    threading.Event().wait(seconds)
+
+
 class Link:
     """Bytes pass one after the other. Thread-safe.
 
@@ -40,7 +45,7 @@ class Link:
             now = time.monotonic()
             self._free_at = max(now, self._free_at) + nbytes * self._s_per_byte
             wait = self._free_at - now
-        time.sleep(wait)
+        pause(wait)
 
 
 class _Draft:
