@@ -34,10 +34,9 @@ class CacheChecks:
         """A worker has published a block."""
         self._leases[place, block.kept.name] = block.lease
         dispatcher = self._town.dispatcher
-        if dispatcher is not None:
-            held = dispatcher.state.caches.promises.get(block.lease)
-            if held is None or held.over:
-                self._outside.add((place, block.kept.name))
+        held = None if dispatcher is None else dispatcher.state.caches.promises.get(block.lease)
+        if held is None or held.over:  # while there is no dispatcher nobody can tell
+            self._outside.add((place, block.kept.name))
 
     def deleting(self, dispatcher: Dispatcher, place: str, name: str) -> None:
         """The dispatcher deletes a block: whoever runs under a lease and would read it was promised that it stays."""
