@@ -401,3 +401,20 @@ def test_a_loop_that_fails_says_so(caplog: pytest.LogCaptureFixture):
     asyncio.run(run())
     assert "the dispatcher stands still" in caplog.text
     assert "ZeroDivisionError: a bug" in caplog.text
+
+
+def test_a_job_that_was_not_listed_yet_ends_after_a_restart_as_any_does(loop: Loop, peers: list[Peer], tmp_path: Path):
+    """Its tables have no digest, and what is kept for it is removed."""
+    first = loop.dispatcher(work_dir=str(tmp_path))
+    consumer(peers, first.address).wait(msg.JobJoined)
+    loop.running.remove(first)
+    loop.run(first.stop(0.1))
+    second = loop.dispatcher(work_dir=str(tmp_path))
+    peer = Peer(second.address, msg.ToConsumer)
+    peers.append(peer)
+    spec = msg.JobSpec("job", STRUCTURE, put_blob(peer.channel, b"functions"), tasks=2)
+    peer.send(msg.JoinJob(spec, "c", 0, __version__, "host", 42, resume=True, generation=1))
+    peer.wait(msg.JobJoined)
+    peer.send(msg.LeaveJob())
+    assert consumer(peers, second.address, "d", name="another").wait(msg.JobJoined).job == "another"
+    assert [job["name"] for job in ask_status(peer)["jobs"]] == ["another"]

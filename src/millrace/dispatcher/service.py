@@ -166,7 +166,8 @@ class Dispatcher:
         self._clock = Clock(time.monotonic, at)
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
         jobs = self._state.jobs.values()
-        self._blobs.adopt((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
+        needed = ((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
+        self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
 
     async def stop(self, grace: float = 1.0) -> None:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
