@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -155,7 +156,7 @@ def _until(condition: Any, otherwise: str) -> None:
     while not condition():
         if time.monotonic() > end:
             raise TimeoutError(f"{otherwise}, after {_WAIT_S:.0f} s")
-        time.sleep(0.1)
+        threading.Event().wait(0.1)  # what it waits for are processes of others, who tell nobody
 
 
 if __name__ == "__main__":
