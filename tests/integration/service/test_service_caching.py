@@ -92,7 +92,7 @@ def whole(made):
 
 @pytest.mark.filterwarnings("ignore:below the cache:millrace.MillraceWarning")
 @pytest.mark.parametrize("made", PIPELINES)
-@pytest.mark.parametrize("how", ["cache", "always", "compute"])
+@pytest.mark.parametrize("how", ["cache", "compute"])
 def test_three_epochs_are_those_of_the_process_and_their_cache_is_filled_once(caching, data, calls, made, how, request):
     dataset = made(HOW[how], calls, data).with_options(seed=SEED)
     with dataset.distribute(caching.address, job_name=request.node.name) as distributed:
