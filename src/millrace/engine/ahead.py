@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.measure import Measure, clock, close
+from millrace.engine.patience import patience
 from millrace.graph.nodes import AUTOTUNE
 
 
@@ -43,14 +44,15 @@ class Ahead:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the thread and closes the chunks it pulls. Idempotent."""
+        """Ends the thread, within :func:`patience`, and closes the chunks it pulls. Idempotent."""
         with self._lock:
             self._stopped = True
             self._changed.notify_all()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
-            close(self._chunks)
+            thread.join(patience())
+            if not thread.is_alive():
+                close(self._chunks)
 
     def _next(self, measure: Measure) -> Chunk | None:
         began = clock()

@@ -7,7 +7,8 @@ those that were made, nor between a point in use and one that isn't.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -139,7 +140,7 @@ class Items:
 
     # -- made ----------------------------------------------------------------------------------------------------------
 
-    def _made(self, items: Feed) -> Chunks:
+    def _made(self, items: Feed) -> Generator[Chunk, None, None]:
         """What the input gives of the items, in order, called by them."""
         if self._yields is Yield.ONE:
             ours, theirs = feeds.tee(items, 2)
@@ -258,8 +259,8 @@ class Items:
         ours, theirs = feeds.tee(items, 2)
         keyed = self._keyed(ours)
         now = -1
-        with self._kept.writing(whole=self._yields is not Yield.MANY) as writing:
-            for chunk in self._made(theirs):
+        with closing(self._made(theirs)) as made, self._kept.writing(whole=self._yields is not Yield.MANY) as writing:
+            for chunk in made:
                 if self._context.skipped:
                     # It can't be told from one that a filter left out, and may not fail the next time.
                     self._kept.give_up("an element was skipped, as on_error says")

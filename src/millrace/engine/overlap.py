@@ -26,6 +26,7 @@ def overlapped(chunks: Generator[Chunk, None, None], ending: Ending, budget: int
         ending: how far ahead, and from when on.
         budget: bytes that may lie ready.
     """
+    ahead = False
     try:
         gain, count = 0.0, 0
         while not ending.at_once and (gain < _SURE_S or gain < count * _WORTH_S):
@@ -36,6 +37,8 @@ def overlapped(chunks: Generator[Chunk, None, None], ending: Ending, budget: int
             made = clock()
             yield chunk
             gain, count = gain + min(made - began, clock() - made), count + 1
+        ahead = True
         yield from Ahead(chunks, ending.buffer_size, lambda: budget).pull(Measure())
     finally:
-        chunks.close()
+        if not ahead:  # which closes them itself
+            chunks.close()

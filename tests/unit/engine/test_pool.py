@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from tests.unit.engine.threads import Sized, chunks, millrace_threads
 
 from millrace.dataset import Dataset
 from millrace.elements.chunk import Chunk
+from millrace.engine import patience as patiences
 from millrace.engine import pool as pools
 from millrace.engine import spread as spreads
 from millrace.engine.measure import Measure, measured
@@ -342,3 +343,43 @@ def test_time_without_a_task_is_not_counted(monkeypatch, pool):
         now += 1000.0
     assert crew._window.elements == 15
     assert crew._window.seconds == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, ValueError])
+def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended):
+    monkeypatch.setattr(patiences, "_INTERRUPTED_S", 0.01)
+    begun, go, done = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck(chunk: Chunk) -> Chunk:
+        begun.set()
+        go.wait(timeout=20)
+        done.set()
+        return chunk
+
+    def under_way() -> Generator[None, None, None]:
+        call = Call(stuck, next(chunks([2], 1)))
+        crew.submit(call, 1)
+        try:
+            yield
+        finally:
+            if ended is not KeyboardInterrupt:
+                go.set()
+            crew.cancel(deque([call]))
+
+    def outer() -> Generator[None, None, None]:
+        inner = under_way()
+        try:
+            yield from inner
+        finally:
+            inner.close()
+
+    crew, made = Crew(pool), outer()
+    next(made)
+    begun.wait(timeout=20)
+    with pytest.raises(ended, match="stop"):
+        try:
+            raise ended("stop")
+        finally:
+            made.close()
+    assert done.is_set() == (ended is ValueError)
+    go.set()
