@@ -2,8 +2,8 @@
 
 Such elements cannot be told apart one by one: which batch an element is in depends on all others of its task. So the
 item is the task's, under this plan, and has as many parts as there were chunks; each part is an item of its own, so
-that reading holds no more than a few of them. The first of them, the head, says how many there are. With it goes what
-the operators below left to a later task. A head is written last, so what was broken off is not found.
+that reading holds no more than a few of them. One more, the head, says how many there are. With it goes what the
+operators below left to a later task. A head is written last, so what was broken off is not found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from millrace.engine.feeds import Feed
 from millrace.engine.kept import Kept
 from millrace.engine.naming import first_made
 from millrace.graph import nodes as g
-from millrace.planning.checkpoint import graph_digest
 
 if TYPE_CHECKING:
     from millrace.blocks.keys import Keys
@@ -86,8 +85,7 @@ class TaskItem:
     def _key(self, point: Point, blocks: list[feeds.Array]) -> bytes:
         """Of the task's item: by all that decides what the task has there."""
         units, task = self._task.units, self._task.task
-        tables = [units.tables[number] for number in sorted(units.tables)]
-        told = msgspec.msgpack.encode([graph_digest(units.graph), tables, task.index, task.parent >= 0, units.skips])
+        told = msgspec.msgpack.encode([units.plan_digest, task.index, task.parent >= 0])
         digest = hashlib.blake2b(point.fingerprint + told, digest_size=16)
         for block in blocks:
             digest.update(block.tobytes())

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
+from millrace.graph.serialize import outline
 from millrace.planning.keys import derive
 from millrace.planning.mixture import ENDLESS, Mixture, choices
 from millrace.planning.tables import SplitTable
@@ -122,6 +125,13 @@ class UnitMap:
                 counts = np.array([split.count for split in table.splits], np.int64)
                 found[number] = np.cumsum(counts) - counts
         return found
+
+    @functools.cached_property
+    def plan_digest(self) -> bytes:
+        """Of what decides which elements a task of a plan has: operators, sources and ``on_error``; 16 bytes."""
+        tables = [self.tables[number] for number in sorted(self.tables)]
+        told = msgspec.msgpack.encode([outline(self.graph), tables, self.skips])
+        return hashlib.blake2b(told, digest_size=16).digest()
 
     def _analyse(self, number: int, node: g.Node) -> Units | UnplannableError:
         try:
