@@ -256,6 +256,7 @@ def _task_leased(state: State, event: ev.TaskLeased) -> None:
     live = epoch.live[event.task]
     live.worker = event.worker
     live.lease = event.lease
+    live.alone = live.alone or event.alone
     worker = state.workers[event.worker]
     worker.unfinished[event.lease] = (event.job, event.epoch, event.task)
     worker.turn_leases += 1

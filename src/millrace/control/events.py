@@ -290,6 +290,7 @@ class TaskLeased(Event, frozen=True):
         fresh: leased for the first time in this epoch.
         cursors: positions reached by this in the epoch's walks, by walk.
         place: of the cache point that it uses, if any; it may add ``room`` bytes there.
+        alone: its tail has begun without it: what it would leave over it gives itself.
     """
 
     job: str
@@ -303,6 +304,7 @@ class TaskLeased(Event, frozen=True):
     cursors: dict[str, int] = {}
     place: str = ""
     room: int = 0
+    alone: bool = False
 
 
 class TaskEnded(Event, frozen=True):

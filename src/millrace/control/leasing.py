@@ -18,7 +18,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
-from millrace.control.supply import Offer, newest, place_of, runs_again, walk
+from millrace.control.supply import Offer, began_without, newest, place_of, runs_again, walk
 from millrace.control.turn import Turn
 
 
@@ -33,6 +33,9 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
         take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
     lease_id = turn.state.next_lease
     use = use_of(turn, job, found.epoch) if job.points else None
+    before = job.epochs[found.epoch].live.get(found.task)
+    first = before is None or before.lease == 0
+    alone = first and job.spec.sharding != "off" and began_without(turn.state, job, found.epoch, found.task)
     if use is not None:
         tell_blocks(turn, worker.id, use.place)
     turn.emit(
@@ -46,6 +49,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             run=found.run,
             fresh=found.fresh,
             cursors=found.cursors,
+            alone=alone,
             place="" if use is None else use.place,
             room=0 if use is None else use.room,
         )
@@ -62,7 +66,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             received=-1 if live.complete else live.received,
             holders=_holders(turn.state, epoch, planned.inputs),
             run=found.run,
-            flush=job.spec.sharding == "off" and planned.parent >= 0,
+            flush=live.alone or (job.spec.sharding == "off" and planned.parent >= 0),
             again=not found.fresh,
             care=min(live.deaths, CARE),
             poison=[*job.poison, *live.poison],
@@ -170,7 +174,7 @@ def settle(turn: Turn, job: Job, number: int, task: int) -> None:
     live = epoch.live.get(task)
     if live is None or not live.complete:
         return
-    parent = -1 if job.spec.sharding == "off" else turn.state.plan(job).task(task).parent
+    parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job).task(task).parent
     if parent >= 0 and not live.freed and (not live.finished or live.leftovers):
         return
     if live.worker:
@@ -181,7 +185,8 @@ def settle(turn: Turn, job: Job, number: int, task: int) -> None:
 def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> None:
     planned = None if job.spec.sharding == "off" else turn.state.plan(job).task(task)
     inputs = [] if planned is None else list(planned.inputs)
-    parent = -1 if planned is None or job.epochs[number].live[task].freed else planned.parent
+    live = job.epochs[number].live[task]
+    parent = -1 if planned is None or live.freed or live.alone else planned.parent
     turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:
         settle(turn, job, number, below)

@@ -157,6 +157,7 @@ class LiveTask(msgspec.Struct, array_like=True):
         freed: the tail is done, or there will be none.
         deaths: workers that ended while they had it; from 2 on it is run with care.
         at: where the last of these that ran it with care was; ``poison``: what it may not touch any more.
+        alone: its tail has begun without it, so that it leaves nothing over.
     """
 
     consumer: int
@@ -171,6 +172,7 @@ class LiveTask(msgspec.Struct, array_like=True):
     deaths: int = 0
     at: Place = ()
     poison: list[Poison] = []
+    alone: bool = False
 
 
 class Epoch(msgspec.Struct):

@@ -196,13 +196,28 @@ def _never_dealt(job: Job, number: int, task: int) -> bool:
     place = job.consumers.get(consumer)
     if consumer not in job.left if place is None else place.epoch <= number:
         return False
-    epoch = job.epochs[number]
-    key = f"c{consumer}"
+    return not _was_dealt(job, number, task)
+
+
+def began_without(state: State, job: Job, number: int, task: int) -> bool:
+    """The tail that would take the task's leftovers has begun, or is over, though nobody has run the task.
+
+    It did not wait, as the task's consumer had gone; then another one came in its place.
+    """
+    parent = state.plan(job).task(task).parent
+    if parent < 0 or not in_turn(job):
+        return False
+    tail = job.epochs[number].live.get(parent)
+    return tail.lease > 0 if tail is not None else _was_dealt(job, number, parent)
+
+
+def _was_dealt(job: Job, number: int, task: int) -> bool:
+    epoch, key = job.epochs[number], f"c{task % stride(job)}"
     if by_worker(job):
         if not epoch.owners:
-            return True
+            return False
         key = f"o{_share(epoch, task)}{key}"
-    return task >= epoch.cursors.get(key, 0)
+    return task < epoch.cursors.get(key, 0)
 
 
 def owner(epoch: Epoch, task: int) -> str:

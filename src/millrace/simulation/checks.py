@@ -31,8 +31,7 @@ class EpochBook:
     Attributes:
         yielded: elements that a user has, and by which client; ``void``: the same of who was given up and did not know;
             ``received``: elements that a consumer had.
-        dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end; ``late``: those
-            that were first leased when their tail had begun without them, as nobody was there to read them.
+        dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end.
         leased: tasks that were, for the first time or again.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
         at: by client, the task that it read last.
@@ -44,7 +43,6 @@ class EpochBook:
     received: set[int] = field(default_factory=set)
     dealt: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
-    late: set[int] = field(default_factory=set)
     leased: set[int] = field(default_factory=set)
     begun: bool = False
     interrupted: bool = False
@@ -192,8 +190,6 @@ class Checks:
         book = job.epoch(event.epoch)
         if event.fresh:
             book.dealt.add(event.task)
-            if self._parent(job, event.task) in book.leased:
-                book.late.add(event.task)
         book.leased.add(event.task)
 
     def _enter(self, job: JobBook, event: ev.AnyEvent) -> None:
@@ -222,12 +218,6 @@ class Checks:
                 all_came = len(job.joined) >= (job.spec.num_consumers or 0)
                 for epoch in [number for number, book in job.epochs.items() if all_came and not book.interrupted]:
                     self._complete(job, epoch)
-
-    def _parent(self, job: JobBook, task: int) -> int:
-        """The tail that takes what a task leaves; -1: none does."""
-        if job.spec.sharding == "off":
-            return -1
-        return self._town.pipelines[job.spec.structure].plan.task(task).parent
 
     def _complete(self, job: JobBook, number: int) -> None:
         """All that an epoch should have given was given."""
@@ -258,8 +248,6 @@ class Checks:
             if index in book.dropped and (book.interrupted or loose):
                 return True
             if index not in book.dealt and (book.interrupted or job.left):
-                return True
-            if index in book.late and job.left:
                 return True
             index = plan.task(index).parent
         return False
