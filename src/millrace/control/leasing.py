@@ -185,8 +185,9 @@ def settle(turn: Turn, job: Job, number: int, task: int) -> None:
 def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> None:
     planned = None if job.spec.sharding == "off" else turn.state.plan(job).task(task)
     inputs = [] if planned is None else list(planned.inputs)
-    live = job.epochs[number].live[task]
-    parent = -1 if planned is None or live.freed or live.alone else planned.parent
+    epoch = job.epochs[number]
+    gone = planned is None or epoch.live[task].freed or (epoch.live[task].alone and planned.parent not in epoch.live)
+    parent = -1 if planned is None or gone else planned.parent
     turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:
         settle(turn, job, number, below)

@@ -179,7 +179,7 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
     absent = epoch.fed.get(tail, 0)  # those that are over are no longer there
     for task in inputs:
         live = epoch.live.get(task)
-        if live is None and _never_dealt(job, number, task):
+        if live.alone if live is not None else _never_dealt(job, number, task):
             continue
         if live is None or not live.finished:
             absent -= 1

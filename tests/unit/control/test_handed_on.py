@@ -76,6 +76,38 @@ def test_in_a_fixed_order_tails_do_without_what_a_consumer_that_goes_will_never_
     assert two.done
 
 
+@pytest.mark.parametrize("sharding", ["dynamic", "static"])
+def test_what_its_tail_has_begun_without_gives_its_leftovers_itself(sharding):
+    """Those that nobody was there to read, until another consumer came in the place of the one that went."""
+    service, worker, one, two = two_readers(FakePlan(24, 3), deterministic=True, sharding=sharding)
+    while not one.complete:
+        service.work(room=1)
+    leave(service, one)
+    tails = {task.index for task in service.plan.tasks if task.inputs}
+    while len(tails & {*two.complete}) < 3:
+        service.work(room=1)
+    assert not two.done
+    heir = service.join("z", num_consumers=2, deterministic=True, sharding=sharding)
+    flushed: dict[int, set[bool]] = {}
+
+    def look():
+        for lease in worker.leases.values():
+            flushed.setdefault(lease.ref.task, set()).add(lease.flush)
+
+    begun = {number for number, live in service.state.jobs["a"].epochs[0].live.items() if live.lease}
+    began = tails & (begun | {*two.complete})
+    look()
+    service.kill("w")
+    worker = service.add_worker("again")  # it is the same when they run again
+    while not (heir.done and two.done):
+        look()
+        assert service.work(room=1)
+    late = {task for task in flushed if service.plan.task(task).parent in began and task % 2 == 0} - {*one.reads}
+    assert len(late) > 3
+    assert all(flushed[task] == {task in late} for task in flushed), flushed
+    assert {*heir.complete} >= late
+
+
 @pytest.mark.parametrize("goes", ["leaves", "reads the next epoch"])
 def test_a_tail_that_has_begun_keeps_what_a_consumer_that_goes_has_left_it(goes):
     """Should it run again, it must give what it gave before."""
