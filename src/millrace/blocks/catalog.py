@@ -122,16 +122,17 @@ class Catalog:
     def read(self, found: Found) -> list[list[Any] | None]:
         """The elements of each item; None if its block has gone, or was damaged."""
         elements: list[list[Any] | None] = [None] * len(found.block)
-        for number in set(found.block.tolist()):
-            places = np.flatnonzero(found.block == number)
+        numbers = set(found.block.tolist())
+        for number in numbers:
+            places = range(len(elements)) if len(numbers) == 1 else np.flatnonzero(found.block == number).tolist()
             try:
-                read = self._reader(number).read(found.item[places])
+                read = self._reader(number).read(found.item if len(numbers) == 1 else found.item[places])
             except CacheError:
                 with self._lock:
                     self._lost += [self._names[number]] if number in self._indexes else []
                     self._forget(number)
                 continue
-            for place, item in zip(places.tolist(), read, strict=True):
+            for place, item in zip(places, read, strict=True):
                 elements[place] = item
         return elements
 

@@ -191,12 +191,16 @@ class BlockReader:
             BlockMissingError, CacheError: the block cannot be read.
         """
         wanted = np.asarray(items, np.int64)
-        if len(set(wanted.tolist())) < len(wanted):  # an item that is asked for twice is read twice, as it isn't shared
+        ascending = not len(wanted) or bool((wanted[1:] > wanted[:-1]).all())
+        if not ascending and len(set(wanted.tolist())) < len(wanted):
+            # An item that is asked for twice is read twice, as it isn't shared.
             return [self.read([item])[0] for item in wanted.tolist()]
         index = self.index
         starts, stops = index.starts[wanted], index.starts[wanted + 1]
         first = np.searchsorted(index.rows, starts, side="right") - 1
         if (stops - starts == 1).all():
+            if ascending and (index.rows[first + 1] - index.rows[first] == 1).all():
+                return [[element] for element in self._alone(first)]
             return self._single(starts, first)
         last = np.searchsorted(index.rows, stops - 1, side="right") - 1
         places = list(zip(first.tolist(), last.tolist(), starts.tolist(), stops.tolist(), strict=True))
@@ -215,6 +219,16 @@ class BlockReader:
             found.append(elements)
         return found
 
+    def _alone(self, messages: npt.NDArray[np.int64]) -> list[Any]:
+        """The elements of these messages, each of which has one: large items, as they lie in the block."""
+        decoded = []
+        for message, data in zip(messages.tolist(), self._messages(messages), strict=True):
+            elements = self._decoded(message, data)
+            if len(elements) != 1:
+                raise _damaged(self._block, f"message {message} has not the one element of the index")
+            decoded += elements
+        return decoded
+
     def _single(self, starts: npt.NDArray[np.int64], messages: npt.NDArray[np.int64]) -> list[list[Any]]:
         """The elements with these numbers, which lie in these messages: items of one element each, as most are."""
         up = np.sort(starts)
@@ -231,24 +245,38 @@ class BlockReader:
 
     def _elements(self, spans: dict[int, tuple[int, int]]) -> dict[int, tuple[int, list[Any]]]:
         """Of each message the elements from one number in the block to another, with the number of the first."""
-        index = self.index
-        messages = sorted(spans)
-        ranges = list(zip(index.offsets[messages].tolist(), index.offsets[1:][messages].tolist(), strict=True))
-        rows = zip(index.rows[messages].tolist(), index.rows[1:][messages].tolist(), strict=True)
+        messages = np.array(sorted(spans), np.int64)
+        rows = zip(self.index.rows[messages].tolist(), self.index.rows[messages + 1].tolist(), strict=True)
         found = {}
-        with self._reads.reading(len(ranges), sum(stop - start for start, stop in ranges)):
-            pieces = _read_exactly(self._block, ranges)
-        verified = self._verified()  # behind the reads: who writes meanwhile changes the version first
-        for message, raw, (begin, end) in zip(messages, pieces, rows, strict=True):
+        for message, data, (begin, end) in zip(messages.tolist(), self._messages(messages), rows, strict=True):
             start, stop = max(spans[message][0], begin), min(spans[message][1], end)
-            data = self._checked(message, raw, verified)
-            try:
-                elements = decode(data, start - begin, stop - begin, own=end - begin > 1)
-            except CodecError as error:
-                raise _damaged(self._block, f"message {message} of {len(index.checksums)}: {error}") from error
+            elements = self._decoded(message, data, start - begin, stop - begin, own=end - begin > 1)
             if len(elements) != stop - start:
                 raise _damaged(self._block, f"message {message} has not the {end - begin} elements of the index")
             found[message] = start, elements
+        return found
+
+    def _decoded(self, message: int, data: Bytes, start: int = 0, stop: int = 1, *, own: bool = False) -> list[Any]:
+        try:
+            return decode(data, start, stop, own=own)
+        except CodecError as error:
+            raise _damaged(self._block, f"message {message} of {len(self.index.checksums)}: {error}") from error
+
+    def _messages(self, messages: npt.NDArray[np.int64]) -> list[Bytes]:
+        """These messages, in ascending order, as they were before compression."""
+        index = self.index
+        starts, stops = index.offsets[messages], index.offsets[messages + 1]
+        with self._reads.reading(len(messages), int((stops - starts).sum())):
+            found = _read_exactly(self._block, list(zip(starts.tolist(), stops.tolist(), strict=True)))
+        verified = self._verified()  # behind the reads: who writes meanwhile changes the version first
+        for place in np.flatnonzero(~verified[messages]).tolist():
+            message = int(messages[place])
+            if crc32(found[place].data) != index.checksums[message]:
+                raise _damaged(self._block, f"the checksum of message {message} of {len(verified)} is wrong")
+            verified[message] = True
+        lengths = index.lengths[messages]
+        for place in np.flatnonzero(lengths).tolist():
+            found[place] = self._expanded(int(messages[place]), found[place], int(lengths[place]))
         return found
 
     def _verified(self) -> npt.NDArray[np.bool_]:
@@ -259,15 +287,8 @@ class BlockReader:
             self.index.verified = version, verified
         return verified
 
-    def _checked(self, message: int, raw: Bytes, verified: npt.NDArray[np.bool_]) -> Bytes:
-        """The message as it was before compression; its checksum is looked at the first time."""
-        if not verified[message]:
-            if crc32(raw.data) != self.index.checksums[message]:
-                raise _damaged(self._block, f"the checksum of message {message} of {len(verified)} is wrong")
-            verified[message] = True
-        length = int(self.index.lengths[message])
-        if not length:
-            return raw
+    def _expanded(self, message: int, raw: Bytes, length: int) -> Bytes:
+        """A message as it was before compression."""
         from pyarrow import Codec
 
         try:

@@ -23,7 +23,7 @@ def exported(exporter: ctypes.Array[ctypes.c_ubyte], finalizer: Callable[..., ob
     The arguments live until then.
     """
     weakref.finalize(exporter, finalizer, *arguments).atexit = False
-    return np.asarray(exporter)
+    return np.frombuffer(memoryview(exporter), np.uint8)
 
 
 def rounded(size: int) -> int:

@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,7 +37,8 @@ GATHER = 16 * 1024
 FIXED_SIZE_MAX = 2**31 - 1
 _REMEMBERED_BYTES = 16 << 10
 """Schema messages up to this size are remembered."""
-END = struct.pack("<iI", -1, 0)
+_MARK = struct.Struct("<iI")
+END = _MARK.pack(-1, 0)
 
 
 BlobKind: TypeAlias = Literal["str", "loose_str", "bytes", "numpy_str", "numpy_bytes", "big_int"]
@@ -263,8 +264,24 @@ def _tables(rows: int, nodes: int, body_size: int) -> bytes:
     )
 
 
-def read_heads(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
-    """The header of the message that starts in ``raw``, and where its body starts and stops.
+class Heads(NamedTuple):
+    """What precedes a message's body says.
+
+    Attributes:
+        header: of the schema.
+        start: of the body in the message.
+        stop: of the body.
+        lone: dtype and shape of the only array, if nothing else is in the message.
+    """
+
+    header: Header
+    start: int
+    stop: int
+    lone: tuple[np.dtype[Any], tuple[int, ...]] | None
+
+
+def read_heads(raw: npt.NDArray[np.uint8]) -> Heads:
+    """The heads of the message that starts in ``raw``.
 
     Args:
         raw: uint8 of one dimension, at least all bytes before the body.
@@ -274,13 +291,27 @@ def read_heads(raw: npt.NDArray[np.uint8]) -> tuple[Header, int, int]:
         pa.ArrowException, OSError, EOFError, ValueError, KeyError, msgspec.MsgspecError, struct.error: if these are not
             the first bytes of a message.
     """
-    mark, size = struct.unpack_from("<iI", raw.data)
+    _, size = _MARK.unpack_from(raw.data)
+    _, more = _MARK.unpack_from(raw.data, 8 + size)
+    heads = raw[: 16 + size + more].tobytes()
+    return _read_heads(heads) if len(heads) <= _REMEMBERED_BYTES else _read_heads.__wrapped__(heads)
+
+
+@lru_cache(maxsize=256)
+def _read_heads(heads: bytes) -> Heads:
+    """Messages of one shape and size repeat them, hence the cache."""
+    mark, size = _MARK.unpack_from(heads)
     if mark != -1:
         raise ValueError("no schema message at the start")
-    stop = 8 + size
-    head = raw[:stop].tobytes()
-    header = _read_schema(head) if stop <= _REMEMBERED_BYTES else _read_schema.__wrapped__(head)
-    return header, *_read_batch_head(raw, stop)
+    schema = heads[: 8 + size]
+    header = _read_schema(schema) if len(schema) <= _REMEMBERED_BYTES else _read_schema.__wrapped__(schema)
+    start, stop = _read_batch_head(heads, 8 + size)
+    root, lone = header.root, None
+    if header.rows == 1 and isinstance(root, Fixed) and root.kind == "array" and min(root.shape, default=0) >= 0:
+        dtype = parse_dtype(root.dtype)
+        if dtype.kind in "biufcmM" and dtype.itemsize * math.prod(root.shape) <= stop - start:
+            lone = dtype, tuple(root.shape)
+    return Heads(header, start, stop, lone)
 
 
 @lru_cache(maxsize=128)
@@ -303,16 +334,16 @@ def _read_schema(message: bytes) -> Header:
     return header
 
 
-def _read_batch_head(raw: npt.NDArray[np.uint8], at: int) -> tuple[int, int]:
+def _read_batch_head(heads: bytes, at: int) -> tuple[int, int]:
     """Where the body starts and stops, from the record batch message's head at ``at``; only our own are accepted."""
-    mark, size = struct.unpack_from("<iI", raw.data, at)
-    fields = _TABLES.unpack_from(raw.data, at + 8)
+    mark, size = _MARK.unpack_from(heads, at)
+    fields = _TABLES.unpack_from(heads, at + 8)
     body_size, rows, nodes = fields[10], fields[19], fields[21]
-    if mark != -1 or raw[at + 8 : at + 8 + _TABLES.size].tobytes() != _tables(rows, nodes, body_size):
+    if mark != -1 or heads[at + 8 : at + 8 + _TABLES.size] != _tables(rows, nodes, body_size):
         raise ValueError("no record batch after the schema")
     start = at + 8 + size
-    if start > len(raw) or size < _TABLES.size or body_size < 0:
-        raise ValueError(f"the body of {body_size} bytes starts at byte {start} of {len(raw)}")
+    if start > len(heads) or size < _TABLES.size or body_size < 0:
+        raise ValueError(f"the body of {body_size} bytes starts at byte {start} of {len(heads)}")
     return start, start + body_size
 
 

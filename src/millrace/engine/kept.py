@@ -123,7 +123,8 @@ class Kept:
         """Publishes what was added: all items are complete."""
         for writing in self._writings:
             writing.hand_over()
-            self.later(writing.publish, 0)
+            if writing.begun:
+                self.later(writing.publish, 0)
         self._wait(-1)
         self.close()
 
@@ -149,6 +150,8 @@ class _Writing:
         self._kept, self._store, self._point = kept, store, point
         self.whole = False
         """What was added last is complete."""
+        self.begun = False
+        """Something was added, ever: there is work for the other thread."""
         self._stack = ExitStack()
         self._draft: Draft | None = None
         self._writer: BlockWriter | None = None
@@ -169,6 +172,7 @@ class _Writing:
         if len(self._added) >= _HANDED_ITEMS:
             self.hand_over()
         self._added.append((key, []))
+        self.begun = True
 
     def extend(self, elements: list[Any]) -> None:
         """Some elements of the item that was begun last."""
@@ -191,7 +195,8 @@ class _Writing:
     def drop(self) -> None:
         """Throws away what is not published, as its last item is not complete."""
         self._added, self._bytes = [], 0
-        self._kept.later(self.close, 0)
+        if self.begun:
+            self._kept.later(self.close, 0)
 
     # -- on the thread that writes -------------------------------------------------------------------------------------
 

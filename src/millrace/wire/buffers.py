@@ -14,7 +14,7 @@ from typing import Any
 from millrace.elements.exporting import Bytes, exported, rounded
 from millrace.wire.frames import aligned_buffer
 
-LEAST_BYTES = 256 << 10
+LEAST_BYTES = 64 << 10
 """Smaller buffers come from malloc's own stock anyway."""
 
 
