@@ -37,10 +37,11 @@ class CacheChecks:
         held = None if dispatcher is None else dispatcher.state.caches.promises.get(block.lease)
         if held is None or held.over:  # while there is no dispatcher nobody can tell
             self._outside.add((place, block.kept.name))
+        else:
+            self._outside.discard((place, block.kept.name))
 
     def deleting(self, dispatcher: Dispatcher, place: str, name: str) -> None:
         """The dispatcher deletes a block: whoever runs under a lease and would read it was promised that it stays."""
-        self._outside.discard((place, name))
         state = dispatcher.state
         for worker in self._town.alive_workers():
             if not worker.catalogs.reads(place, name):
