@@ -12,9 +12,9 @@ from millrace.simulation.world import Process
 if TYPE_CHECKING:
     from millrace.simulation.town import Town
 
-FIRST_S = 2.0
+FIRST_S = 1.5
 """When the first fault happens, in seconds."""
-PAUSE_S = 3.0
+PAUSE_S = 1.5
 """From one fault to the next, on average."""
 
 

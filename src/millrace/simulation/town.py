@@ -112,7 +112,7 @@ class Town(Fleet):
         self.least = rng.randrange(1, 4)
         for _ in range(self.least + rng.randrange(3)):
             self.add_worker()
-        for _ in range(rng.randrange(1, 4)):
+        for _ in range(rng.choice((1, 1, 2, 2))):
             self._add_job()
         faults.arrange(self)
         for _ in range(2):
@@ -203,7 +203,7 @@ class Town(Fleet):
             "bundle",
             tasks=pipeline.tasks,
             num_consumers=count if mode.get("deterministic") or rng.random() < 0.8 else None,
-            epochs=rng.randrange(1, 4) + 3 * any(point.mode == "auto" for point in pipeline.points(0)),
+            epochs=rng.randrange(1, 4) + 2 * any(point.mode == "auto" for point in pipeline.points(0)),
             **mode,
         )
         if not self.poison and pipeline.plan.length and rng.random() < 0.08:
