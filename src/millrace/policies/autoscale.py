@@ -1,0 +1,296 @@
+"""How many workers a job gets: the fewest with which its consumer does not wait longer than it has to. Pure.
+
+A state machine; each step takes one look at the job, over 100 elements or more, all with the same number of workers::
+
+                    looks at W workers                    low < W: too few, measured
+        begin ---> SEARCH ------------------> SEARCH      high >= W: enough, measured
+                      ^      next W in          |
+                      |      (low, high)        | high - low <= max(1, 3 %)
+                      |                         v
+                      +------------------- SETTLED at high
+                        two looks that differ: the consumer waits anew, or workers idle
+
+Where the next W comes from:
+
+* The consumer waits: it takes an element per ``batch_s - wait_s`` when nothing holds it up, and W workers give one per ``batch_s``,
+  so ``W * batch_s / (batch_s - wait_s)`` of them are enough, if twice as many give twice as much. That is the jump; by no
+  more than eight times, as a store that is shared may not give more to more workers.
+* It waits, and more workers than before gave hardly more than before (less than half of what perfect scaling would
+  have), or workers find nothing to do (too few splits): more are of no use. Enough are as many as give what is to be had.
+* It does not wait: workers that compute a share ``busy`` of the time could be ``W * busy``.
+
+What differs from Cachew (4.3): it jumps to the estimate instead of adding one by one; a gain is compared with what perfect
+scaling would bring, where Cachew asks for 3 % a worker and so never goes beyond 33, as even a perfect 34th gains less
+(1 / (W + 1)); and what counts as a difference is measured (two standard errors), not set.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from millrace.policies.decision import Decision
+
+LOOK_ELEMENTS = 100
+"""Elements of a look (Cachew 4.3)."""
+PAUSE_ELEMENTS = 150
+"""Elements after a change of workers that say nothing yet (Cachew 4.3)."""
+MARGIN = 0.03
+"""Differences below are none, however small the noise (Cachew 4.3)."""
+WITHIN = 0.03
+"""Of two numbers of workers that differ by less, or by one, neither is looked for further."""
+JUMP = 8
+"""At most so many times the workers at once."""
+DRIFT = 0.10
+"""A settled job's batch time differs by more when something has changed."""
+LOOKS = 2
+"""So many looks in a row have to differ."""
+SCALES = 0.5
+"""Of the gain that perfect scaling would bring, at least, where more workers are of use."""
+
+TRIM_LOOKS = 10
+"""Looks of a settled job after which their mean is looked at."""
+
+Phase = Literal["search", "settled"]
+
+
+class Look(msgspec.Struct, frozen=True):
+    """One look at a job.
+
+    Attributes:
+        workers: that it had all the time.
+        batch_s: seconds from one element to the next, the consumer's own work included.
+        wait_s: of these, seconds that the consumer waited.
+        busy: mean share of the time in which a worker computed, between 0 and 1.
+        noise: relative standard error of ``batch_s``.
+    """
+
+    workers: int
+    batch_s: float
+    wait_s: float
+    busy: float
+    noise: float = 0.0
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How many workers a job may have."""
+
+    least: int = 1
+    most: int = 1
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Where the search for a job's number of workers has come to.
+
+    Attributes:
+        workers: that it is to have.
+        phase: see the module.
+        low: most workers that were found too few; 0: none were.
+        high: fewest workers that were found enough; None: none were.
+        floor_s: batch time that more workers don't better, though the consumer waits; None: not known.
+        seen: number of workers and batch time of each look of this search.
+        settled: the look that the search ended with.
+        differing: looks in a row that differed from it.
+        looks: of which ``settled`` is the mean.
+    """
+
+    workers: int = 1
+    phase: Phase = "search"
+    low: int = 0
+    high: int | None = None
+    floor_s: float | None = None
+    seen: tuple[tuple[int, float], ...] = ()
+    settled: Look | None = None
+    differing: int = 0
+    looks: int = 1
+
+
+def begin(workers: int, limits: Limits) -> Decision[Scale]:
+    """A job begins, with as many workers as the one before of this name and pipeline ended with, or 1."""
+    first = _within(workers, limits)
+    return Decision(Scale(first), f"begins with {_count(first)}", {"workers": first})
+
+
+def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
+    """What follows from one more look; looks with another number of workers than ``scale.workers`` say nothing.
+
+    Args:
+        scale: so far.
+        look: at the job.
+        limits: of the job, now.
+    """
+    inputs = {"batch_s": look.batch_s, "wait_s": look.wait_s, "busy": look.busy, "noise": look.noise}
+    if not limits.least <= scale.workers <= limits.most:
+        workers = _within(scale.workers, limits)
+        return Decision(Scale(workers), f"{_count(workers)}, as its limits say", inputs)
+    if look.workers != scale.workers or look.batch_s <= 0:
+        return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
+    decision = _watch(scale, look) if scale.phase == "settled" else _search(scale, look, limits)
+    return Decision(decision.value, decision.reason, inputs)
+
+
+# -- searching ---------------------------------------------------------------------------------------------------------
+
+
+def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
+    count, margin = look.workers, max(MARGIN, 2 * look.noise)
+    scale = msgspec.structs.replace(scale, seen=(*scale.seen, (count, look.batch_s)))
+    waits = look.wait_s / look.batch_s
+    own_s = max(look.batch_s - look.wait_s, 1e-9)
+    if waits <= margin:
+        needed = math.ceil(count * look.busy)
+        return _narrow(scale, look, limits, scale.low, count, needed, f"the consumer waits {_share(waits)} of the time")
+    if scale.floor_s is not None:
+        return _below_floor(scale, look, limits, scale.floor_s, margin)
+    if look.busy < 1 - 2 * margin - WITHIN and count * look.busy < count - 1:
+        why = f"workers find something to do for {_share(look.busy)} of the time, and more would find less"
+        return _saturated(scale, look, limits, margin, why)
+    jump = JUMP
+    fewer = [seen for seen in scale.seen[:-1] if seen[0] < count]
+    if fewer:
+        before, before_s = max(fewer)
+        gain = math.log(max(before_s / look.batch_s, 1e-9)) / math.log(count / before)
+        if gain < SCALES:
+            return _saturated(scale, look, limits, margin)
+        if gain < 0.9:
+            jump = 2  # it may be the last that more workers bring
+    else:
+        gain = 1.0
+    if count >= limits.most:
+        return _settle(scale, look, count, f"the consumer waits {_share(waits)} of the time, and it may have no more")
+    needed = math.ceil(count * (look.batch_s / own_s) ** (1 / min(1.0, max(gain, SCALES))))
+    target = min(max(needed, count + 1), jump * count, limits.most)
+    if scale.high is not None and scale.high - count <= _near(scale.high):
+        return _settle(scale, look, scale.high, f"{_count(count)} are too few, {scale.high} are enough")
+    if scale.high is not None:
+        target = min(target, scale.high - 1)
+    reason = (
+        f"the consumer waits {_share(waits)} of the time: {_ms(look.batch_s)} an element with {_count(count)}, "
+        f"and it would take one in {_ms(own_s)}"
+    )
+    return Decision(msgspec.structs.replace(scale, workers=target, low=max(scale.low, count)), reason)
+
+
+def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str = "") -> Decision[Scale]:
+    """More workers don't help: as many are enough as come near the best that was seen."""
+    best = min(batch_s for _, batch_s in scale.seen)
+    alike = [(count, batch_s) for count, batch_s in scale.seen if batch_s <= (1 + 2 * margin) * best]
+    floor = sum(batch_s for _, batch_s in alike) / len(alike)  # the least alone would be noise's
+    enough = min(alike)[0]
+    few = [(count, batch_s) for count, batch_s in scale.seen if count < enough]
+    low, low_s = max(few, default=(0, 0.0))
+    needed = math.ceil(low * low_s / floor) if low else 1
+    if why:  # what they find to do says it better
+        needed = math.ceil(look.workers * look.busy)
+    why = why or f"{_ms(floor)} an element is all that more workers bring"
+    scale = msgspec.structs.replace(scale, floor_s=floor)
+    return _narrow(scale, look, limits, low, enough, needed, why)
+
+
+def _below_floor(scale: Scale, look: Look, limits: Limits, floor_s: float, margin: float) -> Decision[Scale]:
+    """It is known what is to be had: are these enough for it?"""
+    count = look.workers
+    why = f"{_ms(floor_s)} an element is all that more workers bring"
+    if look.batch_s <= (1 + margin) * floor_s:
+        return _narrow(scale, look, limits, scale.low, count, math.ceil(count * look.busy), why)
+    high = scale.high or limits.most
+    needed = math.ceil(count * look.batch_s / floor_s)
+    return _narrow(msgspec.structs.replace(scale, low=count), look, limits, count, high, needed, why)
+
+
+def _narrow(
+    scale: Scale, look: Look, limits: Limits, low: int, enough: int, needed: int, why: str
+) -> Decision[Scale]:
+    """``enough`` workers are, ``low`` are not, ``needed`` would be if all went on in a straight line."""
+    high = enough if scale.high is None else min(scale.high, enough)
+    low = max(limits.least - 1, min(low, high - 1))
+    target = max(needed, low + 1)
+    if high - low <= _near(high) or high - target < _near(high):
+        return _settle(scale, look, high, f"{_count(high)} are enough: {why}")
+    reason = f"{why} with {_count(look.workers)}; {target} may be enough"
+    return Decision(msgspec.structs.replace(scale, workers=target, low=low, high=high), reason)
+
+
+def _settle(scale: Scale, look: Look, workers: int, reason: str) -> Decision[Scale]:
+    settled = look if workers == look.workers else None  # else the next look is what is compared with
+    return Decision(Scale(workers, "settled", floor_s=scale.floor_s, settled=settled), reason)
+
+
+# -- settled -----------------------------------------------------------------------------------------------------------
+
+
+def _watch(scale: Scale, look: Look) -> Decision[Scale]:
+    then = scale.settled
+    if then is None:
+        return Decision(msgspec.structs.replace(scale, settled=look), f"{_count(look.workers)} are enough")
+    if scale.looks == TRIM_LOOKS:
+        return _trim(scale, look)
+    margin = max(MARGIN, 2 * math.hypot(look.noise, then.noise))
+    waits, waited = look.wait_s / look.batch_s, then.wait_s / then.batch_s
+    idle = math.ceil(look.workers * look.busy * (1 + margin))
+    reason = ""
+    if waits > waited + max(DRIFT, margin):
+        reason = f"the consumer waits {_share(waits)} of the time, and waited {_share(waited)}"
+    elif waits > margin and look.batch_s > (1 + max(DRIFT, margin)) * then.batch_s:
+        reason = f"an element takes {_ms(look.batch_s)}, and took {_ms(then.batch_s)}"
+    elif waits <= margin and idle < look.workers - _near(look.workers) and look.busy < then.busy - DRIFT:
+        reason = f"workers compute {_share(look.busy)} of the time, and computed {_share(then.busy)}"
+    if not reason:
+        looks = scale.looks + 1
+        mean = Look(
+            look.workers,
+            then.batch_s + (look.batch_s - then.batch_s) / looks,
+            then.wait_s + (look.wait_s - then.wait_s) / looks,
+            then.busy + (look.busy - then.busy) / looks,
+            look.noise / math.sqrt(looks),
+        )
+        settled = msgspec.structs.replace(scale, differing=0, looks=looks, settled=mean)
+        return Decision(settled, f"{_count(look.workers)} are enough")
+    if scale.differing + 1 < LOOKS:
+        return Decision(msgspec.structs.replace(scale, differing=scale.differing + 1), f"{reason}; looks once more")
+    return Decision(Scale(look.workers), f"{reason}: looks for another number")
+
+
+def _trim(scale: Scale, look: Look) -> Decision[Scale]:
+    """The mean of many looks is sharper than those by which the search went."""
+    mean = scale.settled
+    assert mean is not None
+    waits = mean.wait_s / mean.batch_s
+    needed = scale.workers
+    if waits <= DRIFT:
+        needed = math.ceil(scale.workers * mean.busy / (1 - waits))
+    elif mean.busy < 1 - MARGIN:
+        needed = math.ceil(scale.workers * mean.busy)
+    elif scale.floor_s is not None:
+        needed = math.ceil(scale.workers * mean.batch_s / scale.floor_s - MARGIN)
+    again = Scale(needed, "settled", floor_s=scale.floor_s)
+    if abs(needed - scale.workers) <= max(1, _near(scale.workers) // 2):
+        again = msgspec.structs.replace(scale, looks=scale.looks + 1)
+        return Decision(again, f"{_count(scale.workers)} are enough")
+    reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"
+    return Decision(again, f"{reason} {_share(waits)}: {_count(needed)}")
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _near(count: int) -> int:
+    return max(1, int(WITHIN * count))
+
+
+def _within(count: int, limits: Limits) -> int:
+    return max(limits.least, min(count, limits.most))
+
+
+def _count(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
