@@ -12,16 +12,16 @@ A state machine; each step takes one look at the job, over 100 elements or more,
 
 Where the next W comes from:
 
-* The consumer waits: it takes an element per ``batch_s - wait_s`` when nothing holds it up, and W workers give one per ``batch_s``,
-  so ``W * batch_s / (batch_s - wait_s)`` of them are enough, if twice as many give twice as much. That is the jump; by no
-  more than eight times, as a store that is shared may not give more to more workers.
+* The consumer waits: it takes an element per ``batch_s - wait_s`` when nothing holds it up, and W workers give one per
+  ``batch_s``, so ``W * batch_s / (batch_s - wait_s)`` of them are enough, if twice as many give twice as much. That is
+  the jump; by no more than eight times, as a store that is shared may not give more to more workers.
 * It waits, and more workers than before gave hardly more than before (less than half of what perfect scaling would
-  have), or workers find nothing to do (too few splits): more are of no use. Enough are as many as give what is to be had.
+  have), or workers find nothing to do (too few splits): more are of no use. Enough are as many as give what can be had.
 * It does not wait: workers that compute a share ``busy`` of the time could be ``W * busy``.
 
-What differs from Cachew (4.3): it jumps to the estimate instead of adding one by one; a gain is compared with what perfect
-scaling would bring, where Cachew asks for 3 % a worker and so never goes beyond 33, as even a perfect 34th gains less
-(1 / (W + 1)); and what counts as a difference is measured (two standard errors), not set.
+What differs from Cachew (4.3): it jumps to the estimate instead of adding one by one; a gain is compared with what
+perfect scaling would bring, where Cachew asks for 3 % a worker and so never goes beyond 33, as even a perfect 34th
+gains less (1 / (W + 1)); and what counts as a difference is measured (two standard errors), not set.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ LOOK_ELEMENTS = 100
 """Elements of a look (Cachew 4.3)."""
 PAUSE_ELEMENTS = 150
 """Elements after a change of workers that say nothing yet (Cachew 4.3)."""
+QUICK = 0.2
+"""Of both, this part is enough while the consumer waits for more than half of the time: it clearly needs many more."""
 MARGIN = 0.03
 """Differences below are none, however small the noise (Cachew 4.3)."""
 WITHIN = 0.03
@@ -52,6 +54,10 @@ SCALES = 0.5
 
 TRIM_LOOKS = 10
 """Looks of a settled job after which their mean is looked at."""
+
+PROBE_MEANS = 3
+"""So many of these means that changed nothing, and fewer workers are tried where a store limits the job: what its
+workers do does not tell that they are too many."""
 
 Phase = Literal["search", "settled"]
 
@@ -93,7 +99,7 @@ class Scale(msgspec.Struct, frozen=True):
         seen: number of workers and batch time of each look of this search.
         settled: the look that the search ended with.
         differing: looks in a row that differed from it.
-        looks: of which ``settled`` is the mean.
+        looks: of which ``settled`` is the mean; ``means``: such means before that changed nothing.
     """
 
     workers: int = 1
@@ -105,6 +111,12 @@ class Scale(msgspec.Struct, frozen=True):
     settled: Look | None = None
     differing: int = 0
     looks: int = 1
+    means: int = 0
+
+
+def elements(waits: float) -> int:
+    """Elements of a look and of the pause before it, by the share of the time that the consumer waits."""
+    return round((LOOK_ELEMENTS + PAUSE_ELEMENTS) * (QUICK if waits > 0.5 else 1.0))
 
 
 def begin(workers: int, limits: Limits) -> Decision[Scale]:
@@ -194,15 +206,16 @@ def _below_floor(scale: Scale, look: Look, limits: Limits, floor_s: float, margi
     count = look.workers
     why = f"{_ms(floor_s)} an element is all that more workers bring"
     if look.batch_s <= (1 + margin) * floor_s:
-        return _narrow(scale, look, limits, scale.low, count, math.ceil(count * look.busy), why)
+        needed = math.ceil(count * look.busy)
+        if not scale.low:  # none were too few yet
+            needed = min(needed, math.floor((1 - 2 * DRIFT) * count))
+        return _narrow(scale, look, limits, scale.low, count, needed, why)
     high = scale.high or limits.most
     needed = math.ceil(count * look.batch_s / floor_s)
     return _narrow(msgspec.structs.replace(scale, low=count), look, limits, count, high, needed, why)
 
 
-def _narrow(
-    scale: Scale, look: Look, limits: Limits, low: int, enough: int, needed: int, why: str
-) -> Decision[Scale]:
+def _narrow(scale: Scale, look: Look, limits: Limits, low: int, enough: int, needed: int, why: str) -> Decision[Scale]:
     """``enough`` workers are, ``low`` are not, ``needed`` would be if all went on in a straight line."""
     high = enough if scale.high is None else min(scale.high, enough)
     low = max(limits.least - 1, min(low, high - 1))
@@ -254,23 +267,24 @@ def _watch(scale: Scale, look: Look) -> Decision[Scale]:
 
 
 def _trim(scale: Scale, look: Look) -> Decision[Scale]:
-    """The mean of many looks is sharper than those by which the search went."""
-    mean = scale.settled
+    """The mean of many looks is sharper than those by which the search went, and slow changes are seen in it."""
+    mean, workers = scale.settled, scale.workers
     assert mean is not None
     waits = mean.wait_s / mean.batch_s
-    needed = scale.workers
-    if waits <= DRIFT:
-        needed = math.ceil(scale.workers * mean.busy / (1 - waits))
-    elif mean.busy < 1 - MARGIN:
-        needed = math.ceil(scale.workers * mean.busy)
-    elif scale.floor_s is not None:
-        needed = math.ceil(scale.workers * mean.batch_s / scale.floor_s - MARGIN)
-    again = Scale(needed, "settled", floor_s=scale.floor_s)
-    if abs(needed - scale.workers) <= max(1, _near(scale.workers) // 2):
-        again = msgspec.structs.replace(scale, looks=scale.looks + 1)
-        return Decision(again, f"{_count(scale.workers)} are enough")
+    needed = workers
+    if mean.busy < 1 - MARGIN or (waits <= DRIFT and scale.floor_s is None):
+        needed = math.ceil(workers * mean.busy / (1 - waits if scale.floor_s is None else 1))
+    elif scale.floor_s is not None and mean.batch_s > (1 + MARGIN / 2) * scale.floor_s:
+        needed = math.ceil(workers * mean.batch_s / scale.floor_s)
+    elif scale.floor_s is not None and scale.means >= PROBE_MEANS and workers > 1:
+        fewer = math.floor((1 - DRIFT) * workers)
+        probe = Scale(fewer, high=workers, floor_s=mean.batch_s, seen=((workers, mean.batch_s),))
+        return Decision(probe, f"{_count(workers)} were enough for long, though the consumer waits: tries {fewer}")
+    if abs(needed - workers) <= max(1, _near(workers) // 2):
+        again = Scale(workers, "settled", floor_s=scale.floor_s, settled=look, means=scale.means + 1)
+        return Decision(again, f"{_count(workers)} are enough")
     reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"
-    return Decision(again, f"{reason} {_share(waits)}: {_count(needed)}")
+    return Decision(Scale(needed, "settled", floor_s=scale.floor_s), f"{reason} {_share(waits)}: {_count(needed)}")
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""The rule of Kubernetes' Horizontal Pod Autoscaler, on the workers' processor time, for comparison. Pure.
+
+``desired = ceil(current * used / target)``, no change while the ratio is within a tenth of 1, and downwards only to the
+highest number that was desired in the last five minutes (the documented defaults of ``autoscaling/v2``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from millrace.policies.autoscale import Limits
+from millrace.policies.decision import Decision
+
+TARGET = 0.80
+"""Cachew's baseline (6.1)."""
+TOLERANCE = 0.1
+STABILIZATION_S = 300.0
+"""Before pods are taken away."""
+PERIOD_S = 15.0
+"""Between two looks."""
+
+
+class HpaScale(msgspec.Struct, frozen=True):
+    """Where it has come to.
+
+    Attributes:
+        workers: that the job is to have.
+        desired: (when, number) of the last five minutes.
+    """
+
+    workers: int = 1
+    desired: tuple[tuple[float, int], ...] = ()
+
+
+def step(scale: HpaScale, cpu: float, now: float, limits: Limits) -> Decision[HpaScale]:
+    """What follows from one more look.
+
+    Args:
+        scale: so far.
+        cpu: mean share of a worker's cores that is in use, between 0 and 1.
+        now: seconds.
+        limits: of the job.
+    """
+    ratio = cpu / TARGET
+    desired = scale.workers if abs(ratio - 1) <= TOLERANCE else math.ceil(scale.workers * ratio)
+    desired = max(limits.least, min(desired, limits.most))
+    recent = tuple(each for each in scale.desired if now - each[0] < STABILIZATION_S)
+    known = (*recent, (now, desired))
+    workers = desired if desired >= scale.workers else min(scale.workers, max(count for _, count in known))
+    reason = f"workers use {100 * cpu:.0f} % of their cores, where {100 * TARGET:.0f} % is wanted"
+    return Decision(HpaScale(workers, known), reason, {"cpu": cpu})

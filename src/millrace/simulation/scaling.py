@@ -1,0 +1,147 @@
+"""Autoscaling policies against random jobs in virtual time: where they end, how soon, and what it costs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from millrace.policies import autoscale, cachew_scaling, hpa
+from millrace.policies.autoscale import Limits, elements
+from millrace.simulation.workloads import MOST, Workload, drifted, workload
+
+LOOKS = 120
+"""Of a job; in a third of them it changes after half of these."""
+ACCELERATOR = 10.0
+"""Price of a second of the consumer's accelerator, in seconds of a worker."""
+RIGHT = 0.03
+"""A number of workers that is off by less, or by one, is right."""
+LIMITS = Limits(1, MOST)
+
+
+class Policy(Protocol):
+    """Plays one job."""
+
+    def __call__(self, looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+        """The number of workers behind each look, before the first it is 1."""
+        ...
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a policy made of a job.
+
+    Attributes:
+        kind: of the job.
+        changed: it changed on the way.
+        workers: at the end, where ``least`` are enough.
+        decisions: changes of the number until it was right for the first time; None: it never was.
+        cost: of all elements beside that of an oracle, who has the least number from the first look on.
+    """
+
+    kind: str
+    changed: bool
+    workers: int
+    least: int
+    decisions: int | None
+    cost: float
+
+    @property
+    def right(self) -> bool:
+        """The number at the end is right."""
+        return abs(self.workers - self.least) <= max(1.0, RIGHT * self.least)
+
+
+def ours(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+    """:mod:`millrace.policies.autoscale`."""
+    scale = autoscale.begin(1, LIMITS).value
+    for job in looks:
+        scale = autoscale.step(scale, job.look(scale.workers, rng), LIMITS).value
+        yield scale.workers
+
+
+def cachew(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+    """:mod:`millrace.policies.cachew_scaling`; the queue is long where the consumer doesn't wait."""
+    scale = cachew_scaling.CachewScale()
+    for job in looks:
+        look = job.look(scale.workers, rng)
+        queue = min(100.0, scale.workers * (1 / max(look.busy, 0.01) - 1))
+        scale = cachew_scaling.step(scale, look, LIMITS, queue).value
+        yield scale.workers
+
+
+def kubernetes(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+    """:mod:`millrace.policies.hpa`; a look is as long as its period."""
+    scale, now = hpa.HpaScale(), 0.0
+    for job in looks:
+        now += hpa.PERIOD_S
+        cpu = min(1.0, job.cpu * job.busy(scale.workers) * max(0.0, rng.gauss(1, 0.05)))
+        scale = hpa.step(scale, cpu, now, LIMITS).value
+        yield scale.workers
+
+
+POLICIES: dict[str, Policy] = {"millrace": ours, "cachew": cachew, "hpa": kubernetes}
+
+
+def play(seed: int, policy: str = "millrace") -> Outcome:
+    """One job."""
+    rng = random.Random(seed)
+    job = workload(rng)
+    changes = rng.random() < 1 / 3
+    after = drifted(job, rng) if changes else job
+    jobs = [job] * (LOOKS // 2) + [after] * (LOOKS - LOOKS // 2)
+    least = {id(each): each.least() for each in (job, after)}
+    workers, decisions, first = 1, 0, None
+    spent = oracle = 0.0
+    for each, chosen in zip(jobs, POLICIES[policy](iter(jobs), rng), strict=True):
+        count = elements(1 - each.own_s / each.batch_s(workers)) if policy == "millrace" else elements(0.0)
+        spent += count * _cost(each, workers)
+        oracle += count * _cost(each, least[id(each)])
+        decisions += chosen != workers
+        workers = chosen
+        if first is None and abs(workers - least[id(each)]) <= max(1.0, RIGHT * least[id(each)]):
+            first = decisions
+    return Outcome(job.kind, changes, workers, least[id(after)], first, spent / oracle)
+
+
+def _cost(job: Workload, workers: int) -> float:
+    """Of an element."""
+    return job.batch_s(workers) * (workers + ACCELERATOR)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a policy made of many jobs.
+
+    Attributes:
+        jobs: how many.
+        right: share of them with the right number at the end.
+        decisions: median of those until it was right; None: mostly it never was.
+        cost: mean, beside an oracle's.
+        wrong: seeds that ended with another number, by kind.
+    """
+
+    jobs: int
+    right: float
+    decisions: float | None
+    cost: float
+    wrong: dict[str, list[int]]
+
+
+def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
+    """Plays a job for each seed."""
+    outcomes = {seed: play(seed, policy) for seed in seeds}
+    wrong: dict[str, list[int]] = {}
+    for seed, each in outcomes.items():
+        if not each.right:
+            wrong.setdefault(each.kind, []).append(seed)
+    # Those that never were right took more decisions than any other.
+    decisions = statistics.median(float("inf") if o.decisions is None else o.decisions for o in outcomes.values())
+    return Report(
+        len(outcomes),
+        sum(each.right for each in outcomes.values()) / len(outcomes),
+        None if decisions == float("inf") else decisions,
+        statistics.fmean(each.cost for each in outcomes.values()),
+        wrong,
+    )
