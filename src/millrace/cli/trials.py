@@ -25,6 +25,15 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--plant", default="", metavar="NAME", help="a bug that must be found; - lists them")
     command.add_argument("--json", action="store_true", help="for programs")
     command.set_defaults(run=_simulate_faults)
+    _add_autoscale(kinds)
+
+
+def _add_autoscale(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = kinds.add_parser("autoscale", help="how many workers jobs get, beside the fewest that would do")
+    command.add_argument("--seeds", type=positive, default=1000, metavar="N", help="how many jobs (default 1000)")
+    command.add_argument("--policy", default="", help="this one alone: millrace, cachew or hpa (default: all)")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_simulate_autoscale)
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,6 +54,21 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """``millrace demo``."""
     command = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
     command.set_defaults(run=_demo)
+
+
+def _simulate_autoscale(options: argparse.Namespace) -> int:
+    from millrace.simulation import scaling
+
+    if options.policy and options.policy not in scaling.POLICIES:
+        print(f"millrace simulate autoscale: --policy is one of {', '.join(scaling.POLICIES)}", file=sys.stderr)
+        return 2
+    policies = [options.policy] if options.policy else list(scaling.POLICIES)
+    reports = {policy: scaling.run(range(options.seeds), policy) for policy in policies}
+    if options.json:
+        print(scaling.as_json(reports))
+    else:
+        scaling.show(reports)
+    return 0
 
 
 def _simulate_faults(options: argparse.Namespace) -> int:

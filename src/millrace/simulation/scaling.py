@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from millrace.policies import autoscale, cachew_scaling, hpa
 from millrace.policies.autoscale import Limits, elements
@@ -145,3 +147,20 @@ def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
         statistics.fmean(each.cost for each in outcomes.values()),
         wrong,
     )
+
+
+def as_json(reports: Mapping[str, Report]) -> str:
+    """For programs."""
+    return msgspec.json.format(msgspec.json.encode(reports), indent=2).decode()
+
+
+def show(reports: Mapping[str, Report]) -> None:
+    """Prints a line for each policy."""
+    table = Table("policy", "jobs", "right number at the end", "decisions to it (median)", "cost, of an oracle's")
+    for policy, each in reports.items():
+        decisions = "never" if each.decisions is None else f"{each.decisions:g}"
+        table.add_row(policy, f"{each.jobs:,}", f"{100 * each.right:.1f} %", decisions, f"{each.cost:.3f}")
+    Console().print(table)
+    for policy, each in reports.items():
+        for kind, seeds in sorted(each.wrong.items()) if policy == "millrace" else ():
+            print(f"{policy}: another number at the end for {kind}, seeds {', '.join(map(str, seeds))}")

@@ -1,0 +1,161 @@
+"""How many workers a job gets."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.policies.autoscale import (
+    JUMP,
+    LOOKS,
+    PROBE_MEANS,
+    TRIM_LOOKS,
+    Limits,
+    Look,
+    Scale,
+    begin,
+    elements,
+    step,
+)
+
+LIMITS = Limits(1, 1000)
+OWN_S = 0.01
+
+
+def look(workers: int, needed: float, *, floor_s: float = 0.0, splits: float = 1 << 30) -> Look:
+    """At a job whose consumer takes an element in 10 ms, and which needs so many workers for that."""
+    active = min(workers, splits)
+    given_s = max(floor_s, OWN_S * needed / active)
+    batch_s = max(OWN_S, given_s)
+    busy = 1.0 if floor_s and given_s == floor_s else min(1.0, OWN_S * needed / workers / batch_s)
+    return Look(workers, batch_s, batch_s - OWN_S, busy)
+
+
+def search(
+    needed: float, limits: Limits = LIMITS, first: int = 1, floor_s: float = 0.0, splits: float = 1 << 30
+) -> tuple[Scale, list[int]]:
+    """Where a search ends, and all numbers of workers on its way."""
+    scale = begin(first, limits).value
+    path = [scale.workers]
+    for _ in range(20):
+        scale = step(scale, look(scale.workers, needed, floor_s=floor_s, splits=splits), limits).value
+        if scale.workers != path[-1]:
+            path.append(scale.workers)
+        if scale.phase == "settled":
+            return scale, path
+    raise AssertionError(path)
+
+
+@given(st.floats(1, 900), st.integers(1, 1000))
+def test_it_ends_where_the_consumer_just_does_not_wait(needed, first):
+    scale, path = search(needed, first=first)
+    least = math.ceil(needed)
+    assert abs(scale.workers - least) <= max(1, 0.04 * least)
+    assert len(path) <= 6
+
+
+def test_it_jumps_to_the_estimate():
+    assert search(0.5)[1] == [1]
+    assert search(6)[1] == [1, 6]
+    assert search(100)[1] == [1, JUMP, JUMP**2, 100]
+
+
+@given(st.integers(2, 200), st.floats(1.3, 4), st.integers(1, 300))
+def test_where_a_store_gives_no_more_it_takes_as_many_as_get_all_of_it(knee, slower, first):
+    floor_s = OWN_S * slower
+    scale, _ = search(knee * slower, first=first, floor_s=floor_s)
+    assert abs(scale.workers - knee) <= max(1, 0.05 * knee)
+
+
+@given(st.integers(1, 100), st.floats(1.1, 5))
+def test_where_there_are_few_splits_it_takes_a_worker_for_each(splits, more):
+    scale, _ = search(splits * more, splits=splits)
+    assert abs(scale.workers - splits) <= max(1, 0.05 * splits)
+
+
+@given(st.floats(1, 900), st.integers(1, 20), st.integers(20, 60))
+def test_it_keeps_to_its_limits(needed, least, most):
+    limits = Limits(least, most)
+    scale, path = search(needed, limits)
+    assert all(least <= count <= most for count in path)
+    assert abs(scale.workers - min(most, max(least, math.ceil(needed)))) <= 1
+
+
+def test_limits_that_change_are_kept_at_once():
+    scale = Scale(50, "settled")
+    assert step(scale, look(50, 50), Limits(1, 10)).value == Scale(10)
+    assert step(scale, look(50, 50), Limits(60, 100)).value == Scale(60)
+
+
+def test_a_look_at_another_number_of_workers_says_nothing():
+    scale = begin(4, LIMITS).value
+    assert step(scale, look(3, 50), LIMITS).value == scale
+    assert step(scale, Look(4, 0.0, 0.0, 0.0), LIMITS).value == scale
+
+
+def test_a_job_begins_where_the_last_one_ended():
+    assert begin(12, LIMITS).value.workers == 12
+    assert begin(12, Limits(1, 8)).value.workers == 8
+
+
+def settled(needed: float, floor_s: float = 0.0) -> Scale:
+    """A job that has settled, and was looked at once more."""
+    scale, _ = search(needed, floor_s=floor_s)
+    return step(scale, look(scale.workers, needed, floor_s=floor_s), LIMITS).value
+
+
+def after(scale: Scale, needed: float, looks: int, floor_s: float = 0.0) -> Scale:
+    """The same after some more looks."""
+    for _ in range(looks):
+        scale = step(scale, look(scale.workers, needed, floor_s=floor_s), LIMITS).value
+    return scale
+
+
+@pytest.mark.parametrize("now", [16.0, 4.0])
+def test_a_change_is_seen_twice_before_it_counts(now):
+    scale = settled(8)
+    assert after(scale, now, LOOKS - 1).phase == "settled"
+    found = after(scale, now, LOOKS)
+    assert found.phase == "search"
+    assert after(found, now, 4).workers == now
+
+
+def test_one_look_that_differs_changes_nothing():
+    scale = settled(8)
+    for needed in (16.0, 8.0, 16.0, 8.0):
+        scale = after(scale, needed, 1)
+    assert (scale.workers, scale.phase) == (8, "settled")
+
+
+def test_a_small_change_is_seen_in_the_mean_of_many_looks():
+    scale = settled(100)
+    assert after(scale, 94, 3 * TRIM_LOOKS).workers in {94, 95}
+    assert after(scale, 99, 5 * TRIM_LOOKS).workers == 100
+
+
+def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
+    floor_s = 2 * OWN_S
+    scale = settled(100, floor_s)
+    assert scale.workers == 50
+    looks = (PROBE_MEANS + 1) * (TRIM_LOOKS + 1)
+    tried = [after(scale, 100, count, floor_s).workers for count in range(looks)]
+    assert set(tried) == {50, 45}
+    assert after(scale, 100, looks + 5, floor_s).workers in range(48, 52)
+    # Its functions take half as long now, and nothing but a trial can tell.
+    assert after(scale, 50, 2 * looks, floor_s).workers in range(24, 28)
+
+
+def test_little_is_looked_at_while_the_consumer_waits_for_most_of_the_time():
+    assert elements(0.9) < elements(0.3) / 4
+
+
+def test_reasons_say_what_was_measured():
+    scale = begin(1, LIMITS).value
+    decision = step(scale, look(1, 4), LIMITS)
+    assert decision.reason == (
+        "the consumer waits 75 % of the time: 40 ms an element with 1 worker, and it would take one in 10 ms"
+    )
+    assert step(decision.value, look(4, 4), LIMITS).reason == (
+        "4 workers are enough: the consumer waits 0 % of the time"
+    )

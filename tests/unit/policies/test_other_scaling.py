@@ -1,0 +1,58 @@
+"""The rules that autoscaling is compared with."""
+
+from millrace.policies import cachew_scaling, hpa
+from millrace.policies.autoscale import Limits, Look
+from millrace.policies.cachew_scaling import REVISIT_LOOKS, CachewScale
+
+LIMITS = Limits(1, 100)
+
+
+def cachew(needed: float, looks: int) -> list[int]:
+    """Numbers of workers of a job that needs so many."""
+    scale, path = CachewScale(), []
+    for _ in range(looks):
+        batch_s = max(1.0, needed / scale.workers)
+        scale = cachew_scaling.step(scale, Look(scale.workers, batch_s, 0.0, 1.0), LIMITS, queue=1.0).value
+        path.append(scale.workers)
+    return path
+
+
+def test_cachew_adds_one_by_one_and_takes_the_superfluous_one_away():
+    assert cachew(4, 6) == [2, 3, 4, 5, 4, 4]
+
+
+def test_cachew_never_goes_beyond_33():
+    assert max(cachew(80, 99)) == 34
+    assert cachew(80, 99)[-1] == 33
+
+
+def test_cachew_comes_back_after_ten_looks():
+    scale = CachewScale(4, "settled", settled_s=1.0, queue=10.0)
+    slower = Look(4, 1.2, 0.2, 1.0)
+    for _ in range(REVISIT_LOOKS - 1):
+        scale = cachew_scaling.step(scale, slower, LIMITS, queue=10.0).value
+        assert scale.workers == 4
+    assert cachew_scaling.step(scale, slower, LIMITS, queue=10.0).value.workers == 5
+    fuller = cachew_scaling.step(scale, Look(4, 1.0, 0.0, 0.5), LIMITS, queue=15.0).value
+    assert (fuller.workers, fuller.phase) == (3, "down")
+    needed = cachew_scaling.step(fuller, Look(3, 1.3, 0.3, 1.0), LIMITS).value
+    assert (needed.workers, needed.phase) == (4, "settled")
+
+
+def test_cachew_waits_for_its_workers():
+    scale = CachewScale(4)
+    assert cachew_scaling.step(scale, Look(3, 1.0, 0.5, 1.0), LIMITS).value == scale
+
+
+def test_the_hpa_goes_by_processor_time_alone():
+    assert hpa.step(hpa.HpaScale(10), 1.0, 0.0, LIMITS).value.workers == 13
+    assert hpa.step(hpa.HpaScale(10), 0.85, 0.0, LIMITS).value.workers == 10
+    assert hpa.step(hpa.HpaScale(90), 1.0, 0.0, LIMITS).value.workers == 100
+
+
+def test_the_hpa_takes_away_only_what_was_too_much_for_five_minutes():
+    scale = hpa.HpaScale(10)
+    for now in range(0, 300, 15):
+        scale = hpa.step(scale, 0.85 if now == 0 else 0.4, float(now), LIMITS).value
+        assert scale.workers == 10
+    assert hpa.step(scale, 0.4, 300.0, LIMITS).value.workers == 5
