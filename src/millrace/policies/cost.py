@@ -1,0 +1,93 @@
+"""What an epoch costs: equation 1 of tf.data service (4.1), by units of resources or by whole machines. Pure.
+
+    C = t * (C_cpu * (n_w * cpu_w + n_t * cpu_t) + C_mem * (n_w * mem_w + n_t * mem_t) + C_acc * n_t * acc_t)
+
+with t hours, n_w workers that use cpu_w cores and mem_w GiB each, and n_t training hosts that have cpu_t cores, mem_t GiB
+and acc_t accelerators each. Of workers counts what they use, as others get the rest; of training hosts what they have, as
+nobody else gets it. Links are not in it: inside a zone they cost nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Of an hour, in any currency; whole machines cost the sum of what they have.
+
+    Attributes:
+        core: of a core.
+        gib: of a GiB of memory.
+        accelerator: of an accelerator.
+    """
+
+    core: float = 0.0
+    gib: float = 0.0
+    accelerator: float = 0.0
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What a worker uses, or what a training host has.
+
+    Attributes:
+        cores: mean number of cores.
+        gib: of memory.
+        accelerators: that it has.
+        hour: price of it as a whole, beside that of its parts.
+    """
+
+    cores: float = 0.0
+    gib: float = 0.0
+    accelerators: float = 0.0
+    hour: float = 0.0
+
+    def price(self, prices: Prices) -> float:
+        """Of an hour."""
+        parts = prices.core * self.cores + prices.gib * self.gib + prices.accelerator * self.accelerators
+        return self.hour + parts
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Of the service, and of the training hosts."""
+
+    service: float
+    training: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.service + self.training
+
+
+def cost(
+    seconds: float, workers: float, worker: Machine, hosts: float, host: Machine, prices: Prices | None = None
+) -> Cost:
+    """What it costs to run for so long.
+
+    Args:
+        seconds: of the training.
+        workers: mean number of workers (a dispatcher is one more).
+        worker: what one of them uses.
+        hosts: number of training hosts.
+        host: what one of them has.
+        prices: of the parts; None: only whole machines have a price.
+    """
+    hours, known = seconds / 3600, prices or Prices()
+    return Cost(hours * workers * worker.price(known), hours * hosts * host.price(known))
+
+
+def cheapest(
+    batch_s: dict[int, float], worker: Machine, hosts: float, host: Machine, prices: Prices | None = None
+) -> int:
+    """Of numbers of workers the one with which an element costs least; of equals the fastest.
+
+    Args:
+        batch_s: seconds of an element with each number of workers, measured or estimated; at least one.
+        worker: as in :func:`cost`, and so the others.
+        hosts: see there.
+        host: see there.
+        prices: see there.
+    """
+    return min(
+        batch_s, key=lambda count: (cost(batch_s[count], count, worker, hosts, host, prices).total, batch_s[count])
+    )
