@@ -2,9 +2,9 @@
 
     C = t * (C_cpu * (n_w * cpu_w + n_t * cpu_t) + C_mem * (n_w * mem_w + n_t * mem_t) + C_acc * n_t * acc_t)
 
-with t hours, n_w workers that use cpu_w cores and mem_w GiB each, and n_t training hosts that have cpu_t cores, mem_t GiB
-and acc_t accelerators each. Of workers counts what they use, as others get the rest; of training hosts what they have, as
-nobody else gets it. Links are not in it: inside a zone they cost nothing.
+with t hours, n_w workers that use cpu_w cores and mem_w GiB each, and n_t training hosts that have cpu_t cores, mem_t
+GiB and acc_t accelerators each. Of workers counts what they use, as others get the rest; of training hosts what they
+have, as nobody else gets it. Links are not in it: inside a zone they cost nothing.
 """
 
 from __future__ import annotations
