@@ -18,6 +18,7 @@ import msgspec
 
 from millrace.control import messages as msg
 from millrace.control.reports import LaneReport, NodeMeasure
+from millrace.control.spec import JobSpec
 from millrace.dataset import Dataset
 from millrace.functions.shipping import pack as pack_functions
 from millrace.graph import serialize
@@ -146,7 +147,7 @@ class Crowd:
         dataset = Dataset.range(ELEMENTS).map(_same).map(_same).batch(64)
         structure, slots = serialize.pack(dataset.graph)
         bundle = pack_functions([slot.value for slot in slots], [slot.name for slot in slots])
-        spec = msg.JobSpec("", structure, "", tasks=TASKS, seed=1, python=OWN.python)
+        spec = JobSpec("", structure, "", tasks=TASKS, seed=1, python=OWN.python)
         gate = asyncio.Semaphore(at_once)
 
         async def enter(peer: Worker | Consumer, coming: Coroutine[Any, Any, None]) -> None:
@@ -281,7 +282,7 @@ class Consumer:
         self._share: set[int] | None = None
         self._batches = 0
 
-    async def enter(self, spec: msg.JobSpec, bundle: bytes) -> None:
+    async def enter(self, spec: JobSpec, bundle: bytes) -> None:
         """Joins, as a job of its own."""
         digest = blobs.digest_of(bundle)
         if not await self.peer.ask(blobs.HAS, digest):

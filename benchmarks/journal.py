@@ -24,8 +24,11 @@ import msgspec
 import millrace
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main, rate
 from millrace.control import events as ev
-from millrace.control.messages import JobSpec, TaskProgress
+from millrace.control.messages import (
+    TaskProgress,
+)
 from millrace.control.snapshot import dump
+from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.dispatcher.journal import SNAPSHOT_EVENTS, SqliteJournal
 from millrace.dispatcher.recovery import restore

@@ -282,7 +282,7 @@ class DistributedDataset(Readable):
 
             from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
             from millrace.clusters.local import watch
-            from millrace.control.messages import JobSpec
+            from millrace.control.spec import JobSpec
 
             python = ".".join(platform.python_version_tuple()[:2])
             consumer, changes = self._place(share)

@@ -13,7 +13,6 @@ from millrace.client.feed import Feed
 from millrace.control.messages import (
     CloseJob,
     ForgetTasks,
-    JobSpec,
     LeaseTask,
     LeftoversLost,
     ListSources,
@@ -27,6 +26,7 @@ from millrace.control.messages import (
     TaskRef,
     TaskReturned,
 )
+from millrace.control.spec import JobSpec
 from millrace.elements import codec
 from millrace.errors import ElementTooLargeError
 from millrace.functions.shipping import pack

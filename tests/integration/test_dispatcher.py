@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from millrace.control import messages as msg
+from millrace.control.spec import JobSpec
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.service import STATUS, Dispatcher, _say_why
 from millrace.errors import (
@@ -114,7 +115,7 @@ def consumer(peers: list[Peer], address: str, client: str = "c", index: int | No
     peer = Peer(address, msg.ToConsumer)
     peers.append(peer)
     bundle = put_blob(peer.channel, b"functions")
-    spec = msg.JobSpec(**{"name": "job", "structure": STRUCTURE, "bundle": bundle, "tasks": 2, **fields})
+    spec = JobSpec(**{"name": "job", "structure": STRUCTURE, "bundle": bundle, "tasks": 2, **fields})
     peer.send(msg.JoinJob(spec, client, index, __version__, "host", 42))
     return peer
 
@@ -342,7 +343,7 @@ def test_functions_outlive_the_job_they_came_with_for_who_is_about_to_join(loop:
     bundle = put_blob(late.channel, b"functions")  # they are there already
     reader.send(msg.LeaveJob())
     one.wait(msg.CloseJob)
-    late.send(msg.JoinJob(msg.JobSpec("job", STRUCTURE, bundle), "late", None, __version__))
+    late.send(msg.JoinJob(JobSpec("job", STRUCTURE, bundle), "late", None, __version__))
     late.wait(msg.JobJoined)
     assert fetch_blob(one.channel, one.wait(msg.OpenJob).spec.bundle) == b"functions"
     late.send(msg.LeaveJob())
@@ -412,7 +413,7 @@ def test_a_job_that_was_not_listed_yet_ends_after_a_restart_as_any_does(loop: Lo
     second = loop.dispatcher(work_dir=str(tmp_path))
     peer = Peer(second.address, msg.ToConsumer)
     peers.append(peer)
-    spec = msg.JobSpec("job", STRUCTURE, put_blob(peer.channel, b"functions"), tasks=2)
+    spec = JobSpec("job", STRUCTURE, put_blob(peer.channel, b"functions"), tasks=2)
     peer.send(msg.JoinJob(spec, "c", 0, __version__, "host", 42, resume=True, generation=1))
     peer.wait(msg.JobJoined)
     peer.send(msg.LeaveJob())

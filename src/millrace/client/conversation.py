@@ -29,7 +29,6 @@ from millrace.control.messages import (
     EpochEnds,
     JobFailed,
     JobJoined,
-    JobSpec,
     JoinJob,
     LeaveJob,
     Notice,
@@ -39,6 +38,7 @@ from millrace.control.messages import (
     TaskProgress,
     ToConsumer,
 )
+from millrace.control.spec import JobSpec
 from millrace.errors import (
     AuthenticationError,
     JobFailedError,

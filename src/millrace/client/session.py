@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from millrace.client.conversation import CLOSE, Conversation
 from millrace.client.inbox import Arrival
 from millrace.client.tally import Tally
-from millrace.control.messages import JobSpec
+from millrace.control.spec import JobSpec
 from millrace.errors import ServiceError, ShippingError, StateError
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, pack

@@ -16,7 +16,11 @@ from millrace.control.cache_events import (
     PromisesKept,
     StoreCalibrated,
 )
-from millrace.control.messages import Failure, JobSpec, TaskProgress
+from millrace.control.messages import (
+    Failure,
+    TaskProgress,
+)
+from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.points import CachePoint

@@ -19,7 +19,6 @@ from millrace.control.messages import (
     Failure,
     JobFailed,
     JobJoined,
-    JobSpec,
     JoinJob,
     Notice,
     OpenJob,
@@ -36,6 +35,7 @@ from millrace.control.places import (
     same_job,
 )
 from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
+from millrace.control.spec import JobSpec
 from millrace.control.state import Job
 from millrace.control.supply import epoch_length, in_turn, missing, newest
 from millrace.control.turn import Turn

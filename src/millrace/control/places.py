@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.control.messages import Failure, JobSpec, JoinJob
+from millrace.control.messages import (
+    Failure,
+    JoinJob,
+)
+from millrace.control.spec import JobSpec
 from millrace.control.state import Consumer, Job, Settings, State
 from millrace.errors import ProtocolError
 from millrace.graph import serialize

@@ -14,7 +14,10 @@ import msgspec
 from millrace.control import events as ev
 from millrace.control.cached import Caches, ModeOf
 from millrace.control.events import AnyEvent
-from millrace.control.messages import Failure, JobSpec
+from millrace.control.messages import (
+    Failure,
+)
+from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack

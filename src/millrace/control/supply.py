@@ -17,7 +17,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from millrace.control.messages import JobSpec
+from millrace.control.spec import JobSpec
 from millrace.control.state import Epoch, Job, LiveTask, PlanLike, State, Worker
 
 

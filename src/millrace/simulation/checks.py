@@ -11,6 +11,7 @@ from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.snapshot import Snapshot
+from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.control.supply import missing
 from millrace.simulation.cache_checks import CacheChecks
@@ -54,7 +55,7 @@ class EpochBook:
 class JobBook:
     """What became of one job, from its creation to its end."""
 
-    spec: msg.JobSpec
+    spec: JobSpec
     epochs: dict[int, EpochBook] = field(default_factory=dict)
     joined: dict[int, str] = field(default_factory=dict)
     left: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import EpochInbox, Outcome
 from millrace.control import messages as msg
+from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
 from millrace.simulation.checks import Checks
 from millrace.simulation.pipelines import Output
@@ -42,7 +43,7 @@ class Consumer(Process):
         self,
         world: World,
         name: str,
-        spec: msg.JobSpec,
+        spec: JobSpec,
         consumer: int,
         stops: Mapping[int, int],
         checks: Checks,

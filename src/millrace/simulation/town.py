@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from millrace.control import messages as msg
+from millrace.control.spec import JobSpec
 from millrace.control.state import Settings
 from millrace.simulation import faults
 from millrace.simulation.checks import Checks, difference
@@ -197,7 +198,7 @@ class Town(Fleet):
         modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") != "custom"]
         mode = rng.choice(modes)
         count = rng.randrange(1, 4)
-        spec = msg.JobSpec(
+        spec = JobSpec(
             name,
             pipeline.structure,
             "bundle",
@@ -221,7 +222,7 @@ class Town(Fleet):
             self.expected += 1
             self.world.after(rng.uniform(0.0, 3.0), self.add_consumer, spec, index, stops)
 
-    def add_consumer(self, spec: msg.JobSpec, index: int, stops: dict[int, int]) -> None:
+    def add_consumer(self, spec: JobSpec, index: int, stops: dict[int, int]) -> None:
         """A process that reads as this consumer."""
         name = f"{spec.name}-c{index}.{len(self.consumers)}"
         consumer = Consumer(self.world, name, spec, index, stops, self.checks, self)

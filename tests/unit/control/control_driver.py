@@ -16,6 +16,7 @@ from millrace.control.decide import decide
 from millrace.control.events import AnyEvent
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump, fill_in, load
+from millrace.control.spec import JobSpec
 from millrace.control.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
@@ -371,7 +372,7 @@ class Service:
     ) -> FakeConsumer:
         known = ("resume", "generation", "states", "version", "host", "pid")
         extra = {k: fields.pop(k) for k in known if k in fields}
-        spec = msg.JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
+        spec = JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))
         if peer.joined is not None:
             extra.setdefault("generation", peer.joined.generation)

@@ -11,8 +11,8 @@ from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 from tests.unit.dispatcher.golden_journal import GOLDEN, live, plain
 
 from millrace.control import events as ev
-from millrace.control.messages import JobSpec
 from millrace.control.snapshot import dump
+from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.journal import SCHEMA, SqliteJournal

@@ -1,0 +1,43 @@
+"""What a job is, as its consumers say it when they join."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job is: the same for all its consumers.
+
+    Attributes:
+        name: the job's name, unique in the service while the job lives.
+        structure: the graph, from :func:`millrace.graph.serialize.pack`.
+        bundle: digest of the bundle that holds the graph's slots, from :mod:`millrace.functions.shipping`; it was
+            put into the dispatcher before joining.
+        sharding: "dynamic", "static", "off" or "custom" (then the bundle's last value is the user's function).
+        visitation: "exactly_once", "at_most_once" or "zero_once_or_more".
+        deterministic: every consumer reads its tasks in plan order.
+        num_consumers: expected number, None if whoever joins.
+        equal_steps: every consumer reads equally many elements of an epoch.
+        seed: of everything random without a seed of its own; None: drawn by the dispatcher when the job begins.
+        tasks: number of tasks of an epoch; None: by the data's size.
+        epochs: epochs that will be read; None if unknown. Nothing is prepared beyond.
+        python: "major.minor" of the consumers; the bundle can be read by no other.
+    """
+
+    name: str
+    structure: bytes
+    bundle: str
+    sharding: str = "dynamic"
+    visitation: str = "exactly_once"
+    deterministic: bool = False
+    num_consumers: int | None = None
+    seed: int | None = None
+    tasks: int | None = None
+    epochs: int | None = None
+    python: str = ""
+    equal_steps: bool = False
+
+    @property
+    def ranks(self) -> int | None:
+        """Consumers that are to get equally many elements; None: it does not matter."""
+        return self.num_consumers if self.equal_steps else None
