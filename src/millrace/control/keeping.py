@@ -240,7 +240,9 @@ def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], leases: list[int], si
         ]
         if new:
             _published(turn, name, new)
-        missing = [block for block in known if block not in there and (name, block) not in since]
+        # Of those that are to be deleted the answer tells: until then one that comes again is deleted once more.
+        sure = since | turn.observed.deleting.keys()
+        missing = [block for block in known if block not in there and (name, block) not in sure]
         if missing:
             turn.emit(ev.BlocksDeleted(name, missing))
             _announce(turn, name, gone=missing)

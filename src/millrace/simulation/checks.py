@@ -292,7 +292,8 @@ class Checks:
     def _broke(self, dispatcher: Dispatcher, name: str) -> bool:
         """The job has failed: from when that is decided, durable or not, its places are kept for less long."""
         undurable = (isinstance(each, ev.JobBroke) and each.job == name for each in dispatcher.undurable())
-        return self._books[name, self._seeds[name]].broken or any(undurable)
+        book = self._books.get((name, self._seeds.get(name, -1)))  # None: that it began isn't durable either
+        return (book is not None and book.broken) or any(undurable)
 
     def _check_held(self, dispatcher: Dispatcher, worker: Worker) -> None:
         """A worker that has been told everything holds nothing that the state does not know of."""

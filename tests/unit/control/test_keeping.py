@@ -234,6 +234,24 @@ def test_a_block_that_is_made_again_while_it_is_deleted_is_deleted_once_more():
     assert PLACE not in service.state.caches.points
 
 
+def test_a_block_that_is_deleted_and_not_listed_any_more_is_deleted_again_if_it_comes_again():
+    """A listing may know it before the answer does; who reads it when it has come again may not lose it."""
+    service, peer = begun()
+    read_all(service, peer)
+    service.say(inp.ConsumerSaid("c", msg.LeaveJob()))
+    service.say(inp.RemovalAsked([PLACE]))
+    (asked,) = [asked for asked in service.asked_of_store if isinstance(asked, act.DeleteBlocks)]
+    service.say(inp.StoreListed({}, []))
+    again = KeptBlock("block0", 100, 1)
+    service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, PLACE, [again])))
+    assert not service.state.caches.points[PLACE].readable
+    service.asked_of_store.remove(asked)
+    service.say(inp.BlocksGone(PLACE, asked.names))
+    assert [*blocks(service)] == ["block0"]
+    service.answer_for_store()
+    assert PLACE not in service.state.caches.points
+
+
 def test_a_block_that_is_made_while_the_store_is_listed_is_not_missing():
     service, _ = begun()
     service.work(read=False)
