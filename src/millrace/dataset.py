@@ -399,7 +399,7 @@ class Dataset(Readable):
         equal_steps: bool = False,
         consumer_index: int | None = None,
         sharing: Sharing | None = None,
-        workers: int | str = "auto",
+        workers: int | tuple[int, int] | str = "auto",
         target_workers: str = "auto",
         accelerators: int = 1,
         tasks: int | None = None,
@@ -419,7 +419,7 @@ class Dataset(Readable):
             equal_steps: all of them get equally many elements of an epoch; what cannot be divided is left out.
             consumer_index: which of them this is; None: the lowest that is free.
             sharing: not yet.
-            workers: of an embedded service: a number, or "auto": one per core.
+            workers: a number, (least, most), or "auto": as few as feed the consumer, where the service can tell.
             target_workers: not yet.
             accelerators: behind this consumer; for the cost of an epoch.
             tasks: number of tasks of an epoch; None: by the data's size.

@@ -103,6 +103,7 @@ class DistributedDataset(Readable):
             "equal_steps": equal_steps,
             "seed": _seed(dataset, job_name) if seed is None else seed,
             "tasks": tasks,
+            "workers": _range(workers),
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
         }
         self._named = job_name is not None
@@ -271,8 +272,8 @@ class DistributedDataset(Readable):
         if self._embedded is None:
             from millrace.clusters.local import LocalService
 
-            count = self._workers if isinstance(self._workers, int) else None
-            self._embedded = LocalService(max_workers=count)
+            least, most = _range(self._workers) or (1, None)
+            self._embedded = LocalService(least, most)
         return self._embedded.address
 
     def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
@@ -369,8 +370,10 @@ def _check(
         raise PipelineError(f"num_consumers must be at least 1, not {num_consumers}")
     if consumer_index is not None and not 0 <= consumer_index < (num_consumers or consumer_index + 1):
         raise PipelineError(f"consumer_index must be from 0 to {(num_consumers or 1) - 1}, not {consumer_index}")
-    if workers != "auto" and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise PipelineError(f'workers is "auto" or a number of at least 1, not {workers!r}')
+    given = workers if isinstance(workers, tuple) else (workers, workers)
+    whole = len(given) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in given)
+    if workers != "auto" and not (whole and 1 <= given[0] <= given[1]):
+        raise PipelineError(f'workers is "auto", a number of at least 1 or (least, most), not {workers!r}')
 
 
 def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
@@ -386,6 +389,13 @@ def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visita
 
 def _members(kind: type[enum.Enum]) -> str:
     return ", ".join(str(member) for member in kind)
+
+
+def _range(workers: Any) -> tuple[int, int] | None:
+    """How many workers at least and at most; None for "auto"."""
+    if workers == "auto":
+        return None
+    return (workers, workers) if isinstance(workers, int) else workers
 
 
 def _check_later(sharing: Any, target_workers: Any, accelerators: int) -> None:

@@ -81,6 +81,15 @@ def positive(text: str) -> int:
     return value
 
 
+def count_or_range(text: str) -> tuple[int, int]:
+    """``4`` or ``1-16``: how many at least, and at most."""
+    least, dash, most = text.partition("-") if text[:1] != "-" else (text, "", "")
+    found = count(least), count(most if dash else least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"at least {least} and at most {most} cannot be")
+    return found
+
+
 def size(text: str) -> int:
     """Bytes, 1 or more, with a unit if need be."""
     units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from millrace.cli.ending import end_with, last_chance, watch_parent
-from millrace.cli.options import add_cache, add_listening, add_memory, add_process, count, positive, token_of
+from millrace.cli.options import add_cache, add_listening, add_memory, add_process, count_or_range, positive, token_of
 from millrace.errors import PipelineError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
@@ -23,7 +23,13 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     """``millrace dispatcher``."""
     command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
     add_listening(command, port=5050)
-    command.add_argument("--local-workers", type=count, default=0, metavar="N", help="start N workers on this machine")
+    command.add_argument(
+        "--local-workers",
+        type=count_or_range,
+        default=(0, 0),
+        metavar="N",
+        help="start N workers on this machine; N-M: as many as jobs need to be fed, and no more",
+    )
     command.add_argument(
         "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each of them"
     )
@@ -96,7 +102,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
         buffer_bytes=options.buffer_bytes,
         shared_memory=options.shared_memory,
     )
-    cluster.prepare(options.local_workers)
+    least, most = options.local_workers
+    cluster.prepare(most)
 
     from millrace.dispatcher.service import Dispatcher
     from millrace.sources.storage import absolute
@@ -117,8 +124,9 @@ async def _dispatch(options: argparse.Namespace) -> None:
     dispatcher = Dispatcher(
         format_address(options.host, options.port),
         token,
-        cluster=cluster if options.local_workers else None,
-        workers=options.local_workers,
+        cluster=cluster if most else None,
+        workers=(least, most),
+        first_workers=most,  # on this machine they cost next to nothing until it is known how many are needed
         heartbeat_s=options.heartbeat,
         work_dir=options.work_dir,
         cache_dir=absolute(options.cache_dir) if options.cache_dir else "",

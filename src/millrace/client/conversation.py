@@ -414,7 +414,7 @@ class Conversation:
             handed, rates = measure()
             arrived, all_here = self.feed.arrived
             speed = (rates.batch_time_s, rates.wait_s, rates.queue_elements)
-            report = ConsumerReport(epoch, tasks, handed, *speed, arrived=arrived, all_here=all_here)
+            report = ConsumerReport(epoch, tasks, handed, *speed, arrived=arrived, all_here=all_here, pace=rates.pace)
         reruns, differed, impure = self._reruns.told
         known = {"reruns": reruns, "differed": differed, "impure": impure, "left_out": self.left_out}
         self._send(msgspec.structs.replace(report, **known))

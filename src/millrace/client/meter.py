@@ -6,16 +6,19 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from millrace.control.reports import Pace
+
 WINDOW = 100
 """Elements over which means are taken."""
 
 
 class Rates(NamedTuple):
-    """Means over the last elements; see :class:`millrace.control.messages.ConsumerReport`."""
+    """Means over the last elements; see :class:`millrace.control.messages.ConsumerReport`. ``pace``: of all so far."""
 
     batch_time_s: float = 0.0
     wait_s: float = 0.0
     queue_elements: float = 0.0
+    pace: Pace = Pace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Meter:
         self._waited = 0.0
         self._queued = 0.0
         self._count = 0
+        self._all = Pace()
 
     @property
     def pending(self) -> int:
@@ -68,10 +72,12 @@ class Meter:
 
     def rates(self, now: float, left: int = 0) -> Rates:
         """Means at time ``now``, with ``left`` elements of the current message not yet handed out."""
-        lots = list(self._lots)
+        lots, pace = list(self._lots), self._all
         begun = self._count - left
         if self._began is not None and begun > 0:
-            lots.append(_Lot(begun, now - self._began, self._waited, self._queued))
+            current = _Lot(begun, now - self._began, self._waited, self._queued)
+            lots.append(current)
+            pace = _with(pace, current)
         count = sum(lot.count for lot in lots)
         if not count:
             return Rates()
@@ -79,13 +85,20 @@ class Meter:
             sum(lot.elapsed for lot in lots) / count,
             sum(lot.waited for lot in lots) / count,
             sum(lot.queued * lot.count for lot in lots) / count,
+            pace,
         )
 
     def _close(self, now: float) -> None:
         if self._began is None or not self._count:
             return
-        self._lots.append(_Lot(self._count, now - self._began, self._waited, self._queued))
+        lot = _Lot(self._count, now - self._began, self._waited, self._queued)
+        self._lots.append(lot)
+        self._all = _with(self._all, lot)
         self.handed += self._count
         self._counted += self._count
         while self._counted - self._lots[0].count >= WINDOW:
             self._counted -= self._lots.popleft().count
+
+
+def _with(pace: Pace, lot: _Lot) -> Pace:
+    return Pace(pace.elements + lot.count, pace.read_s + lot.elapsed, pace.waited_s + lot.waited)

@@ -30,7 +30,8 @@ class LocalService:
 
     Args:
         min_workers: at least so many workers.
-        max_workers: at most so many; None: one for each core. All of them are started.
+        max_workers: at most so many; None: one for each core. All of them are started, and those leave that turn out
+            not to be needed for the jobs' consumers not to wait; they come back when they are.
         cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, in which workers keep what is expensive to make,
             at ``autocache()`` and ``cache()``; what is there is used again by any later service. None: nothing is kept.
         cache_bytes: that this may take; needed with ``cache_dir``.
@@ -81,7 +82,7 @@ class LocalService:
         self._process = spawn(
             [
                 *("dispatcher", "--host", host, "--port", str(port)),
-                *("--local-workers", str(workers), "--threads", str(threads)),
+                *("--local-workers", f"{min_workers}-{workers}", "--threads", str(threads)),
                 *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
                 *(() if cache_compression is None else ("--cache-compression", cache_compression)),
                 *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),

@@ -42,6 +42,12 @@ class StopWorkers(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ResizeFleet(msgspec.Struct, frozen=True):
+    """Have the cluster run so many workers; those that are too many end by themselves."""
+
+    workers: int
+
+
 class StoreBlob(msgspec.Struct, frozen=True):
     """Keep ``data`` under ``digest`` for those who fetch it, as long as the job lives."""
 
@@ -81,6 +87,7 @@ Action = (
     | CloseWorker
     | CloseClient
     | StopWorkers
+    | ResizeFleet
     | StoreBlob
     | DropBlobs
     | ListStore

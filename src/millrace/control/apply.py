@@ -9,6 +9,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.cache_apply import CACHE_APPLY, lease_ended, promise
+from millrace.control.scale_apply import SCALE_APPLY
 from millrace.control.state import CARE, Consumer, Epoch, Job, LiveTask, State, Worker
 from millrace.planning.progress import TaskSet
 
@@ -432,4 +433,5 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskDone: _task_done,
     ev.Progressed: _progressed,
     **CACHE_APPLY,
+    **SCALE_APPLY,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.control import caching, jobs, keeping, leasing, membership, schedule, turns
+from millrace.control import caching, fleet, jobs, keeping, leasing, membership, scaling, schedule, turns
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.actions import Action
@@ -43,6 +43,11 @@ def react(turn: Turn, item: Input) -> None:
     _follow_up(turn, item, wanted)
 
 
+def _started(turn: Turn, item: inp.Started) -> None:
+    membership.started(turn, item.address)
+    fleet.started(turn)
+
+
 def _worker_ended(turn: Turn, item: inp.WorkerEnded) -> None:
     if item.worker in turn.state.workers:
         membership.lost(turn, turn.state.workers[item.worker], item.reason)
@@ -60,6 +65,7 @@ def _tick(turn: Turn, _: inp.Tick) -> None:
     membership.adopt_shares(turn)
     jobs.collect(turn)
     turns.dismiss_idle(turn)
+    fleet.resize(turn)
 
 
 def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
@@ -146,10 +152,11 @@ def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
         jobs.progressed(turn, job, consumer, message)
         if job.points:
             caching.look(turn, job)
+        scaling.heard(turn, job, consumer, message)
 
 
 _REACTIONS: dict[type, Callable[[Turn, Any], None]] = {
-    inp.Started: lambda turn, item: membership.started(turn, item.address),
+    inp.Started: _started,
     inp.WorkerSaid: _worker_said,
     inp.WorkerSessionLost: lambda turn, item: membership.session_lost(turn, item.worker),
     inp.WorkerEnded: _worker_ended,

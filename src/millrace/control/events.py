@@ -20,6 +20,7 @@ from millrace.control.messages import (
     Failure,
     TaskProgress,
 )
+from millrace.control.scale_events import FleetPlanned, ScaleChosen
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
@@ -434,6 +435,8 @@ class Progressed(Event, frozen=True):
 
 AnyEvent = (
     DispatcherStarted
+    | ScaleChosen
+    | FleetPlanned
     | WorkerJoined
     | WorkerDisconnected
     | WorkerRetiring

@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from millrace.control import caching
+from millrace.control import caching, scaling
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
 from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
@@ -202,6 +202,7 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
         fail_job(turn, job, failure)
         return
     caching.begin(turn, job)
+    scaling.begin(turn, job)
     for other in turn.state.workers.values():
         if job.name in other.open:
             turn.to_worker(other.id, open_message(job))

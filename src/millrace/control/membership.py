@@ -118,6 +118,12 @@ def retiring(turn: Turn, name: str, message: WorkerLeaving) -> None:
         _hand_over(turn, name)
 
 
+def retire(turn: Turn, name: str, within_s: float) -> None:
+    """It is not needed any more, and is to leave in good order."""
+    turn.emit(ev.WorkerRetiring(name, turn.now + within_s))
+    _hand_over(turn, name)
+
+
 def _hand_over(turn: Turn, name: str) -> None:
     """Others do what it was asked or fixed to do."""
     heirs = [w.id for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]

@@ -23,7 +23,7 @@ import msgspec
 
 from millrace.control.base import Message
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
-from millrace.control.reports import LaneReport, NodeMeasure
+from millrace.control.reports import LaneReport, NodeMeasure, Pace
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
@@ -336,6 +336,8 @@ class ConsumerReport(Message, frozen=True):
     all_here: bool = False
     left_out: int = 0
     """Elements, over all epochs, that were not used as other consumers had no more."""
+    pace: Pace = Pace()
+    """How the epoch was read so far."""
 
 
 class LeaveJob(Message, frozen=True):

@@ -16,7 +16,7 @@ from millrace.control.messages import (
     TaskReturned,
     WorkerReport,
 )
-from millrace.control.reports import NodeMeasure
+from millrace.control.reports import NodeMeasure, Pace
 from millrace.policies.autocache import Look
 from millrace.policies.projection import Profile
 
@@ -73,6 +73,51 @@ class CacheSight(msgspec.Struct):
     misses: int = 0
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """What a consumer has read: ``pace`` of an epoch as it said last, and ``lots`` of it, since a mark.
+
+    Attributes:
+        arrived: elements of the epoch that it had, by then; ``came``: those of all epochs since the mark.
+    """
+
+    epoch: int = -1
+    pace: Pace = Pace()
+    lots: list[Pace] = []
+    arrived: int = 0
+    came: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Since the mark."""
+        return sum([lot.elements for lot in self.lots])
+
+    @property
+    def read_s(self) -> float:
+        """Seconds since the mark."""
+        return sum([lot.read_s for lot in self.lots])
+
+    @property
+    def waited_s(self) -> float:
+        """Of these, those that the consumer waited."""
+        return sum([lot.waited_s for lot in self.lots])
+
+
+class ScaleSight(msgspec.Struct):
+    """What is seen of a job for the sake of its number of workers.
+
+    Attributes:
+        workers: that it has, since before the mark.
+        settling: they have just changed: what is read says nothing yet.
+        readings: by consumer.
+        busy: by worker, the seconds in which it had computed at the mark, and when it had said so.
+    """
+
+    workers: frozenset[str] = frozenset()
+    settling: bool = True
+    readings: dict[int, Reading] = {}
+    busy: dict[str, tuple[float, float]] = {}
+
+
 class Observed(msgspec.Struct):
     """By worker and by client."""
 
@@ -82,6 +127,11 @@ class Observed(msgspec.Struct):
     """By job and epoch, what consumers were told that they may use."""
     caching: dict[str, CacheSight] = {}
     """By job."""
+    scaling: dict[str, ScaleSight] = {}
+    """By job."""
+    jobs: set[str] = set()
+    """Those that have consumers, since ``jobs_changed``."""
+    jobs_changed: float = 0.0
     told: dict[str, set[str]] = {}
     """By worker, places of points of which it knows all blocks, and hears of others."""
     no_room: dict[str, float] = {}

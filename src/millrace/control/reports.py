@@ -15,6 +15,14 @@ class LaneReport(msgspec.Struct, frozen=True, array_like=True):
     buffered_bytes: int
 
 
+class Pace(msgspec.Struct, frozen=True, array_like=True):
+    """How a consumer has read an epoch, or a part of it: elements, and the seconds that took, of which it waited."""
+
+    elements: int = 0
+    read_s: float = 0.0
+    waited_s: float = 0.0
+
+
 class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """What one operator did in this worker for this job, so far."""
 

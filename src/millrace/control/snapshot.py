@@ -10,6 +10,7 @@ from collections.abc import Callable, Container
 import msgspec
 
 from millrace.control.cached import Caches
+from millrace.control.scaled import FleetPlan
 from millrace.control.state import Job, State, Worker
 from millrace.planning.tables import SplitTable
 
@@ -26,6 +27,8 @@ class Snapshot(msgspec.Struct):
     started: float = 0.0
     returning: float = 0.0
     caches: Caches = msgspec.field(default_factory=Caches)
+    fleet: FleetPlan = FleetPlan()
+    sizes: dict[str, int] = {}
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -17,6 +17,7 @@ from millrace.control.events import AnyEvent
 from millrace.control.messages import (
     Failure,
 )
+from millrace.control.scaled import FleetPlan, Scaling
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.graph.nodes import Graph
@@ -84,6 +85,10 @@ class Settings(msgspec.Struct, frozen=True):
         compression: of blocks.
         blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
         turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
+        least_workers: that the service runs, and ``most_workers``; both alike: the number of workers is not its affair.
+        first_workers: of a job that is not known.
+        shrink_s: after the last job has gone, until fewer workers are planned.
+        drain_s: that a worker has to leave.
         turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
     """
 
@@ -100,6 +105,11 @@ class Settings(msgspec.Struct, frozen=True):
     blocked_s: float = 5.0
     turn_s: float = 1.0
     turn_limit_s: float = 30.0
+    least_workers: int = 0
+    most_workers: int = 0
+    first_workers: int = 1
+    shrink_s: float = 60.0
+    drain_s: float = 60.0
 
 
 CARE = 2
@@ -253,6 +263,7 @@ class Job(msgspec.Struct):
         first: its first epoch; None until all have said where they were.
         prints: what identifies its data.
         points: its cache points; ``caching``: what it does about them.
+        scaling: how many workers it is to have; None: whatever there are.
     """
 
     name: str
@@ -284,6 +295,7 @@ class Job(msgspec.Struct):
     prints: list[str] = []
     points: list[CachePoint] = []
     caching: ModeOf = ModeOf()
+    scaling: Scaling | None = None
 
 
 CREW_CHANGES = (
@@ -339,6 +351,7 @@ class State:
     Attributes:
         address: where the dispatcher listens, since ``started``; ``returning``: until when nobody who had a session
             with its life before is given up.
+        sizes: by kind of job, how many workers the last of them was to have.
     """
 
     def __init__(self, settings: Settings | None = None, planner: Planner | None = None) -> None:
@@ -352,6 +365,8 @@ class State:
         self.started = 0.0
         self.returning = 0.0
         self.caches = Caches()
+        self.fleet = FleetPlan()
+        self.sizes: dict[str, int] = {}
         self._planner = planner
         self._plans: dict[tuple[str, float], PlanLike] = {}
         self._crew: Crew | None = None
@@ -401,6 +416,8 @@ class State:
             "started": self.started,
             "returning": self.returning,
             "caches": self.caches,
+            "fleet": self.fleet,
+            "sizes": self.sizes,
         }
         plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
         return plain

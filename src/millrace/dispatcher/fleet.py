@@ -1,4 +1,7 @@
-"""Keeps as many workers running as planned: starts new ones for those that end, more slowly if they end at once."""
+"""Keeps as many workers running as planned: starts new ones for those that end, more slowly if they end at once.
+
+Those that are more than planned are told to leave by the dispatcher, and end by themselves.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from millrace.errors import MillraceError
 from millrace.policies.respawn import respawn_at
 
 _REMEMBERED = 100
+_AGAIN_S = 10.0
+"""After which a cluster that could not start workers is asked again."""
 _logger = logging.getLogger(__name__)
 
 
@@ -57,6 +62,12 @@ class Fleet:
         self.requested = self.plan
         await self._cluster.start(self.plan)
 
+    def resize(self, plan: int) -> None:
+        """There are to be so many."""
+        self.plan = plan
+        if self._starting is None:
+            self._refill()
+
     async def close(self) -> None:
         """End all of them."""
         self._closed = True
@@ -77,7 +88,12 @@ class Fleet:
         if self._closed:
             return
         loop = asyncio.get_running_loop()
+        surplus = self.requested > self.plan
         self.requested = max(0, self.requested - 1)
+        if surplus:  # it was told to leave, or one that was need not be replaced
+            if worker:
+                self._on_end(worker, how)
+            return
         self._deaths = [*self._deaths, loop.time()][-_REMEMBERED:]
         _logger.warning("worker %s ended: %s", worker or "(not registered)", how)
         if worker:
@@ -94,7 +110,19 @@ class Fleet:
         missing = self.plan - self.requested
         if self._cluster is not None and missing > 0 and not self._closed:
             self.requested = self.plan
-            self._run(self._cluster.start(missing))
+            self._run(self._start(self._cluster, missing))
+
+    async def _start(self, cluster: Cluster, workers: int) -> None:
+        try:
+            await cluster.start(workers)
+        except MillraceError as error:
+            self.requested = max(0, self.requested - workers)
+            self.why = str(error)
+            _logger.error("the cluster failed: %s", error)  # noqa: TRY400 - the message says it all
+            if self._starting is None and not self._closed:
+                self._starting = asyncio.get_running_loop().call_later(_AGAIN_S, self._refill)
+        else:
+            self.why = ""
 
     def _run(self, work: Any) -> None:
         task = asyncio.ensure_future(self._guarded(work))

@@ -56,7 +56,8 @@ class Dispatcher:
         address: where to listen; port 0 takes a free one.
         token: what peers must present; demanded on any address but loopback.
         cluster: starts workers; None if they are started by others.
-        workers: how many it keeps running.
+        workers: how many it keeps running; or (least, most), and as many as its jobs need.
+        first_workers: of a job that is not known, if they are as many as needed; None: one.
         heartbeat_s: seconds between two reports of a worker or consumer.
         job_gc_timeout: seconds that a consumer's place is kept after its session broke.
         work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
@@ -77,7 +78,8 @@ class Dispatcher:
         token: str | None = None,
         *,
         cluster: Cluster | None = None,
-        workers: int = 0,
+        workers: int | tuple[int, int] = 0,
+        first_workers: int | None = None,
         heartbeat_s: float = 5.0,
         job_gc_timeout: float = 300.0,
         work_dir: str | None = None,
@@ -89,6 +91,7 @@ class Dispatcher:
         planner: Planner | None = None,
     ) -> None:
         self.address = address
+        least, most = (workers, workers) if isinstance(workers, int) else workers
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         settings = Settings(
             __version__,
@@ -99,6 +102,9 @@ class Dispatcher:
             cache=cache_dir,
             cache_bytes=cache_bytes,
             compression=cache_compression,
+            least_workers=least,
+            most_workers=most,
+            first_workers=first_workers or 1,
         )
         self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)
@@ -114,7 +120,10 @@ class Dispatcher:
         self._blobs = BlobStore(blob_bytes)
         self._ready = asyncio.Event()
         self._fleet = Fleet(
-            cluster, workers if cluster is not None else 0, on_end=self._worker_ended, notice=self._notice
+            cluster,
+            least if cluster is not None and least == most else 0,
+            on_end=self._worker_ended,
+            notice=self._notice,
         )
         self._workers: dict[str, Session] = {}
         self._clients: dict[str, Session] = {}
@@ -278,6 +287,8 @@ class Dispatcher:
                 _close(session, reason)
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
+            case act.ResizeFleet(workers=count):
+                self._fleet.resize(count)
             case act.StoreBlob():
                 pass  # done, before its events were written
             case act.DropBlobs(job=job):

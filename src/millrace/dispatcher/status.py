@@ -44,7 +44,7 @@ def status(
         "heartbeat_s": state.settings.heartbeat_s,
         "jobs": [_job(state, observed, job, now) for job in jobs],
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
-        "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why},
+        "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
     }
@@ -74,7 +74,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "mode": job.caching.kind,
         "cache": _caching(job),
         "sharding": job.spec.sharding,
-        "workers": {"plan": None, "requested": None, "observed": len(serving)},
+        "workers": _scaling(job, len(serving)),
         "batch_time_s": sum(times) / len(times) if times else None,
         "wait_share": sum(waits) / len(waits) if waits else None,
         "consumers": [
@@ -102,6 +102,20 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
+    }
+
+
+def _scaling(job: Job, serving: int) -> dict[str, Any]:
+    """How many workers the job has, how many it is to have, and why."""
+    scaling = job.scaling
+    if scaling is None:
+        return {"plan": None, "observed": serving, "why": "their number is not the service's affair", "history": []}
+    return {
+        "plan": scaling.scale.workers,
+        "observed": serving,
+        "phase": scaling.scale.phase,
+        "why": scaling.reason,
+        "history": [{"at": at, "workers": workers, "why": why} for at, workers, why in scaling.history],
     }
 
 

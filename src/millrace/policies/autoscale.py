@@ -114,9 +114,14 @@ class Scale(msgspec.Struct, frozen=True):
     means: int = 0
 
 
-def elements(waits: float) -> int:
-    """Elements of a look and of the pause before it, by the share of the time that the consumer waits."""
-    return round((LOOK_ELEMENTS + PAUSE_ELEMENTS) * (QUICK if waits > 0.5 else 1.0))
+def look_elements(waits: float) -> int:
+    """Elements of a look, by the share of the time that the consumer waits."""
+    return round(LOOK_ELEMENTS * (QUICK if waits > 0.5 else 1.0))
+
+
+def pause_elements(waits: float) -> int:
+    """Elements that say nothing after workers have come or gone, likewise."""
+    return round(PAUSE_ELEMENTS * (QUICK if waits > 0.5 else 1.0))
 
 
 def begin(workers: int, limits: Limits) -> Decision[Scale]:
@@ -140,7 +145,8 @@ def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     if look.workers != scale.workers or look.batch_s <= 0:
         return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
     decision = _watch(scale, look) if scale.phase == "settled" else _search(scale, look, limits)
-    return Decision(decision.value, decision.reason, inputs)
+    chosen = msgspec.structs.replace(decision.value, workers=_within(decision.value.workers, limits))
+    return Decision(chosen, decision.reason, inputs)
 
 
 # -- searching ---------------------------------------------------------------------------------------------------------
@@ -239,7 +245,10 @@ def _watch(scale: Scale, look: Look) -> Decision[Scale]:
     if then is None:
         return Decision(msgspec.structs.replace(scale, settled=look), f"{_count(look.workers)} are enough")
     if scale.looks == TRIM_LOOKS:
-        return _trim(scale, look)
+        trimmed = _trim(scale, then)
+        if trimmed.value.workers != scale.workers:
+            return trimmed
+        scale = trimmed.value
     margin = max(MARGIN, 2 * math.hypot(look.noise, then.noise))
     waits, waited = look.wait_s / look.batch_s, then.wait_s / then.batch_s
     idle = math.ceil(look.workers * look.busy * (1 + margin))
@@ -266,10 +275,9 @@ def _watch(scale: Scale, look: Look) -> Decision[Scale]:
     return Decision(Scale(look.workers), f"{reason}: looks for another number")
 
 
-def _trim(scale: Scale, look: Look) -> Decision[Scale]:
+def _trim(scale: Scale, mean: Look) -> Decision[Scale]:
     """The mean of many looks is sharper than those by which the search went, and slow changes are seen in it."""
-    mean, workers = scale.settled, scale.workers
-    assert mean is not None
+    workers = scale.workers
     waits = mean.wait_s / mean.batch_s
     needed = workers
     if mean.busy < 1 - MARGIN or (waits <= DRIFT and scale.floor_s is None):
@@ -281,7 +289,7 @@ def _trim(scale: Scale, look: Look) -> Decision[Scale]:
         probe = Scale(fewer, high=workers, floor_s=mean.batch_s, seen=((workers, mean.batch_s),))
         return Decision(probe, f"{_count(workers)} were enough for long, though the consumer waits: tries {fewer}")
     if abs(needed - workers) <= max(1, _near(workers) // 2):
-        again = Scale(workers, "settled", floor_s=scale.floor_s, settled=look, means=scale.means + 1)
+        again = Scale(workers, "settled", floor_s=scale.floor_s, settled=mean, means=scale.means + 1)
         return Decision(again, f"{_count(workers)} are enough")
     reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"
     return Decision(Scale(needed, "settled", floor_s=scale.floor_s), f"{reason} {_share(waits)}: {_count(needed)}")

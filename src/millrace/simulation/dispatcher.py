@@ -195,7 +195,7 @@ class Dispatcher(Process):
             case act.ListStore() | act.DeleteBlocks():
                 self._shelve(action)
             case _:
-                pass  # blobs are kept
+                pass  # blobs are kept, and workers come by themselves
 
     # -- the store, as in :mod:`millrace.dispatcher.shelf` -------------------------------------------------------------
 

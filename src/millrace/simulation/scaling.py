@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.policies import autoscale, cachew_scaling, hpa
-from millrace.policies.autoscale import Limits, elements
+from millrace.policies.autoscale import Limits, look_elements, pause_elements
 from millrace.simulation.workloads import MOST, Workload, drifted, workload
 
 LOOKS = 120
@@ -98,7 +98,8 @@ def play(seed: int, policy: str = "millrace") -> Outcome:
     workers, decisions, first = 1, 0, None
     spent = oracle = 0.0
     for each, chosen in zip(jobs, POLICIES[policy](iter(jobs), rng), strict=True):
-        count = elements(1 - each.own_s / each.batch_s(workers)) if policy == "millrace" else elements(0.0)
+        waits = 1 - each.own_s / each.batch_s(workers) if policy == "millrace" else 0.0
+        count = pause_elements(waits) + look_elements(waits)
         spent += count * _cost(each, workers)
         oracle += count * _cost(each, least[id(each)])
         decisions += chosen != workers

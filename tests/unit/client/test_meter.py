@@ -1,6 +1,6 @@
 import pytest
 
-from millrace.client.meter import Meter
+from millrace.client.meter import Meter, Rates
 
 
 def test_time_from_one_element_to_the_next_and_the_wait_in_it():
@@ -38,4 +38,4 @@ def test_only_about_the_last_hundred_count():
 
 
 def test_nothing_read_is_no_rate():
-    assert Meter().rates(9.0) == (0.0, 0.0, 0.0)
+    assert Meter().rates(9.0) == Rates()

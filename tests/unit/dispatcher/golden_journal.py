@@ -44,6 +44,7 @@ def live() -> Service:
     _lose(service)
     _go_on(service)
     _cache(service)
+    _scale(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -168,6 +169,25 @@ def _cache(service: Service) -> None:
     service.answer_for_store()
     service.points = []
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _scale(service: Service) -> None:
+    """A job whose consumer waits, and gets more workers for it."""
+    usual = service.settings
+    service.settings = msgspec.structs.replace(usual, least_workers=1, most_workers=1000)
+    service.restart()
+    for name in service.workers:
+        service.hello(name)
+    peer = service.join("scaled", "scaled")
+    for worker in list(service.workers.values()):
+        service.plan_tasks(worker)
+    assert service.state.jobs["scaled"].scaling is not None
+    assert service.state.fleet.workers
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    service.settings = usual
+    service.restart()
+    for name in service.workers:
+        service.hello(name)
 
 
 def _lose(service: Service) -> None:

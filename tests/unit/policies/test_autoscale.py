@@ -15,7 +15,8 @@ from millrace.policies.autoscale import (
     Look,
     Scale,
     begin,
-    elements,
+    look_elements,
+    pause_elements,
     step,
 )
 
@@ -147,7 +148,8 @@ def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
 
 
 def test_little_is_looked_at_while_the_consumer_waits_for_most_of_the_time():
-    assert elements(0.9) < elements(0.3) / 4
+    assert look_elements(0.9) < look_elements(0.3) / 4
+    assert pause_elements(0.9) < pause_elements(0.3) / 4
 
 
 def test_reasons_say_what_was_measured():

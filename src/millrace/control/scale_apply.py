@@ -1,0 +1,34 @@
+"""What events about numbers of workers change in the state; a part of :mod:`millrace.control.apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millrace.control import scale_events as ev
+from millrace.control.scaled import REMEMBERED, FleetPlan, Scaling
+from millrace.control.state import State
+
+
+def _scale_chosen(state: State, event: ev.ScaleChosen) -> None:
+    job = state.jobs[event.job]
+    before = job.scaling
+    at, history = (event.at, []) if before is None else (before.at, before.history)
+    if before is None or before.scale.workers != event.scale.workers:
+        at, history = event.at, [*history, (event.at, event.scale.workers, event.reason)][-100:]
+    job.scaling = Scaling(event.scale, event.regime, event.reason, at, history)
+    kind = f"{job.digest} {'' if job.anonymous else job.name}"
+    state.sizes.pop(kind, None)
+    state.sizes[kind] = event.scale.workers
+    if len(state.sizes) > REMEMBERED:
+        del state.sizes[next(iter(state.sizes))]
+
+
+def _fleet_planned(state: State, event: ev.FleetPlanned) -> None:
+    state.fleet = FleetPlan(event.workers, event.reason, event.at)
+
+
+SCALE_APPLY: dict[type, Callable[[State, Any], None]] = {
+    ev.ScaleChosen: _scale_chosen,
+    ev.FleetPlanned: _fleet_planned,
+}

@@ -1,0 +1,27 @@
+"""What happened to numbers of workers; a part of :mod:`millrace.control.events`."""
+
+from __future__ import annotations
+
+from millrace.control.base import Event
+from millrace.policies.autoscale import Scale
+
+
+class ScaleChosen(Event, frozen=True):
+    """How many workers the job is to have, and where the search has come to; fields as in :class:`Scaling`.
+
+    :class:`~millrace.control.scaled.Scaling` has them.
+    """
+
+    job: str
+    scale: Scale
+    regime: str
+    reason: str
+    at: float
+
+
+class FleetPlanned(Event, frozen=True):
+    """How many workers there are to be."""
+
+    workers: int
+    reason: str
+    at: float

@@ -1,0 +1,36 @@
+"""How many workers jobs are to have: what the state knows of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.policies.autoscale import Scale
+
+REMEMBERED = 1000
+"""Jobs whose numbers are kept for the next of their kind; the longest unused are forgotten first."""
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """What a job is to have.
+
+    Attributes:
+        scale: where the search has come to.
+        regime: mode of its cache in which that was measured; in another one it begins anew.
+        reason: of the last decision, in words.
+        at: when the number was changed last.
+        history: (when, workers, why) of each change, the last 100.
+    """
+
+    scale: Scale
+    regime: str = ""
+    reason: str = ""
+    at: float = 0.0
+    history: list[tuple[float, int, str]] = []
+
+
+class FleetPlan(msgspec.Struct, frozen=True):
+    """How many workers there are to be; ``reason`` in words, ``at`` when that was decided."""
+
+    workers: int = 0
+    reason: str = ""
+    at: float = 0.0

@@ -1,0 +1,154 @@
+"""How many workers each job is to have: looked at as reports come in, decided by a pure policy.
+
+A look at a job begins when its workers have been the same for a while, and is over when each of its consumers has read
+some more elements; :mod:`millrace.policies.autoscale` says what follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from millrace.control.messages import ConsumerReport
+from millrace.control.observed import Reading, ScaleSight
+from millrace.control.reports import Pace
+from millrace.control.scale_events import ScaleChosen
+from millrace.control.state import Job, State
+from millrace.control.turn import Turn
+from millrace.policies import autoscale as policy
+
+_FEW = 4
+"""Reports; of fewer nobody can tell how much they vary."""
+
+
+def scales(state: State) -> bool:
+    """Whether the number of workers is decided here."""
+    return state.settings.most_workers > state.settings.least_workers
+
+
+def wanted(job: Job) -> int | None:
+    """How many workers the job is to have; None: as many as there are."""
+    return job.scaling.scale.workers if job.scaling is not None else None
+
+
+def kind_of(job: Job) -> str:
+    """What makes two jobs alike: pipeline, functions and the name, if the user gave one."""
+    return f"{job.digest} {'' if job.anonymous else job.name}"
+
+
+def begin(turn: Turn, job: Job) -> None:
+    """The job's sources are known: it begins with what one of its kind had in the end."""
+    if not scales(turn.state) or job.scaling is not None:
+        return
+    known = turn.state.sizes.get(kind_of(job))
+    decision = policy.begin(known or turn.state.settings.first_workers, _limits(turn.state, job))
+    _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
+
+
+def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
+    """A consumer says how it reads."""
+    if job.scaling is None or job.failure is not None:
+        return
+    if _regime(job) != job.scaling.regime:
+        again = policy.begin(job.scaling.scale.workers, _limits(turn.state, job))
+        _chosen(turn, job, again.value, "looks anew, as the mode of its cache has changed")
+    sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
+    there = frozenset(worker.id for worker in turn.state.crew.by_job.get(job.name, ()))
+    if there != sight.workers:  # what was seen with others says nothing
+        sight.workers, sight.settling = there, True
+        _mark(turn, sight)
+    _read(sight, consumer, report)
+    readings = [sight.readings.get(index) for index, place in job.consumers.items() if place.lost_at is None]
+    seen = [reading for reading in readings if reading is not None]
+    if not there or len(seen) < len(readings) or (job.points and job.caching.kind == "profile"):
+        return  # one experiment at a time
+    waits = _waits(seen)
+    if sight.settling:
+        if min(reading.elements for reading in seen) >= policy.pause_elements(waits):
+            sight.settling = False
+            _mark(turn, sight)
+        return
+    busy = _busy_shares(turn, sight)
+    if min(reading.elements for reading in seen) < policy.look_elements(waits) or busy is None:
+        return
+    batch_s = statistics.fmean(reading.read_s / reading.elements for reading in seen)
+    # What was computed beyond what was read is for later, and buffers may have much room for it.
+    read = sum(reading.elements for reading in seen) / max(1, sum(reading.came for reading in seen))
+    look = policy.Look(len(there), batch_s, waits * batch_s, statistics.fmean(busy) * min(1.0, read), _noise(seen))
+    _mark(turn, sight)
+    decision = policy.step(job.scaling.scale, look, _limits(turn.state, job))
+    if decision.value != job.scaling.scale or decision.reason != job.scaling.reason:
+        _chosen(turn, job, decision.value, decision.reason)
+
+
+def _chosen(turn: Turn, job: Job, scale: policy.Scale, reason: str) -> None:
+    turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now))
+
+
+def _limits(state: State, job: Job) -> policy.Limits:
+    least, most = job.spec.workers or (1, state.settings.most_workers)
+    if len(state.jobs) == 1 and job.spec.workers is None:
+        least = max(least, state.settings.least_workers)  # they are there, and nobody else's
+    most = max(1, min(most, state.settings.most_workers))
+    return policy.Limits(max(1, min(least, most)), most)
+
+
+def _regime(job: Job) -> str:
+    """The mode of the job's cache: measures of one say nothing about another."""
+    return f"{job.caching.kind} {job.caching.node}" if job.points else ""
+
+
+# -- looks -------------------------------------------------------------------------------------------------------------
+
+
+def _mark(turn: Turn, sight: ScaleSight) -> None:
+    """What comes from here on counts."""
+    sight.readings = {
+        consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
+        for consumer, reading in sight.readings.items()
+    }
+    sight.busy = {}
+    for worker in sight.workers:
+        seen = turn.observed.workers.get(worker)
+        report = seen.report if seen is not None else None
+        sight.busy[worker] = (0.0, turn.now) if seen is None or report is None else (report.busy_s, seen.reported)
+
+
+def _read(sight: ScaleSight, consumer: int, report: ConsumerReport) -> None:
+    """Adds what the consumer has read since its last report."""
+    reading = sight.readings.get(consumer, Reading())
+    pace, then = report.pace, reading.pace
+    if report.epoch != reading.epoch or pace.elements < then.elements:
+        then = Pace()
+    if pace.elements > then.elements:
+        lot = Pace(pace.elements - then.elements, pace.read_s - then.read_s, pace.waited_s - then.waited_s)
+        before = reading.arrived if report.epoch == reading.epoch else 0
+        arrived = reading.came + max(0, report.arrived - before)
+        sight.readings[consumer] = Reading(report.epoch, pace, [*reading.lots, lot], report.arrived, arrived)
+
+
+def _waits(readings: list[Reading]) -> float:
+    """Share of the time that consumers wait, from 0 to 1."""
+    shares = [each.waited_s / each.read_s for each in readings if each.read_s > 0]
+    return min(1.0, max(0.0, statistics.fmean(shares))) if shares else 0.0
+
+
+def _noise(readings: list[Reading]) -> float:
+    """Relative standard error of the batch time, by how much reports of one look differ (Cachew assumes 3 %)."""
+    found = []
+    for reading in readings:
+        times = [lot.read_s / lot.elements for lot in reading.lots]
+        if len(times) >= _FEW and reading.read_s > 0:
+            found.append(statistics.stdev(times) / statistics.fmean(times) / math.sqrt(len(times)))
+    return statistics.fmean(found) / math.sqrt(len(found)) if found else 0.0
+
+
+def _busy_shares(turn: Turn, sight: ScaleSight) -> list[float] | None:
+    """Part of the time since the mark in which each worker computed; None: one has not said so yet."""
+    shares = []
+    for worker, (busy_s, at) in sight.busy.items():
+        seen = turn.observed.workers.get(worker)
+        if seen is None or seen.report is None or seen.reported <= at:
+            return None
+        shares.append(min(1.0, max(0.0, (seen.report.busy_s - busy_s) / (seen.reported - at))))
+    return shares

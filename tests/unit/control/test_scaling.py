@@ -1,0 +1,196 @@
+"""How many workers jobs and the service are to have, as reports come in."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import actions as act
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.control.reports import Pace
+
+BEAT_S = 5.0
+
+
+class Trainer:
+    """A consumer that takes an element each ``own_s``, and workers that take ``cost_s`` for one, with what they report.
+
+    Reports are a heartbeat apart; workers come as soon as they are planned, and go when they are told to.
+    """
+
+    def __init__(
+        self, own_s: float, cost_s: float, job: str = "a", service: Service | None = None, **spec: Any
+    ) -> None:
+        self.service = service or begun()
+        self.own_s, self.cost_s, self.job = own_s, cost_s, job
+        self.pace = Pace()
+        self.busy_s: dict[str, float] = defaultdict(float)
+        self.client = f"{job}-reader"
+        self.peer = self.service.join(self.client, job, **spec)
+        self.settle()
+
+    @property
+    def scaling(self) -> Any:
+        return self.service.state.jobs[self.job].scaling
+
+    @property
+    def serving(self) -> list[Any]:
+        return self.service.state.crew.by_job.get(self.job, [])
+
+    def settle(self) -> None:
+        """Workers come and go as is planned."""
+        self.service.say(inp.Tick())
+        for _ in range(100):
+            there = self.service.state.crew.workers
+            if len(there) >= self.service.state.fleet.workers:
+                break
+            self.service.add_worker(f"w{len(self.service.workers) + 1:03d}x{len(self.service.events)}")
+        for worker in list(self.service.workers.values()):
+            self.service.plan_tasks(worker)
+        for retiring in list(self.service.state.crew.retiring):  # what it has in hand is done, and read
+            worker = self.service.workers[retiring.id]
+            for lease in list(worker.leases):
+                self.service.finish(worker, lease)
+            for job, _, task in list(worker.unread):
+                self.service.read(self.service.consumers[f"{job}-reader"], task)
+        for name in [name for name, worker in self.service.state.workers.items() if worker.released]:
+            self.service.kill(name)
+
+    def beat(self, seconds: float = BEAT_S) -> None:
+        """A heartbeat's worth of reading, of which these seconds have not passed yet."""
+        workers = len(self.serving)
+        batch_s = max(self.own_s, self.cost_s / max(1, workers))
+        elements = round(BEAT_S / batch_s)
+        self.service.now += seconds
+        self.pace = Pace(
+            self.pace.elements + elements,
+            self.pace.read_s + elements * batch_s,
+            self.pace.waited_s + elements * (batch_s - self.own_s),
+        )
+        for worker in self.serving:
+            self.busy_s[worker.id] += BEAT_S * self.cost_s / workers / batch_s
+            self.service.report(worker.id, busy_s=self.busy_s[worker.id])
+        report = msg.ConsumerReport(0, pace=self.pace, arrived=self.pace.elements)
+        self.service.say(inp.ConsumerSaid(self.client, report))
+        self.settle()
+
+    def run(self, beats: int = 60) -> list[int]:
+        """Numbers of workers, one after the other."""
+        found = [len(self.serving)]
+        for _ in range(beats):
+            self.beat()
+            if len(self.serving) != found[-1]:
+                found.append(len(self.serving))
+        return found
+
+
+def begun(**settings: Any) -> Service:
+    service = Service(FakePlan(None), **{"least_workers": 1, "most_workers": 64, **settings})
+    service.say(inp.Started("here:1"))
+    return service
+
+
+def resized(service: Service) -> list[int]:
+    return [action.workers for action in service.last if isinstance(action, act.ResizeFleet)]
+
+
+def test_a_service_begins_with_the_workers_of_a_first_job_and_says_so_to_its_cluster():
+    assert resized(begun()) == [1]
+    assert resized(begun(first_workers=8)) == [8]
+    assert resized(begun(first_workers=8, most_workers=4)) == [4]
+    assert resized(begun(first_workers=8, least_workers=4, most_workers=4)) == []  # their number is not its affair
+
+
+@pytest.mark.parametrize(("own_s", "cost_s", "enough"), [(0.1, 1.0, 10), (0.1, 0.05, 1), (0.05, 1.5, 30)])
+def test_a_job_gets_as_many_workers_as_feed_its_consumer(own_s, cost_s, enough):
+    trainer = Trainer(own_s, cost_s)
+    numbers = trainer.run()
+    assert abs(numbers[-1] - enough) <= 1, (numbers, trainer.scaling)
+    assert len(numbers) <= 5
+    assert trainer.scaling.scale.phase == "settled"
+    assert trainer.service.state.fleet.workers == numbers[-1]
+    assert "enough" in trainer.scaling.reason
+
+
+def test_workers_that_are_too_many_leave_in_good_order():
+    trainer = Trainer(0.1, 1.0, service=begun(first_workers=40))
+    assert len(trainer.serving) == 40
+    numbers = trainer.run()
+    assert abs(numbers[-1] - 10) <= 1
+    assert not trainer.service.state.crew.retiring
+    assert len(trainer.service.state.workers) == numbers[-1]
+    assert not [event for event in trainer.service.events if type(event).__name__ in {"TaskLost", "TaskDied"}]
+
+
+def test_a_job_has_as_many_as_its_user_allows():
+    assert Trainer(0.1, 1.0, workers=(1, 4)).run()[-1] == 4
+    assert Trainer(0.1, 0.01, workers=(3, 8)).run()[-1] == 3
+    assert Trainer(0.1, 1.0, workers=(5, 5)).run()[-1] == 5
+
+
+def test_a_consumer_that_becomes_faster_gets_more_workers_and_one_that_becomes_slower_fewer():
+    trainer = Trainer(0.1, 1.0)
+    trainer.run()
+    trainer.own_s = 0.05
+    assert abs(trainer.run()[-1] - 20) <= 1
+    trainer.own_s = 0.2
+    assert abs(trainer.run()[-1] - 5) <= 1
+
+
+def test_the_next_job_of_its_kind_begins_with_what_the_last_one_had():
+    trainer = Trainer(0.1, 1.0)
+    trainer.run()
+    had = trainer.scaling.scale.workers
+    service = trainer.service
+    service.say(inp.ConsumerSaid(trainer.client, msg.LeaveJob()))
+    assert not service.state.jobs
+    again = Trainer(0.1, 1.0, service=service)
+    assert again.scaling.scale.workers == had
+    assert "as it had before" in again.scaling.reason
+    other = Trainer(0.1, 1.0, "b", service=service)
+    assert other.scaling.scale.workers == 1
+
+
+def test_without_a_job_the_fewest_stay_after_a_while():
+    trainer = Trainer(0.1, 1.0, service=begun(shrink_s=30.0, least_workers=2))
+    trainer.run()
+    service = trainer.service
+    service.say(inp.ConsumerSaid(trainer.client, msg.LeaveJob()))
+    for seconds in (1.0, 29.0):
+        service.tick(seconds)
+        assert service.state.fleet.workers > 2
+    service.tick(2.0)
+    assert service.state.fleet.workers == 2
+    assert service.state.fleet.reason == "there is no job"
+
+
+def test_a_dispatcher_that_comes_back_goes_on_with_what_was_found():
+    trainer = Trainer(0.1, 1.0)
+    trainer.run()
+    service, before = trainer.service, trainer.scaling
+    service.restart()
+    assert resized(service) == [before.scale.workers]
+    assert service.state.jobs["a"].scaling == before
+    assert service.replayed().snapshot() == service.state.snapshot()
+
+
+def test_what_is_computed_for_later_does_not_count():
+    """Elements may be small, and buffers large: workers find something to do though nobody waits."""
+    trainer = Trainer(0.1, 0.8, service=begun(first_workers=16))
+    arrived = 0
+    for _ in range(60):
+        workers = len(trainer.serving)
+        service = trainer.service
+        service.now += BEAT_S
+        elements = round(BEAT_S / trainer.own_s)
+        trainer.pace = Pace(trainer.pace.elements + elements, trainer.pace.read_s + BEAT_S, 0.0)
+        arrived += round(BEAT_S * workers / trainer.cost_s)
+        for worker in trainer.serving:
+            trainer.busy_s[worker.id] += BEAT_S
+            service.report(worker.id, busy_s=trainer.busy_s[worker.id])
+        report = msg.ConsumerReport(0, pace=trainer.pace, arrived=max(arrived, trainer.pace.elements))
+        service.say(inp.ConsumerSaid(trainer.client, report))
+        trainer.settle()
+    assert abs(len(trainer.serving) - 8) <= 1
