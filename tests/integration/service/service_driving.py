@@ -42,9 +42,11 @@ class Service:
         work_dir: Path | None = None,
         cache_dir: Path | None = None,
         cache_bytes: int = 1 << 40,
+        local: str = "0",
     ) -> None:
         self._heartbeat_s = heartbeat_s
         self._work_dir = work_dir
+        self._local = local
         self._cache = [] if cache_dir is None else ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
@@ -53,7 +55,7 @@ class Service:
 
     def _start(self, port: str) -> subprocess.Popen[bytes]:
         arguments = ["dispatcher", "--host", OWN_HOST, "--port", port, "--heartbeat", str(self._heartbeat_s)]
-        arguments += self._cache
+        arguments += [*self._cache, "--local-workers", self._local]
         if self._work_dir is not None:
             arguments += ["--work-dir", str(self._work_dir)]
         process = spawn(arguments, worker=False, stdout=subprocess.PIPE)
