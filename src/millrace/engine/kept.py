@@ -1,4 +1,4 @@
-"""What a task adds to a cache point: written on a thread of its own, beside what makes it."""
+"""What a task adds to a cache point: encoded on a thread of its own, beside what makes it, and written on another."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from millrace.blocks.behind import Behind, behind
 from millrace.blocks.format import BlockInfo
 from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
 from millrace.elements.tree import nbytes_of, tree_map
 from millrace.errors import CacheError, CodecError
 from millrace.wire.compression import Compression
-
-if TYPE_CHECKING:
-    from millrace.blocks.store import Draft
 
 BLOCK_BYTES = 250 << 20
 """A block is ended when it has so many (Cachew, section 5.1)."""
@@ -60,6 +58,7 @@ class Kept:
         self._idle: list[_Writing] = []
         self._writings: list[_Writing] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-keep")  # it has no thread until one is needed
+        self.files = ThreadPoolExecutor(1, thread_name_prefix="millrace-write")  # likewise
         self._waiting: deque[tuple[Future[None], int]] = deque()
         self._bytes = 0
         self.blocks: list[BlockInfo] = []
@@ -138,6 +137,7 @@ class Kept:
         for writing in self._writings:
             writing.close()
         self._writings.clear()
+        self.files.shutdown()
 
 
 class _Writing:
@@ -153,7 +153,7 @@ class _Writing:
         self.begun = False
         """Something was added, ever: there is work for the other thread."""
         self._stack = ExitStack()
-        self._draft: Draft | None = None
+        self._draft: Behind | None = None
         self._writer: BlockWriter | None = None
         self._added: _Added = []
         self._bytes = 0
@@ -216,7 +216,8 @@ class _Writing:
         if self._writer is not None and self._writer.nbytes >= BLOCK_BYTES:
             self.publish()
         if self._writer is None:
-            self._draft = self._stack.enter_context(self._store.draft())
+            draft = self._stack.enter_context(self._store.draft())
+            self._draft = self._stack.enter_context(behind(draft, self._kept.files))
             self._writer = BlockWriter(self._draft, self._kept.compression)
         self._writer.begin(key)
 

@@ -27,7 +27,7 @@ def scaled():
 def test_as_many_workers_as_feed_the_consumer(scaled):
     """It begins with all, as they are on this machine; those that are too many leave, and come when they are needed."""
     dataset = mr.Dataset.range(100_000).map(waits, num_parallel_calls=1)
-    seen, numbers = [], []
+    seen, numbers, workers = [], [], {}
     with dataset.distribute(scaled.address, job_name="ours", tasks=5_000) as distributed:
         for number in distributed:
             seen.append(number)

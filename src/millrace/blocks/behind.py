@@ -1,0 +1,86 @@
+"""A draft that is written on a thread of its own, while the next elements are encoded and summed up."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from millrace.elements.shred import Piece
+
+if TYPE_CHECKING:
+    from millrace.blocks.store import Draft
+
+_TOGETHER = 1 << 20
+"""Bytes that are handed to the thread at once: to hand over costs as much as to write some kilobytes."""
+_UNDER_WAY = 8
+"""So many times these may wait to be written."""
+
+
+class Behind:
+    """A :class:`~millrace.blocks.store.Draft`. One thread at a time writes to it; what is written may not change.
+
+    Args:
+        draft: that is written.
+        threads: one, so that all is written in order.
+    """
+
+    def __init__(self, draft: Draft, threads: Executor) -> None:
+        self._draft, self._threads = draft, threads
+        self._pieces: list[Piece] = []
+        self._bytes = 0
+        self._waiting: deque[Future[None]] = deque()
+
+    def write(self, data: Piece, /) -> None:
+        """Appends all of ``data``, sooner or later.
+
+        Raises:
+            As :meth:`Draft.write`, for this or for what came before.
+        """
+        self._pieces.append(data)
+        self._bytes += len(data)
+        if self._bytes >= _TOGETHER:
+            self._hand_over()
+            self._wait(_UNDER_WAY)
+
+    def publish(self, point: str, name: str) -> None:
+        """Ends the draft, once all is written.
+
+        Raises:
+            As :meth:`Draft.publish`.
+        """
+        self._hand_over()
+        self._wait(0)
+        self._draft.publish(point, name)
+
+    def _hand_over(self) -> None:
+        pieces, self._pieces, self._bytes = self._pieces, [], 0
+        self._waiting.append(self._threads.submit(_write, self._draft, pieces))
+
+    def _wait(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+
+    def drop(self) -> None:
+        """What waits is not written any more; returns when nothing is being written."""
+        for waiting in self._waiting:
+            if not waiting.cancel():
+                waiting.exception()
+        self._waiting.clear()
+
+
+def _write(draft: Draft, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        draft.write(piece)
+
+
+@contextmanager
+def behind(draft: Draft, threads: Executor) -> Iterator[Behind]:
+    """The draft, written on ``threads``; behind the body nothing of it is written any more."""
+    made = Behind(draft, threads)
+    try:
+        yield made
+    finally:
+        made.drop()
