@@ -244,7 +244,8 @@ def _watch(scale: Scale, look: Look) -> Decision[Scale]:
     then = scale.settled
     if then is None:
         return Decision(msgspec.structs.replace(scale, settled=look), f"{_count(look.workers)} are enough")
-    if scale.looks == TRIM_LOOKS:
+    over = scale.looks == TRIM_LOOKS
+    if over:
         trimmed = _trim(scale, then)
         if trimmed.value.workers != scale.workers:
             return trimmed
@@ -260,6 +261,10 @@ def _watch(scale: Scale, look: Look) -> Decision[Scale]:
     elif waits <= margin and idle < look.workers - _near(look.workers) and look.busy < then.busy - DRIFT:
         reason = f"workers compute {_share(look.busy)} of the time, and computed {_share(then.busy)}"
     if not reason:
+        if over:
+            return Decision(
+                msgspec.structs.replace(scale, differing=0, settled=look), f"{_count(look.workers)} are enough"
+            )
         looks = scale.looks + 1
         mean = Look(
             look.workers,
