@@ -9,8 +9,10 @@ import contextlib
 import functools
 import os
 import select
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +30,25 @@ async def local(address: Callable[[], str]) -> AsyncIterator[Cluster]:
     yield LocalCluster(address, threads=1)
 
 
-CLUSTERS: dict[str, Factory] = {"local": local}
+@contextlib.asynccontextmanager
+async def kubernetes(address: Callable[[], str]) -> AsyncIterator[Cluster]:
+    pytest.importorskip("aiohttp")
+    from tests.integration.clusters.fake_kubernetes import DEPLOYMENT, NAMESPACE, TOKEN, FakeKubernetes
+
+    from millrace.clusters.api_server import ApiServer
+    from millrace.clusters.kubernetes import KubernetesCluster
+
+    fake = FakeKubernetes(address)
+    with tempfile.TemporaryDirectory() as account:
+        (Path(account) / "token").write_text(TOKEN)
+        try:
+            yield KubernetesCluster(DEPLOYMENT, ApiServer(await fake.start(), NAMESPACE, account=account))
+            assert fake.pods == {}
+        finally:
+            await fake.stop()
+
+
+CLUSTERS: dict[str, Factory] = {"local": local, "kubernetes": kubernetes}
 
 
 class Stage:

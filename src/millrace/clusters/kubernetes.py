@@ -1,0 +1,327 @@
+"""Workers as pods of a Kubernetes Deployment, one process in each, scaled through the API server.
+
+Two want to have a say in how many there are: the ReplicaSet, which replaces pods that go, and the dispatcher, which
+replaces workers that end. The rules that keep them from working against each other:
+
+- A pod is one process. When that has ended the pod is deleted, though Kubernetes would start another in its place.
+- ``wanted`` is what the dispatcher believes: workers asked for, less those whose end was told; ``spare`` are those of a
+  dispatcher before it. The Deployment gets as many replicas, less the pods that are being ended on purpose. It is
+  written only where it differs, so that a worker that died and is replaced costs one deletion, and the ReplicaSet does
+  the rest.
+- Which pods go is said before there is one too many: they get the lowest deletion cost, then the replicas are lowered,
+  then they are deleted. Lowering alone would take pods that aren't ready before any cost is looked at, and deleting
+  first would start replacements, perhaps on a machine that is bought for them. If somebody has come in between (a pod
+  that is not ready goes instead, say) the deletion makes sure of those that were named, and the ReplicaSet puts right
+  how many there are. If this process dies in between, no more is lost than the next one asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from millrace.clusters import pods
+from millrace.clusters.api_server import ApiServer, Change, RefusedError
+from millrace.errors import MillraceError, ServiceError
+
+STOP_S = 10.0
+"""How long a pod may take to end after it was told to; after that nobody waits for its node to say so."""
+CLOSE_S = 45.0
+"""How long closing may take while the API server does not help."""
+_LEAST = {"controller.kubernetes.io/pod-deletion-cost": str(-(2**31) + 1)}
+_NOT_FOUND, _CONFLICT = 404, 409
+_AT_ONCE = 1
+"""Seconds from SIGTERM to SIGKILL for a process that was given up; 0 would mean: do not wait for its node."""
+_TOGETHER = 16
+"""So many deletions are under way at a time."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(eq=False)
+class _Pod:
+    """What is known of a pod.
+
+    Attributes:
+        name: also the id of the worker in it.
+        uid: of the pod; no other ever has it.
+        restarts: how often its process had been started anew when it was first seen.
+        has_run: there was a process in it.
+        condemned: it is to go.
+        told: its end was told, or counted where nobody is to be told.
+        deleted: the API server was asked to.
+        complaint: why there is no process in it, as was logged.
+        over: set when its end was told or it is no more.
+    """
+
+    name: str
+    uid: str
+    restarts: int
+    has_run: bool = False
+    condemned: bool = False
+    told: bool = False
+    deleted: bool = False
+    complaint: str = ""
+    over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+
+class KubernetesCluster:
+    """Scales a Deployment of workers; see :class:`millrace.dispatcher.cluster.Cluster`. Belongs to the event loop.
+
+    The Deployment belongs to the service: nobody else may scale it. Its pods' workers are named by their pods, and
+    find the dispatcher by their own arguments. Pods that are there from the beginning, because a dispatcher has died,
+    are the first to be given to whoever asks for workers. Until somebody does they run on, and as nobody asked for as
+    many as there are, it is told of no end: they register, and the dispatcher has those leave that are too many.
+
+    Args:
+        deployment: its name.
+        api: with the namespace that it is in. Is closed by :meth:`close`.
+    """
+
+    def __init__(self, deployment: str, api: ApiServer) -> None:
+        self._name = deployment
+        self._api = api
+        self._scale_path = f"apps/v1/deployments/{deployment}/scale"
+        self._ended: Callable[[str, str], None] = lambda worker, how: None
+        self._pods: dict[str, _Pod] = {}
+        self._wanted = 0
+        self._spare = 0
+        self._selector = ""
+        self._taking_over = asyncio.Lock()
+        self._settling = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def watch(self, ended: Callable[[str, str], None]) -> None:
+        """Has ``ended(worker, how)`` called for each worker process that ends."""
+        self._ended = ended
+
+    async def start(self, workers: int) -> None:
+        """Has so many more replicas, or takes so many of those over that are there.
+
+        Raises:
+            ServiceError: there is no such Deployment, it may not be scaled, or the API server does not help.
+        """
+        self._wanted += workers
+        claimed = 0
+        try:
+            async with self._taking_over:
+                if self._watching is None:
+                    await self._take_over()
+            claimed = min(self._spare, workers)
+            self._spare -= claimed
+            await self._settle()
+        except BaseException:
+            self._wanted -= workers
+            self._spare += claimed
+            raise
+
+    async def stop(self, workers: Sequence[str]) -> None:
+        """Ends these pods, with a second for their processes to go in, and waits until they have ended."""
+        named = set(workers)
+        chosen = [pod for pod in self._pods.values() if pod.name in named and not pod.told]
+        for pod in chosen:
+            pod.condemned = True
+        await self._settle()
+        await self._see_end(chosen)
+
+    async def close(self) -> None:
+        """Ends all pods and waits for that. If the API server does not help, the log says what is left."""
+        self._closed = True
+        try:
+            if self._watching is not None:
+                async with asyncio.timeout(CLOSE_S):
+                    self._wanted = self._spare = 0
+                    await self._settle()
+                    while left := [pod for pod in self._pods.values() if not pod.over.is_set()]:
+                        for pod in left:
+                            pod.condemned = True
+                        await self._settle()
+                        await self._see_end(left)
+        except (MillraceError, TimeoutError) as error:
+            _logger.error(  # noqa: TRY400 - it says it all
+                "pods of Deployment %s may be left; end them by `kubectl scale deployment %s --replicas=0`: %s",
+                self._name,
+                self._name,
+                str(error) or "they did not end in time",
+            )
+        finally:
+            for task in [self._watching, *self._tasks]:
+                if task is not None:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+            self._watching = None
+            await self._api.close()
+
+    # -- how many --------------------------------------------------------------------------------------------------
+
+    async def _take_over(self) -> None:
+        """What is there already counts."""
+        scale = await self._scale()
+        self._selector = scale["status"]["selector"]
+        listed = await self._api.request("GET", "/v1/pods", labelSelector=self._selector)
+        self._spare = scale["spec"].get("replicas", 0)
+        self._listed(listed["items"])
+        self._watching = asyncio.create_task(self._follow())
+        self._watching.add_done_callback(_say_why)
+
+    async def _settle(self) -> None:
+        """Makes the Deployment what is wanted, and condemned pods go."""
+        async with self._settling:
+            while True:
+                scale = await self._scale()
+                # Only now: whoever was told of an end has had the time to ask for another one.
+                condemned = [pod for pod in self._pods.values() if pod.condemned and not pod.deleted]
+                going = sum(1 for pod in self._pods.values() if pod.condemned and not pod.told)
+                target = max(0, self._wanted + self._spare - going)
+                there = scale["spec"].get("replicas", 0)
+                if there > target:
+                    await self._each(condemned, self._cheapen)
+                if there == target or await self._rescale(scale, target):
+                    break
+            await self._each(condemned, self._delete)
+
+    async def _scale(self) -> Any:
+        try:
+            return await self._api.request("GET", self._scale_path)
+        except RefusedError as error:
+            advice = "apply deploy/kubernetes" if error.status == _NOT_FOUND else "see docs/kubernetes.md on its role"
+            raise ServiceError(f"Deployment {self._name} cannot be scaled; {advice}: {error}") from error
+
+    async def _rescale(self, scale: dict[str, Any], replicas: int) -> bool:
+        """Whether nobody has changed it since ``scale`` was read."""
+        body = {**scale, "spec": {**scale["spec"], "replicas": replicas}}
+        try:
+            await self._api.request("PUT", self._scale_path, body)
+        except RefusedError as error:
+            if error.status == _CONFLICT:
+                return False
+            raise
+        _logger.info("Deployment %s is to have %d replicas", self._name, replicas)
+        return True
+
+    async def _cheapen(self, pod: _Pod) -> None:
+        await self._unless_gone(pod, "PATCH", {"metadata": {"uid": pod.uid, "annotations": _LEAST}})
+
+    async def _delete(self, pod: _Pod) -> None:
+        # Whatever runs in one whose end was told is another process, and may leave in good order.
+        hurry = {} if pod.told else {"gracePeriodSeconds": _AT_ONCE}
+        await self._unless_gone(pod, "DELETE", {"preconditions": {"uid": pod.uid}, **hurry})
+        pod.deleted = True
+
+    async def _unless_gone(self, pod: _Pod, method: str, body: dict[str, Any]) -> None:
+        try:
+            await self._api.request(method, f"/v1/pods/{pod.name}", body)
+        except RefusedError as error:
+            if error.status not in {_NOT_FOUND, _CONFLICT}:  # it is not there any more, which the watch will say
+                raise
+
+    async def _each(self, chosen: Iterable[_Pod], do: Callable[[_Pod], Awaitable[None]]) -> None:
+        room = asyncio.Semaphore(_TOGETHER)
+
+        async def one(pod: _Pod) -> None:
+            async with room:
+                await do(pod)
+
+        for failure in await asyncio.gather(*map(one, chosen), return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    async def _see_end(self, chosen: Sequence[_Pod]) -> None:
+        """Waits until these have ended; a node that does not say so in time is not waited for."""
+        waiting = [asyncio.ensure_future(pod.over.wait()) for pod in chosen]
+        if not waiting:
+            return
+        try:
+            await asyncio.wait(waiting, timeout=STOP_S)
+            late = [pod for pod in chosen if not pod.over.is_set()]
+            for pod in late:
+                _logger.warning("pod %s does not end; it is deleted without waiting for its node", pod.name)
+                force = {"preconditions": {"uid": pod.uid}, "gracePeriodSeconds": 0}
+                await self._unless_gone(pod, "DELETE", force)
+            await asyncio.gather(*waiting)
+        finally:
+            for each in waiting:
+                each.cancel()
+
+    # -- what becomes of them --------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        async for change in self._api.watch("/v1/pods", labelSelector=self._selector):
+            self._note(change)
+
+    def _note(self, change: Change) -> None:
+        match change:
+            case ("LISTED", items):
+                self._listed(items)
+                self._settle_soon()  # the API server is there (again), and may not have heard all
+            case ("DELETED", pod):
+                self._saw(pod)
+                self._lost(pod["metadata"]["uid"])
+            case (_, pod):
+                self._saw(pod)
+
+    def _listed(self, items: list[Any]) -> None:
+        for pod in items:
+            self._saw(pod)
+        for uid in self._pods.keys() - {pod["metadata"]["uid"] for pod in items}:
+            self._lost(uid)
+
+    def _saw(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        known = self._pods.get(meta["uid"])
+        if known is None:
+            known = self._pods[meta["uid"]] = _Pod(meta["name"], meta["uid"], pods.restarts(pod))
+        known.has_run = known.has_run or pods.has_run(pod)
+        how = pods.how_it_ended(pod, known.restarts)
+        if how and known.has_run:
+            self._tell(known, how)
+        complaint = pods.what_keeps_it(pod)
+        if complaint and complaint != known.complaint:
+            _logger.warning("pod %s does not run: %s", known.name, complaint)
+        known.complaint = complaint
+
+    def _lost(self, uid: str) -> None:
+        pod = self._pods.pop(uid)
+        if pod.has_run:
+            self._tell(pod, "was ended with its pod, which was deleted")
+        pod.over.set()
+
+    def _tell(self, pod: _Pod, how: str) -> None:
+        """Its process has ended: the pod goes, and whoever asked for it may ask for another one."""
+        pod.over.set()
+        if pod.told:
+            return
+        pod.told = pod.condemned = True
+        if self._closed:
+            return
+        if self._spare:
+            self._spare -= 1
+        else:
+            self._wanted -= 1
+            self._ended(pod.name, how)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if not self._closed:
+            task = asyncio.ensure_future(self._settle_quietly())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _settle_quietly(self) -> None:
+        try:
+            await self._settle()
+        except MillraceError as error:
+            # Done when the watch is back, or with what is asked next.
+            _logger.warning("Deployment %s is not what it should be: %s", self._name, error)
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.critical("nothing is heard of pods any more; start the dispatcher again", exc_info=task.exception())

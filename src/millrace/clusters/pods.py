@@ -1,0 +1,70 @@
+"""What the status of a pod says about the one process in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.clusters.processes import how_ended
+
+_SIGNALLED = 128
+"""A shell's way to say it: killed by a signal, whose number is what is above."""
+_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
+"""Who ends pods whose node does not answer: nobody there will say what became of the process."""
+
+
+def restarts(pod: dict[str, Any]) -> int:
+    """How often its process was started anew in its place."""
+    return int(_container(pod).get("restartCount", 0))
+
+
+def has_run(pod: dict[str, Any]) -> bool:
+    """Whether there is, or was, a process in it."""
+    state = _container(pod).get("state", {})
+    return "running" in state or "terminated" in state or restarts(pod) > 0
+
+
+def how_it_ended(pod: dict[str, Any], restarts_before: int) -> str:
+    """In words, how the process ended that ran after so many restarts; "" while it may run."""
+    container, status = _container(pod), pod.get("status", {})
+    state = container.get("state", {})
+    last = container.get("lastState", {}) if restarts(pod) > restarts_before else {}
+    ended = state.get("terminated") or last.get("terminated")
+    cause = _disruption(status)
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"was ended with its pod ({status['reason']}): {status.get('message') or 'no message'}"
+    if ended is not None:
+        return _exit(ended) + (f", as its pod was ended ({cause})" if cause else "")
+    if "deletionTimestamp" in pod["metadata"] and cause.partition(":")[0] in _BY_NODE:
+        return f"was lost with its node {pod.get('spec', {}).get('nodeName', '')} ({cause})"
+    return ""
+
+
+def what_keeps_it(pod: dict[str, Any]) -> str:
+    """In words, why there is no process in it yet; "" if nothing is wrong."""
+    waiting = _container(pod).get("state", {}).get("waiting", {})
+    if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+        return f"{waiting['reason']}: {waiting.get('message') or 'no message'}"
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{condition.get('reason', 'not scheduled')}: {condition.get('message', 'no message')}"
+    return ""
+
+
+def _container(pod: dict[str, Any]) -> dict[str, Any]:
+    """Status of the one that the worker is in: the first, others being its helpers."""
+    first = pod["spec"]["containers"][0]["name"]
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    return next((status for status in statuses if status["name"] == first), {})
+
+
+def _exit(ended: dict[str, Any]) -> str:
+    code = int(ended.get("exitCode", 0))
+    words = how_ended(_SIGNALLED - code if code > _SIGNALLED else code)
+    return f"ran out of memory (OOMKilled: {words})" if ended.get("reason") == "OOMKilled" else words
+
+
+def _disruption(status: dict[str, Any]) -> str:
+    for condition in status.get("conditions", []):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+    return ""

@@ -1,0 +1,362 @@
+"""Workers as pods: what happens when the API server, nodes and pods do not do what they should."""
+
+import asyncio
+import datetime as dt
+import ipaddress
+import logging
+import os
+import re
+import signal
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+pytest.importorskip("aiohttp")
+
+from tests.integration.clusters.cluster_stage import Stage, gone
+from tests.integration.clusters.fake_kubernetes import DEPLOYMENT, NAMESPACE, FakeKubernetes
+
+from millrace.clusters.api_server import ApiServer
+from millrace.clusters.kubernetes import KubernetesCluster
+from millrace.dispatcher.service import Dispatcher
+from millrace.errors import ServiceError
+from millrace.wire.backoff import delays
+
+
+def api_of(fake, account, **options):
+    Path(account, "token").write_text(fake.token)
+    Path(account, "namespace").write_text(NAMESPACE)
+    return ApiServer(fake.url, account=str(account), pauses=lambda: delays(0.01, 0.1), **options)
+
+
+def on_a_fake(story):
+    """Makes a test of a story on a stage, of a Kubernetes, and of a folder for its service account."""
+
+    async def play(folder):
+        dispatcher = Dispatcher(heartbeat_s=1.0)
+        await dispatcher.start()
+        fake = FakeKubernetes(lambda: f"grpc://{dispatcher.address}")
+        await fake.start()
+        try:
+            stage = Stage(KubernetesCluster(DEPLOYMENT, api_of(fake, folder)), dispatcher)
+            try:
+                await story(stage, fake, folder)
+            finally:
+                await stage.cluster.close()
+            await gone(list(stage.seen))
+            assert fake.pods == {}
+        finally:
+            await fake.stop()
+            await dispatcher.stop()
+
+    def test(tmp_path):
+        asyncio.run(play(tmp_path))
+
+    test.__name__ = story.__name__
+    return test
+
+
+def scalings(fake):
+    return sum(1 for method, path, status in fake.asked if method == "PUT" and status == 200)
+
+
+@on_a_fake
+async def test_a_worker_is_named_by_its_pod_and_no_request_is_without_need(stage, fake, folder):
+    await stage.cluster.start(2)
+    workers = await stage.until_there(2)
+    assert workers.keys() == fake.pods.keys()
+    await stage.cluster.stop([next(iter(workers))])
+    assert fake.replicas == 1
+    assert scalings(fake) == 2
+    granted = {(verb, resource) for rule in fake._rules for resource in rule["resources"] for verb in rule["verbs"]}
+    assert fake.done == granted, "the Role in deploy/kubernetes grants what is needed, and no more"
+
+
+@on_a_fake
+async def test_throttling_failures_and_hang_ups_are_waited_out(stage, fake, folder):
+    fake.refuse(2, 429, **{"Retry-After": "0"})
+    fake.refuse(2, 503)
+    fake.refuse(1, 0)
+    await stage.cluster.start(1)
+    await stage.until_there(1)
+    fake.refuse(1, 0)
+    fake.refuse(3, 429)
+    await stage.cluster.start(1)
+    await stage.until_there(2)
+
+
+@on_a_fake
+async def test_a_conflict_is_read_again_and_written_again(stage, fake, folder):
+    fake.conflict(3)
+    await asyncio.gather(stage.cluster.start(1), stage.cluster.start(1))
+    await stage.until_there(2)
+    assert [status for method, _, status in fake.asked if method == "PUT"].count(409) == 3
+
+
+@on_a_fake
+async def test_a_token_that_is_replaced_is_read_again(stage, fake, folder):
+    await stage.cluster.start(1)
+    fake.token = "the next one"
+    asyncio.get_running_loop().call_later(0.1, (folder / "token").write_text, fake.token)
+    await stage.cluster.start(1)
+    await stage.until_there(2)
+    assert 401 in [status for _, _, status in fake.asked]
+
+
+@pytest.mark.parametrize("how", ["said in the stream", "said as it begins", "cut"])
+def test_what_a_broken_watch_has_missed_is_found_out(how, tmp_path):
+    async def story(stage, fake, folder):
+        await stage.cluster.start(2)
+        workers = await stage.until_there(2)
+        victim, other = workers
+        if how == "cut":
+            fake.cut_watches()
+        else:
+            fake.expire_watches(quietly=how == "said as it begins")
+        fake.evict(victim)
+        fake.expire_watches(quietly=how != "said in the stream")
+        await stage.until(lambda: stage.ended)
+        assert stage.told == {victim: 1}
+        await stage.cluster.start(1)
+        assert (await stage.until_there(2))[other] == workers[other]
+
+    on_a_fake(story)(tmp_path)
+
+
+@on_a_fake
+async def test_a_pod_that_vanished_unseen_is_told_once(stage, fake, folder):
+    await stage.cluster.start(1)
+    (worker,) = await stage.until_there(1)
+    fake.expire_watches()
+    fake._delete(worker, 0)
+    fake.expire_watches()
+    await stage.until(lambda: stage.ended)
+    assert stage.ended == [(worker, "was ended with its pod, which was deleted")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("evict", r"Evicted\): The node was low on resource: memory"),
+        ("drain", r"exit status 0, as its pod was ended \(EvictionByEvictionAPI"),
+        ("out_of_memory", r"ran out of memory \(OOMKilled: was killed by SIGKILL\)"),
+        ("lose_node", r"was lost with its node node-1 \(DeletionByTaintManager"),
+    ],
+)
+def test_how_a_worker_ended_is_told_in_words(fault, words, tmp_path):
+    async def story(stage, fake, folder):
+        await stage.cluster.start(2)
+        workers = await stage.until_there(2)
+        victim, other = workers
+        getattr(fake, fault)(victim)
+        if fault == "lose_node":
+            fake.give_up_node(victim)
+        await stage.until(lambda: stage.ended)
+        ((name, how),) = stage.ended
+        assert name == victim
+        assert re.search(words, how), how
+        await stage.cluster.start(1)
+        after = await stage.until_there(2)
+        assert after[other] == workers[other]
+        assert victim not in after
+        if fault == "lose_node":
+            fake._remove(victim)  # as Kubernetes does once the node is taken out of it
+
+    on_a_fake(story)(tmp_path)
+
+
+@on_a_fake
+async def test_a_worker_that_was_given_up_before_its_node_was_is_not_waited_for(stage, fake, folder):
+    await stage.cluster.start(2)
+    workers = await stage.until_there(2)
+    victim, other = workers
+    fake.lose_node(victim)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millrace.clusters.kubernetes.STOP_S", 0.2)
+        await stage.cluster.stop([victim])
+    assert stage.told == {victim: 1}
+    assert await stage.until_there(1) == {other: workers[other]}
+    assert fake.pods.keys() == {other}
+
+
+@on_a_fake
+async def test_pods_that_come_late_are_not_taken_for_those_that_were_named(stage, fake, folder):
+    await stage.cluster.start(2)
+    workers = await stage.until_there(2)
+    victim, other = workers
+    fake.hold_pods()
+    await stage.cluster.start(2)
+    await stage.cluster.stop([victim])  # a ReplicaSet takes those that have not started first, whatever they cost
+    assert stage.told == {victim: 1}
+    fake.release_pods()
+    after = await stage.until_there(3)
+    assert after[other] == workers[other]
+    assert victim not in after
+
+
+@on_a_fake
+async def test_why_a_pod_does_not_start_is_logged_once(stage, fake, folder):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("millrace.clusters.kubernetes").addHandler(handler)
+    try:
+        fake.hold_pods()
+        await stage.cluster.start(1)
+        await stage.until(lambda: fake.pods and "conditions" in next(iter(fake.pods.values()))["status"])
+        (pod,) = fake.pods.values()
+        fake._changed("MODIFIED", pod)
+        fake.release_pods()
+        await stage.until_there(1)
+    finally:
+        logging.getLogger("millrace.clusters.kubernetes").removeHandler(handler)
+    assert said == [
+        f"pod {pod['metadata']['name']} does not run: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
+    ]
+
+
+@on_a_fake
+async def test_a_worker_that_dies_and_is_replaced_at_once_leaves_the_replicas_as_they_are(stage, fake, folder):
+    await stage.cluster.start(2)
+    workers = await stage.until_there(2)
+    tell, tasks = stage._end, []
+
+    def tell_and_ask(worker, how):
+        tell(worker, how)
+        tasks.append(asyncio.ensure_future(stage.cluster.start(1)))
+
+    stage.cluster.watch(tell_and_ask)
+    before = scalings(fake)
+    fake.out_of_memory(next(iter(workers)))
+    await stage.until(lambda: len(stage.seen) == 3)
+    await asyncio.gather(*tasks)
+    assert len(await stage.until_there(2)) == 2
+    assert scalings(fake) == before
+
+
+async def leave_two_workers(stage, fake, folder):
+    """Has a dispatcher's cluster start two, and die without telling anybody."""
+    cluster = KubernetesCluster(DEPLOYMENT, api_of(fake, folder))
+    await cluster.start(2)
+    workers = await stage.until_there(2)
+    watching = cluster._watching
+    assert watching is not None
+    watching.cancel()
+    await asyncio.wait([watching])
+    await cluster._api.close()
+    return workers
+
+
+@on_a_fake
+async def test_a_dispatcher_that_comes_back_takes_over_what_is_there(stage, fake, folder):
+    workers = await leave_two_workers(stage, fake, folder)
+    await asyncio.gather(stage.cluster.start(0), stage.cluster.start(1))
+    await stage.cluster.start(2)
+    after = await stage.until_there(3)
+    assert workers.items() <= after.items()
+    assert fake.replicas == len(stage.seen) == 3
+    await stage.cluster.stop(list(workers))
+    assert stage.told == dict.fromkeys(workers, 1)
+
+
+@on_a_fake
+async def test_what_is_there_and_nobody_has_asked_for_runs_until_it_leaves(stage, fake, folder):
+    workers = await leave_two_workers(stage, fake, folder)
+    await stage.cluster.start(1)
+    assert (fake.replicas, stage.workers) == (2, workers)
+    first, second = workers
+    os.kill(workers[first], signal.SIGTERM)
+    assert await stage.until_there(1) == {second: workers[second]}
+    assert stage.ended == []
+    os.kill(workers[second], signal.SIGTERM)
+    await stage.until(lambda: stage.ended)
+    assert stage.told == {second: 1}
+    await stage.cluster.start(1)
+    await stage.until_there(1)
+
+
+@on_a_fake
+async def test_a_deployment_that_is_not_there_is_said_with_what_to_do(stage, fake, folder):
+    cluster = KubernetesCluster("another", api_of(fake, folder))
+    with pytest.raises(ServiceError, match=r"Deployment another cannot be scaled; apply deploy/kubernetes: .* 404"):
+        await cluster.start(1)
+    await cluster.close()
+
+
+@on_a_fake
+async def test_what_the_role_does_not_allow_is_said(stage, fake, folder):
+    fake._rules = []
+    with pytest.raises(
+        ServiceError, match=r"docs/kubernetes.md on its role: .* 403: get deployments/scale is forbidden"
+    ):
+        await stage.cluster.start(1)
+
+
+@on_a_fake
+async def test_a_server_that_never_helps_is_given_up(stage, fake, folder):
+    cluster = KubernetesCluster(DEPLOYMENT, api_of(fake, folder, patience_s=0.1))
+    fake.refuse(100, 503)
+    with pytest.raises(
+        ServiceError, match=r"did not help for 0.1 s: .*answers GET .*scale with 503: as the test wants"
+    ):
+        await cluster.start(1)
+    await cluster.close()
+    fake._refusals.clear()
+
+
+def certified(folder, name):
+    """A server's context with a certificate of its own, which is written to ``folder/name``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    day = dt.timedelta(days=1)
+    now = dt.datetime.now(dt.UTC)
+    builder = x509.CertificateBuilder(who, who, key.public_key(), 1, now - day, now + day).add_extension(address, False)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / name).write_bytes(certificate)
+    (folder / f"{name}.key").write_bytes(certificate + private)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / f"{name}.key")
+    return context
+
+
+def test_only_who_the_clusters_own_authority_vouches_for_is_believed(tmp_path):
+    async def play():
+        fake = FakeKubernetes(lambda: "")
+        await fake.start(certified(tmp_path, "right"))
+        certified(tmp_path, "wrong")
+        path = f"apps/v1/deployments/{DEPLOYMENT}/scale"
+        api = api_of(fake, tmp_path, patience_s=0.1)
+        try:
+            with pytest.raises(ServiceError, match="CERTIFICATE_VERIFY_FAILED"):
+                await api.request("GET", path)
+            (tmp_path / "wrong").rename(tmp_path / "ca.crt")
+            with pytest.raises(ServiceError, match="CERTIFICATE_VERIFY_FAILED"):
+                await api.request("GET", path)
+            assert fake.asked == []  # and has not seen the token
+            (tmp_path / "right").rename(tmp_path / "ca.crt")
+            os.utime(tmp_path / "ca.crt", (0, 0))  # another file, however soon
+            assert (await api.request("GET", path))["kind"] == "Scale"
+        finally:
+            await api.close()
+            await fake.stop()
+
+    asyncio.run(play())
+
+
+def test_a_process_that_is_in_no_cluster_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ServiceError, match="--namespace"):
+        ApiServer(account=str(tmp_path))
+    with pytest.raises(ServiceError, match="not in a Kubernetes pod"):
+        ApiServer(namespace="here", account=str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    assert ApiServer(namespace="here", account=str(tmp_path))._url == "https://10.0.0.1:6443"

@@ -1,0 +1,86 @@
+"""What a pod's status says, in words."""
+
+import pytest
+
+from millrace.clusters.pods import has_run, how_it_ended, restarts, what_keeps_it
+
+LOST = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "NoExecute"}
+AWAY = {"terminated": {"exitCode": 1, "reason": "Error"}}
+
+
+def pod(phase="Running", state=None, *, count=0, last=None, deleted=False, conditions=(), **status):
+    container = {"name": "worker", "restartCount": count, "state": state or {}, "lastState": last or {}}
+    helper = {"name": "helper", "restartCount": 9, "state": AWAY, "lastState": AWAY}
+    return {
+        "metadata": {"name": "a", **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {})},
+        "spec": {"containers": [{"name": "worker"}, {"name": "helper"}], "nodeName": "n1"},
+        "status": {
+            "phase": phase,
+            "conditions": list(conditions),
+            "containerStatuses": [helper, container] if state is not None else [],
+            **status,
+        },
+    }
+
+
+def ended(code, reason="Error"):
+    return {"terminated": {"exitCode": code, "reason": reason}}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (pod("Pending"), ""),
+        (pod(state={"running": {}}), ""),
+        (pod(state={"running": {}}, deleted=True), ""),
+        (pod(state=ended(0, "Completed")), "ended with exit status 0"),
+        (pod(state=ended(1)), "ended with exit status 1"),
+        (pod(state=ended(139)), "was killed by SIGSEGV"),
+        (pod(state=ended(137, "OOMKilled")), "ran out of memory (OOMKilled: was killed by SIGKILL)"),
+        (pod(state={"running": {}}, count=3, last=ended(2)), "ended with exit status 2"),
+        (pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, count=3, last=ended(2)), "ended with exit status 2"),
+        (pod(state={"running": {}}, count=2, last=ended(2)), ""),
+        (pod(state={"running": {}}, count=3), ""),
+        (pod("Failed", reason="Evicted", message="no disk"), "was ended with its pod (Evicted): no disk"),
+        (
+            pod(state={"running": {}}, deleted=True, conditions=[LOST]),
+            "was lost with its node n1 (DeletionByTaintManager: NoExecute)",
+        ),
+        (pod(state={"running": {}}, conditions=[LOST]), ""),
+        (pod(state={"running": {}}, deleted=True, conditions=[{**LOST, "reason": "EvictionByEvictionAPI"}]), ""),
+        (
+            pod(state=ended(0), deleted=True, conditions=[{**LOST, "reason": "EvictionByEvictionAPI"}]),
+            "ended with exit status 0, as its pod was ended (EvictionByEvictionAPI: NoExecute)",
+        ),
+    ],
+)
+def test_how_a_process_ended_that_had_been_started_anew_twice(given, words):
+    assert how_it_ended(given, 2) == words
+
+
+def test_what_has_run():
+    assert not has_run(pod("Pending"))
+    assert not has_run(pod("Pending", {"waiting": {"reason": "ContainerCreating"}}))
+    assert has_run(pod(state={"running": {}}))
+    assert has_run(pod(state={"waiting": {}}, count=1))
+    assert restarts(pod(state={"running": {}}, count=4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (pod("Pending", {"waiting": {"reason": "ContainerCreating"}}), ""),
+        (pod(state={"running": {}}), ""),
+        (pod("Pending", {"waiting": {"reason": "ErrImagePull", "message": "no such"}}), "ErrImagePull: no such"),
+        (
+            pod(
+                "Pending",
+                conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}],
+            ),
+            "Unschedulable: 0/3",
+        ),
+        (pod("Pending", conditions=[{"type": "PodScheduled", "status": "True"}]), ""),
+    ],
+)
+def test_what_keeps_a_process_from_starting(given, words):
+    assert what_keeps_it(given) == words
