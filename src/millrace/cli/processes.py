@@ -10,8 +10,9 @@ import resource
 import signal
 import sys
 
+from millrace.cli.clusters import add_clusters, cluster_of
 from millrace.cli.ending import end_with, last_chance, watch_parent
-from millrace.cli.options import add_cache, add_listening, add_memory, add_process, count_or_range, positive, token_of
+from millrace.cli.options import add_cache, add_listening, add_memory, add_process, positive, token_of
 from millrace.errors import PipelineError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
@@ -23,16 +24,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     """``millrace dispatcher``."""
     command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
     add_listening(command, port=5050)
-    command.add_argument(
-        "--local-workers",
-        type=count_or_range,
-        default=(0, 0),
-        metavar="N",
-        help="start N workers on this machine; N-M: as many as jobs need to be fed, and no more",
-    )
-    command.add_argument(
-        "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each of them"
-    )
+    add_clusters(command)
     add_memory(command)
     command.add_argument(
         "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
@@ -91,19 +83,9 @@ def _dispatcher(options: argparse.Namespace) -> int:
 async def _dispatch(options: argparse.Namespace) -> None:
     import asyncio
 
-    from millrace.clusters.subprocesses import LocalCluster
-
     token = token_of(options)
-    cluster = LocalCluster(
-        lambda: dispatcher.address,
-        host=options.host,
-        token=token,
-        threads=options.threads,
-        buffer_bytes=options.buffer_bytes,
-        shared_memory=options.shared_memory,
-    )
-    least, most = options.local_workers
-    cluster.prepare(most)
+    cluster = cluster_of(options, token, lambda: dispatcher.address)  # first: local workers load meanwhile
+    _, most = options.workers
 
     from millrace.dispatcher.service import Dispatcher
     from millrace.sources.storage import absolute
@@ -124,9 +106,10 @@ async def _dispatch(options: argparse.Namespace) -> None:
     dispatcher = Dispatcher(
         format_address(options.host, options.port),
         token,
-        cluster=cluster if most else None,
-        workers=(least, most),
-        first_workers=most,  # on this machine they cost next to nothing until it is known how many are needed
+        cluster=cluster,
+        workers=options.workers,
+        # On this machine they cost next to nothing until it is known how many are needed.
+        first_workers=most if options.cluster == "local" else None,
         heartbeat_s=options.heartbeat,
         work_dir=options.work_dir,
         cache_dir=absolute(options.cache_dir) if options.cache_dir else "",

@@ -1,0 +1,89 @@
+"""Where a dispatcher runs workers: options, and the cluster that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millrace.cli.options import count_or_range, positive
+from millrace.errors import PipelineError
+
+if TYPE_CHECKING:
+    from millrace.dispatcher.cluster import Cluster
+
+
+def add_clusters(command: argparse.ArgumentParser) -> None:
+    """Options about workers that the dispatcher starts."""
+    group = command.add_argument_group("workers that it starts")
+    group.add_argument(
+        "--cluster",
+        choices=tuple(_CLUSTERS),
+        default="local",
+        help="where: processes of this machine, or pods of a Kubernetes Deployment (default local)",
+    )
+    group.add_argument(
+        "--workers",
+        "--local-workers",
+        type=count_or_range,
+        default=(0, 0),
+        metavar="N",
+        help="how many (default 0); N-M: as many as jobs need to be fed, and no more",
+    )
+    group.add_argument(
+        "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each local one"
+    )
+    group = command.add_argument_group("with --cluster kubernetes", "see docs/kubernetes.md")
+    group.add_argument("--deployment", metavar="NAME", default="millrace-worker", help="default: millrace-worker")
+    group.add_argument("--namespace", metavar="NAME", default="", help="of the Deployment (default: this pod's)")
+    group.add_argument("--api-server", metavar="URL", default="", help="default: of the cluster that this pod is in")
+
+
+def cluster_of(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster | None:
+    """The cluster that was asked for; None if no workers are to be started.
+
+    Args:
+        options: of the command line.
+        token: of the service.
+        dispatcher: says where it listens, once it does.
+
+    Raises:
+        PipelineError: what it needs is not installed.
+        ServiceError: it can't be.
+    """
+    _, most = options.workers
+    return _CLUSTERS[options.cluster](options, token, dispatcher) if most else None
+
+
+def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
+    from millrace.clusters.subprocesses import LocalCluster
+
+    cluster = LocalCluster(
+        dispatcher,
+        host=options.host,
+        token=token,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
+    )
+    _, most = options.workers
+    cluster.prepare(most)
+    return cluster
+
+
+def _kubernetes(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
+    try:
+        from millrace.clusters.api_server import ApiServer
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        raise PipelineError("--cluster kubernetes needs aiohttp: pip install 'millrace[kubernetes]'") from None
+    from millrace.clusters.kubernetes import KubernetesCluster
+
+    return KubernetesCluster(options.deployment, ApiServer(options.api_server, options.namespace))
+
+
+_CLUSTERS: dict[str, Callable[[argparse.Namespace, str | None, Callable[[], str]], Cluster]] = {
+    "local": _local,
+    "kubernetes": _kubernetes,
+}

@@ -1,0 +1,100 @@
+"""What ``deploy/kubernetes`` says is valid, and agrees with the code."""
+
+import shlex
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from tests.manifests import FOLDER, manifest, manifests
+
+from millrace.cli import parser
+from millrace.clusters.kubernetes import CLOSE_S, STOP_S
+from millrace.clusters.processes import worker_environment
+
+WORKERS = manifest("Deployment", "millrace-worker")["spec"]
+DISPATCHER = manifest("StatefulSet", "millrace-dispatcher")["spec"]
+
+
+def pod(spec):
+    return spec["template"]["spec"]
+
+
+def container(spec):
+    (only,) = pod(spec)["containers"]
+    return only
+
+
+def options(spec):
+    values = {"$(POD_IP)": "10.0.0.9", "$(POD_NAME)": "millrace-worker-x", "$(CORES)": "1"}
+    arguments = [argument.partition("=") for argument in container(spec)["args"]]
+    return parser().parse_args([f"{name}{sign}{values.get(value, value)}" for name, sign, value in arguments])
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.33", "1.37"])
+def test_every_object_is_what_kubernetes_publishes(version):
+    validator = pytest.importorskip("kubernetes_validate")
+    kinds = [each["kind"] for each in manifests() if validator.validate(each, version, strict=True) == version]
+    assert len(kinds) == len(manifests())
+    wrong = manifest("Deployment", "millrace-worker")
+    pod(wrong["spec"])["containers"][0]["redinessProbe"] = {}
+    with pytest.raises(validator.ValidationError, match="redinessProbe"):
+        validator.validate(wrong, version, strict=True)
+
+
+def test_kustomize_takes_every_file():
+    listed = (FOLDER / "kustomization.yaml").read_text()
+    assert [name for name in FOLDER.glob("*.yaml") if f"- {name.name}" not in listed] == [FOLDER / "kustomization.yaml"]
+
+
+def test_the_arguments_are_those_of_the_command_line():
+    dispatcher, worker = options(DISPATCHER), options(WORKERS)
+    assert dispatcher.cluster == "kubernetes"
+    assert dispatcher.deployment == "millrace-worker"
+    service = manifest("Service", "millrace-dispatcher")
+    (port,) = service["spec"]["ports"]
+    assert worker.dispatcher == f"grpc://{service['metadata']['name']}:{port['port']}"
+    assert [each["containerPort"] for each in container(DISPATCHER)["ports"]] == [dispatcher.port]
+    assert [each["containerPort"] for each in container(WORKERS)["ports"]] == [worker.port]
+    assert worker.name == "millrace-worker-x"
+
+
+def test_there_is_time_to_leave_in_good_order():
+    assert pod(WORKERS)["terminationGracePeriodSeconds"] > options(WORKERS).drain_timeout + STOP_S
+    assert pod(DISPATCHER)["terminationGracePeriodSeconds"] > CLOSE_S + STOP_S
+
+
+def test_a_worker_has_the_environment_that_local_ones_are_given():
+    given = {each["name"]: each["value"] for each in container(WORKERS)["env"] if "value" in each}
+    wanted = worker_environment({})
+    wanted.pop("PYTHONPATH", None)
+    assert given == wanted
+
+
+def test_services_and_selectors_find_their_pods():
+    for kind, name in (("StatefulSet", "millrace-dispatcher"), ("Deployment", "millrace-worker")):
+        spec = manifest(kind, name)["spec"]
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert manifest("Service", "millrace-dispatcher")["spec"]["selector"] == DISPATCHER["selector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
+def test_no_pod_may_do_more_than_it_needs(spec):
+    assert pod(spec)["securityContext"]["runAsNonRoot"] is True
+    assert container(spec)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_whoever_runs_user_code_has_no_access_to_the_api_server():
+    assert pod(WORKERS)["automountServiceAccountToken"] is False
+    (subject,) = manifest("RoleBinding", "millrace-dispatcher")["subjects"]
+    assert subject["name"] == pod(DISPATCHER)["serviceAccountName"] != pod(WORKERS)["serviceAccountName"]
+
+
+def test_the_image_has_what_the_dispatcher_needs():
+    text = (FOLDER.parent / "Dockerfile").read_text()
+    assert "'.[kubernetes]'" in text
+    assert shlex.split(text.splitlines()[-1]) == ["ENTRYPOINT", "[millrace]"]
