@@ -31,6 +31,12 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
         help="how many (default 0); N-M: as many as jobs need to be fed, and no more",
     )
     group.add_argument(
+        "--first-workers",
+        type=positive,
+        metavar="N",
+        help="that a job which is not known begins with (default: 1; on this machine all that there may be)",
+    )
+    group.add_argument(
         "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each local one"
     )
     group = command.add_argument_group("with --cluster kubernetes", "see docs/kubernetes.md")
@@ -66,8 +72,8 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
         buffer_bytes=options.buffer_bytes,
         shared_memory=options.shared_memory,
     )
-    _, most = options.workers
-    cluster.prepare(most)
+    least, most = options.workers
+    cluster.prepare(max(least, min(most, options.first_workers or most)))
     return cluster
 
 

@@ -109,7 +109,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         cluster=cluster,
         workers=options.workers,
         # On this machine they cost next to nothing until it is known how many are needed.
-        first_workers=most if options.cluster == "local" else None,
+        first_workers=options.first_workers or (most if options.cluster == "local" else None),
         heartbeat_s=options.heartbeat,
         work_dir=options.work_dir,
         cache_dir=absolute(options.cache_dir) if options.cache_dir else "",

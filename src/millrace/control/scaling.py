@@ -77,7 +77,8 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     look = policy.Look(len(there), batch_s, waits * batch_s, statistics.fmean(busy) * min(1.0, read), _noise(seen))
     _mark(turn, sight)
     decision = policy.step(job.scaling.scale, look, _limits(turn.state, job))
-    if decision.value != job.scaling.scale or decision.reason != job.scaling.reason:
+    news = decision.reason != job.scaling.reason and look.workers == job.scaling.scale.workers
+    if decision.value != job.scaling.scale or news:
         _chosen(turn, job, decision.value, decision.reason)
 
 

@@ -1,0 +1,127 @@
+"""What experiments about numbers of workers have in common: modelled pipelines and consumers, on real processes.
+
+A pipeline waits for its store, works on what it got, and hands on arrays of 4 KB; a consumer takes an element in a
+certain time. All of that is waiting, so that two cores carry many workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.papers.throttled import pause
+from millrace import Dataset
+from millrace.client.status import fetch_status
+from millrace.clusters.processes import hang_up, reap, spawn
+
+NBYTES = 4 << 10
+HEARTBEAT_S = 0.5
+
+
+class Model(NamedTuple):
+    """A training, in seconds of an element.
+
+    Attributes:
+        name: of the model that it stands for.
+        own_s: the consumer's.
+        read_s: that a worker waits for the source.
+        work_s: that it works then.
+    """
+
+    name: str
+    own_s: float
+    read_s: float
+    work_s: float
+
+    def dataset(self, *, cached: bool = False, elements: int = 1_000_000) -> Dataset:
+        """The pipeline; ``cached``: with what was read kept."""
+        read = Dataset.range(elements).map(functools.partial(_read, self.read_s), num_parallel_calls=1)
+        kept = read.cache() if cached else read
+        return kept.map(functools.partial(_work, self.work_s), num_parallel_calls=1)
+
+
+def _read(seconds: float, number: int) -> Any:
+    pause(seconds)
+    return np.full(NBYTES // 8, number)
+
+
+def _work(seconds: float, element: Any) -> Any:
+    pause(seconds)
+    return element
+
+
+@contextlib.contextmanager
+def service(workers: str, *options: str) -> Iterator[str]:
+    """A service on this machine, whose jobs begin with one worker as on a cluster; yields its address."""
+    arguments = ["--port", "0", "--threads", "1", "--heartbeat", str(HEARTBEAT_S), *options]
+    arguments += ["--local-workers", workers, "--first-workers", "1"]
+    process = spawn(["dispatcher", *arguments], worker=False, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["address"]
+    finally:
+        hang_up(process)
+        reap(process)
+        process.stdout.close()
+
+
+def job_of(address: str, name: str) -> dict[str, Any]:
+    """What the service says of a job."""
+    found: dict[str, Any] = next(job for job in fetch_status(address)["jobs"] if job["name"] == name)
+    return found
+
+
+class Reading:
+    """A consumer that reads elements at its own pace, and looks at how many workers there are meanwhile.
+
+    Args:
+        address: of the service.
+        name: of the job.
+        elements: an iterator.
+        own_s: seconds of an element.
+    """
+
+    def __init__(self, address: str, name: str, elements: Iterator[Any], own_s: float) -> None:
+        self._address, self._name, self._elements, self.own_s = address, name, elements, own_s
+        self.timeline: list[dict[str, Any]] = []
+        self._began = time.perf_counter()
+
+    def read(self, count: int) -> float:
+        """Reads so many, and returns seconds of one."""
+        began = time.perf_counter()
+        for _ in range(count):
+            next(self._elements)
+            pause(self.own_s)
+        batch_s = (time.perf_counter() - began) / count
+        workers = job_of(self._address, self._name)["workers"]
+        self.timeline.append(
+            {
+                "seconds": time.perf_counter() - self._began,
+                "workers": workers["observed"],
+                "plan": workers["plan"],
+                "batch_s": batch_s,
+                "why": workers["why"],
+            }
+        )
+        return batch_s
+
+    def settle(self, limit_s: float) -> int:
+        """Reads until the number of workers is found, and returns it.
+
+        Raises:
+            RuntimeError: it isn't in that time.
+        """
+        until = time.perf_counter() + limit_s
+        while time.perf_counter() < until:
+            self.read(25)
+            workers = job_of(self._address, self._name)["workers"]
+            if workers.get("phase") == "settled" and workers["plan"] == workers["observed"]:
+                return int(workers["plan"])
+        raise RuntimeError(f"no number of workers was settled on in {limit_s:g} s: {self.timeline[-5:]}")
