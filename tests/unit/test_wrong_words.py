@@ -40,7 +40,7 @@ def test_a_string_where_a_choice_is_meant_names_the_choices(wrong: dict[str, Any
     [
         (["dispatcher", "--port", "x"], "argument --port: 'x' is not a whole number"),
         (["dispatcher", "--port", "99999"], "argument --port: 99999 is not from 0 to 65535"),
-        (["dispatcher", "--local-workers", "-1"], "argument --local-workers: -1 is less than 0"),
+        (["dispatcher", "--local-workers", "-1"], "argument --workers/--local-workers: -1 is less than 0"),
         (["worker", "--dispatcher", "a:1", "--threads", "0"], "argument --threads: 0 is less than 1"),
     ],
 )
