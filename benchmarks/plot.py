@@ -130,6 +130,8 @@ TARGETS = (
         Target(f"error of what a read is said to cost, {store}", "papers.read_cost", "error", store, most=0.15)
         for store in ("folder", "folder, from disk", "object store")
     ),
+    Target("workers chosen in Figure 6, off the knee by", "papers.figure6", "off", "service", most=1),
+    Target("the batch time with them, of the best", "papers.figure6", "of the best", "service", most=1.05),
     Target("from a worker's death to the next batch, s", "recovery", "total", "killed, on another host", most=4.0),
     Target("the same where nothing says that it is dead, s", "recovery", "total", "silent", most=4.0),
 )

@@ -104,6 +104,7 @@ class DistributedDataset(Readable):
             "seed": _seed(dataset, job_name) if seed is None else seed,
             "tasks": tasks,
             "workers": _range(workers),
+            "accelerators": accelerators,
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
         }
         self._named = job_name is not None

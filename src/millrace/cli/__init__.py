@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from millrace.cli.processes import add_dispatcher, add_worker
-from millrace.cli.questions import add_cache_commands, add_status
+from millrace.cli.questions import add_cache_commands, add_cost, add_status
 from millrace.cli.trials import add_bench, add_demo, add_simulate
 from millrace.errors import MillraceError
 from millrace.version import __version__
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add_worker(commands)
     add_status(commands)
     add_cache_commands(commands)
+    add_cost(commands)
     add_simulate(commands)
     add_bench(commands)
     add_demo(commands)

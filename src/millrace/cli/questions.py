@@ -18,6 +18,16 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.set_defaults(run=_status)
 
 
+def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``millrace cost``."""
+    command = commands.add_parser("cost", help="what each epoch of each job has cost so far")
+    command.add_argument("--service", required=True, metavar="ADDRESS", help="the dispatcher's")
+    command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+    command.add_argument("--prices", metavar="FILE", help="TOML; without it only hours are shown (docs/service.md)")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command.set_defaults(run=_cost)
+
+
 def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``millrace cache``."""
     cache = commands.add_parser("cache", help="what a service keeps, and what it is worth")
@@ -47,6 +57,19 @@ def _status(options: argparse.Namespace) -> int:
         print(status.as_json(found))
     else:
         status.show(found)
+    return 0
+
+
+def _cost(options: argparse.Namespace) -> int:
+    from millrace.client.status import fetch_status
+    from millrace.observe import cost, status
+
+    table = cost.read_prices(options.prices) if options.prices else None
+    rows = cost.costs(fetch_status(options.service, token_of(options)), table)
+    if options.json:
+        print(status.as_json({"epochs": rows}))
+    else:
+        cost.show(rows, table.currency if table is not None else "")
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.control import caching, fleet, jobs, keeping, leasing, membership, scaling, schedule, turns
+from millrace.control import caching, fleet, jobs, keeping, leasing, membership, scaling, schedule, spending, turns
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.actions import Action
@@ -66,6 +66,7 @@ def _tick(turn: Turn, _: inp.Tick) -> None:
     jobs.collect(turn)
     turns.dismiss_idle(turn)
     fleet.resize(turn)
+    spending.account(turn)
 
 
 def _follow_up(turn: Turn, item: Input, wanted: int) -> None:

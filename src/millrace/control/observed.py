@@ -118,6 +118,13 @@ class ScaleSight(msgspec.Struct):
     busy: dict[str, tuple[float, float]] = {}
 
 
+class Spent(msgspec.Struct):
+    """What an epoch took: seconds of workers that served the job, and of its consumers."""
+
+    worker_s: float = 0.0
+    consumer_s: float = 0.0
+
+
 class Observed(msgspec.Struct):
     """By worker and by client."""
 
@@ -129,6 +136,9 @@ class Observed(msgspec.Struct):
     """By job."""
     scaling: dict[str, ScaleSight] = {}
     """By job."""
+    spent: dict[str, dict[int, Spent]] = {}
+    """By job and epoch, as long as this dispatcher lives; it was last added to at ``accounted``."""
+    accounted: float = 0.0
     jobs: set[str] = set()
     """Those that have consumers, since ``jobs_changed``."""
     jobs_changed: float = 0.0

@@ -21,6 +21,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         seed: of everything random without a seed of its own; None: drawn by the dispatcher when the job begins.
         tasks: number of tasks of an epoch; None: by the data's size.
         epochs: epochs that will be read; None if unknown. Nothing is prepared beyond.
+        accelerators: behind each consumer.
         workers: (least, most) that the job may have; None: as the service has it.
         python: "major.minor" of the consumers; the bundle can be read by no other.
     """
@@ -38,6 +39,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     python: str = ""
     equal_steps: bool = False
     workers: tuple[int, int] | None = None
+    accelerators: int = 1
 
     @property
     def ranks(self) -> int | None:

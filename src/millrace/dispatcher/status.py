@@ -75,6 +75,8 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "cache": _caching(job),
         "sharding": job.spec.sharding,
         "workers": _scaling(job, len(serving)),
+        "accelerators": job.spec.accelerators,
+        "spent": _spent(observed, job),
         "batch_time_s": sum(times) / len(times) if times else None,
         "wait_share": sum(waits) / len(waits) if waits else None,
         "consumers": [
@@ -103,6 +105,15 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
     }
+
+
+def _spent(observed: Observed, job: Job) -> list[dict[str, Any]]:
+    """Hours of workers and of training, by epoch, as far as this dispatcher has seen them."""
+    epochs = sorted(observed.spent.get(job.name, {}).items())
+    return [
+        {"epoch": epoch, "worker_hours": spent.worker_s / 3600, "training_hours": spent.consumer_s / 3600}
+        for epoch, spent in epochs
+    ]
 
 
 def _scaling(job: Job, serving: int) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""What ``millrace cost`` prints: from the service's status message and a table of prices."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from typing import IO, Any
+
+import msgspec
+
+from millrace.errors import PipelineError
+from millrace.observe.status import Row, columns
+from millrace.policies.cost import Machine, Prices, cost
+
+HEAD: Row = ("job", "epoch", "worker hours", "training hours", "service", "training", "together")
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices of an hour, and what the machines are; see :mod:`millrace.policies.cost`.
+
+    Attributes:
+        prices: of parts.
+        worker: what one uses.
+        host: what the machine of one consumer has; its accelerators are those that ``distribute`` was told of.
+        currency: for what is printed.
+    """
+
+    prices: Prices = Prices()
+    worker: Machine = Machine(cores=1.0)
+    host: Machine = Machine()
+    currency: str = ""
+
+
+def read_prices(path: str) -> Table:
+    """The table in a TOML file.
+
+    Raises:
+        PipelineError: it cannot be read, or is not such a table.
+    """
+    try:
+        with open(path, "rb") as file:
+            return msgspec.convert(tomllib.load(file), Table)
+    except OSError as error:
+        raise PipelineError(f"prices cannot be read from {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{path} is no table of prices: {error}") from None
+
+
+def costs(status: Mapping[str, Any], table: Table | None) -> list[dict[str, Any]]:
+    """A row for each epoch of each job: hours, and what they cost; None without prices."""
+    rows = []
+    for job in status["jobs"]:
+        for spent in job["spent"]:
+            row = {"job": job["name"], **spent, "service": None, "training": None}
+            if table is not None:
+                host = msgspec.structs.replace(table.host, accelerators=job["accelerators"])
+                hours = cost(3600.0, spent["worker_hours"], table.worker, spent["training_hours"], host, table.prices)
+                row["service"], row["training"] = hours.service, hours.training
+            rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]], currency: str = "", out: IO[str] | None = None) -> None:
+    """One line per epoch of each job."""
+    out = out or sys.stdout
+
+    def money(*parts: float | None) -> str:
+        known = [part for part in parts if part is not None]
+        return f"{sum(known):,.4g}{' ' if currency else ''}{currency}" if known else "-"
+
+    lines = [
+        (
+            row["job"],
+            str(row["epoch"]),
+            f"{row['worker_hours']:.3f}",
+            f"{row['training_hours']:.3f}",
+            money(row["service"]),
+            money(row["training"]),
+            money(row["service"], row["training"]),
+        )
+        for row in rows
+    ]
+    for line in columns([HEAD, *lines]):
+        print(line, file=out)

@@ -1,0 +1,55 @@
+"""What jobs use, by epoch."""
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+from millrace.dispatcher.status import status
+
+
+def spent(service, job="a"):
+    found = next(each for each in status(service.state, service.observed, service.now)["jobs"] if each["name"] == job)
+    return {
+        each["epoch"]: (round(3600 * each["worker_hours"]), round(3600 * each["training_hours"]))
+        for each in found["spent"]
+    }
+
+
+def test_time_goes_to_the_epoch_that_is_read_and_the_job_that_is_served():
+    service = Service(FakePlan(None))
+    service.tick(5.0)
+    for name in ("w0", "w1", "w2"):
+        service.add_worker(name)
+    peer = service.join("x", num_consumers=2)
+    service.join("y", num_consumers=2)
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    for _ in range(4):
+        service.tick(1.0)
+    assert spent(service) == {0: (12, 8)}
+    service.kill("w2")
+    service.begin(peer)
+    for _ in range(2):
+        service.tick(1.0)
+    assert spent(service) == {0: (12, 8), 1: (4, 4)}
+    service.say(inp.ConsumerSaid("x", msg.LeaveJob()))
+    service.tick(1.0)
+    assert spent(service) == {0: (14, 9), 1: (4, 4)}  # the other one is still in the first
+    service.say(inp.ConsumerSaid("y", msg.LeaveJob()))
+    service.tick(1.0)
+    assert not service.observed.spent
+
+
+def test_old_epochs_are_added_up():
+    service = Service(FakePlan(None))
+    service.add_worker("w0")
+    peer = service.join("x")
+    service.plan_tasks(service.workers["w0"])
+    service.tick(0.0)
+    for _ in range(250):
+        service.tick(1.0)
+        service.begin(peer)
+    found = spent(service)
+    assert len(found) == 100
+    assert sum(workers for workers, _ in found.values()) == pytest.approx(250, abs=1)

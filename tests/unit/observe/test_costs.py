@@ -1,0 +1,78 @@
+"""What epochs have cost, by a table of prices."""
+
+import io
+
+import pytest
+
+from millrace.errors import PipelineError
+from millrace.observe.cost import costs, read_prices, show
+
+STATUS = {
+    "jobs": [
+        {
+            "name": "ours",
+            "accelerators": 4,
+            "spent": [
+                {"epoch": 0, "worker_hours": 8.0, "training_hours": 0.5},
+                {"epoch": 1, "worker_hours": 2.0, "training_hours": 0.25},
+            ],
+        }
+    ]
+}
+TABLE = """
+currency = "USD"
+[prices]
+core = 0.03
+gib = 0.005
+accelerator = 2.0
+[worker]
+cores = 1
+gib = 4
+[host]
+hour = 1.0
+"""
+
+
+def table(folder, text=TABLE):
+    path = folder / "prices.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_each_epoch_costs_its_workers_and_its_training(tmp_path):
+    rows = costs(STATUS, read_prices(table(tmp_path)))
+    assert [(row["epoch"], row["service"], row["training"]) for row in rows] == [
+        (0, pytest.approx(8 * 0.05), pytest.approx(0.5 * 9)),
+        (1, pytest.approx(2 * 0.05), pytest.approx(0.25 * 9)),
+    ]
+    out = io.StringIO()
+    show(rows, "USD", out)
+    first, second, _ = out.getvalue().splitlines()
+    assert first.split() == ["job", "epoch", "worker", "hours", "training", "hours", "service", "training", "together"]
+    assert second.split() == ["ours", "0", "8.000", "0.500", "0.4", "USD", "4.5", "USD", "4.9", "USD"]
+
+
+def test_without_prices_there_are_hours():
+    rows = costs(STATUS, None)
+    assert [(row["worker_hours"], row["service"]) for row in rows] == [(8.0, None), (2.0, None)]
+    out = io.StringIO()
+    show(rows, out=out)
+    assert out.getvalue().splitlines()[1].split() == ["ours", "0", "8.000", "0.500", "-", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[prices]\ncore = 'much'", "no table of prices: Expected `float`, got `str` - at `$.prices.core`"),
+        ("[pries]\ncore = 1", "unknown field `pries`"),
+        ("[prices", "no table of prices"),
+    ],
+)
+def test_what_is_no_table_of_prices_is_said(tmp_path, text, words):
+    with pytest.raises(PipelineError, match=words.replace("$", "\\$").replace("[", "\\[")):
+        read_prices(table(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(PipelineError, match="No such file"):
+        read_prices(str(tmp_path / "none.toml"))
