@@ -200,6 +200,15 @@ def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> t
     return edges, batches
 
 
+def window(operator: str, size: Any, function_of_key: Any) -> dict[str, Any]:
+    """The parameters of a window whose size is the same for all keys, or comes from a function of the key."""
+    if (size is None) == (function_of_key is None):
+        raise PipelineError(f"{operator} takes either window_size or window_size_func")
+    if size is not None:
+        return {"window_size": positive(operator, "window_size", size), "window_size_fn": None}
+    return {"window_size": None, "window_size_fn": function(operator, function_of_key, ("key",))}
+
+
 def options(
     on_error: Any, buffer_bytes: int | None, num_threads: int | None, chosen: int | None, rewrites: bool | None
 ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from millrace import arguments
 from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
-from millrace.errors import PipelineError, UnknownLengthError
+from millrace.errors import UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.spawning import for_children
 from millrace.graph import nodes as g
@@ -267,15 +267,12 @@ class Dataset(Readable):
             window_size: elements of a window; or
             window_size_func: window size of a key.
         """
-        if (window_size is None) == (window_size_func is None):
-            raise PipelineError("group_by_window takes either window_size or window_size_func")
         label = "group_by_window"
         return self._then(
             g.GroupByWindow,
             key_fn=arguments.function(label, key_func),
             reduce_fn=arguments.reducer(label, reduce_func),
-            window_size=None if window_size is None else arguments.positive(label, "window_size", window_size),
-            window_size_fn=None if window_size_func is None else arguments.function(label, window_size_func, ("key",)),
+            **arguments.window(label, window_size, window_size_func),
         )
 
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
@@ -289,8 +286,7 @@ class Dataset(Readable):
 
     def repeat(self, count: int | None = None) -> Dataset:
         """The dataset ``count`` times; None or -1: without end."""
-        endless = count is None or count == -1
-        return self._then(g.Repeat, count=None if endless else arguments.whole("repeat", "count", count, 0))
+        return self._then(g.Repeat, count=None if count in (None, -1) else arguments.whole("repeat", "count", count, 0))
 
     def take(self, count: int) -> Dataset:
         """The first ``count`` elements; -1: all."""
@@ -311,9 +307,8 @@ class Dataset(Readable):
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """All of this dataset, then all of the other."""
-        other = arguments.node("concatenate", dataset)
         ours = self._node.inputs if isinstance(self._node, g.Concatenate) else (self._node,)
-        return Dataset(g.Concatenate(inputs=(*ours, other)))
+        return Dataset(g.Concatenate(inputs=(*ours, arguments.node("concatenate", dataset))))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
         """Computes up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
@@ -357,8 +352,7 @@ class Dataset(Readable):
             seed: seed of everything random that has none of its own.
             rewrites: two maps may run as one, and the like, if the same comes out (default True; False to find faults).
         """
-        options = arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites)
-        return self._then(g.WithOptions, **options)
+        return self._then(g.WithOptions, **arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites))
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -405,6 +399,8 @@ class Dataset(Readable):
         tasks: int | None = None,
         compression: Literal["lz4", "zstd"] | None = None,
         seed: int | None = None,
+        priority: float = 1.0,
+        tenant: str = "default",
         token: str | None = None,
     ) -> DistributedDataset:
         """This pipeline on a service; functions that cannot travel are refused here.
@@ -425,6 +421,8 @@ class Dataset(Readable):
             tasks: number of tasks of an epoch; None: by the data's size.
             compression: of what comes from other hosts; pays on slow links (``millrace bench link`` measures).
             seed: of everything random without a seed of its own; None: the pipeline's.
+            priority: weight where jobs want more workers than there are: 2 is to have twice what 1 has (0.01 to 100).
+            tenant: whose quota of workers the job counts against, if the dispatcher has one for it.
             token: of the service; None: ``MILLRACE_TOKEN`` of the environment.
 
         Raises:
@@ -448,6 +446,8 @@ class Dataset(Readable):
             tasks=tasks,
             compression=compression,
             seed=seed,
+            priority=priority,
+            tenant=tenant,
             token=token,
         )
 

@@ -84,6 +84,8 @@ class DistributedDataset(Readable):
         tasks: int | None,
         compression: Compression | None,
         seed: int | None,
+        priority: float,
+        tenant: str,
         token: str | None,
     ) -> None:
         self._dataset: Dataset | None = dataset
@@ -94,6 +96,7 @@ class DistributedDataset(Readable):
         _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
         _check_equal(equal_steps, num_consumers, visitation)
         _check_later(sharing, target_workers, accelerators)
+        _check_claim(priority, tenant)
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
             "name": job_name or f"job-{secrets.token_hex(4)}",
@@ -106,6 +109,8 @@ class DistributedDataset(Readable):
             "workers": _range(workers),
             "accelerators": accelerators,
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
+            "priority": float(priority),
+            "tenant": tenant,
         }
         self._named = job_name is not None
         self._seed_is_chosen = seed is not None or dataset.graph.seed() is not None
@@ -386,6 +391,19 @@ def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visita
         raise PipelineError(
             f"equal_steps=True cannot be with {visitation}: elements that are lost would be missing from one consumer"
         )
+
+
+def _check_claim(priority: Any, tenant: Any) -> None:
+    """What the job claims of the service's workers."""
+    from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
+
+    number = isinstance(priority, int | float) and not isinstance(priority, bool)
+    if not number or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise PipelineError(
+            f"priority is a number from {MIN_PRIORITY:g} to {MAX_PRIORITY:g} (1 as a rule), not {priority!r}"
+        )
+    if not isinstance(tenant, str) or not tenant:
+        raise PipelineError(f"tenant is a name, such as the team's, not {tenant!r}")
 
 
 def _members(kind: type[enum.Enum]) -> str:

@@ -104,6 +104,14 @@ def size(text: str) -> int:
     return value
 
 
+def quota(text: str) -> tuple[str, int]:
+    """A tenant and the number of workers that it may have, from 1 on."""
+    tenant, found, number = text.rpartition("=")
+    if not (tenant and found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and a number of workers, such as vision=8")
+    return tenant, positive(number)
+
+
 def a_port(text: str) -> int:
     """A port, or 0."""
     value = _whole(text)

@@ -12,7 +12,7 @@ import sys
 
 from millrace.cli.clusters import add_clusters, cluster_of
 from millrace.cli.ending import end_with, last_chance, watch_parent
-from millrace.cli.options import add_cache, add_listening, add_memory, add_process, positive, token_of
+from millrace.cli.options import add_cache, add_listening, add_memory, add_process, positive, quota, token_of
 from millrace.errors import PipelineError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
@@ -35,6 +35,15 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="journal what is going on there, and go on with it when started again (default: in memory only)",
     )
     add_cache(command)
+    command.add_argument(
+        "--quota",
+        dest="quotas",
+        type=quota,
+        action="append",
+        default=[],
+        metavar="TENANT=N",
+        help="workers that the jobs of a tenant may have together (default: all); may be given for several",
+    )
     command.add_argument(
         "--recover", action="store_true", help="of a damaged journal keep what is good, and say what was lost"
     )
@@ -116,6 +125,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         cache_bytes=options.cache_bytes or 0,
         cache_compression=options.cache_compression,
         recover=options.recover,
+        quotas=dict(options.quotas),
     )
     address = f"grpc://{await dispatcher.start()}"
     try:

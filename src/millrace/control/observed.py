@@ -17,8 +17,11 @@ from millrace.control.messages import (
     WorkerReport,
 )
 from millrace.control.reports import NodeMeasure, Pace
+from millrace.control.state import Crew
 from millrace.policies.autocache import Look
+from millrace.policies.decision import Decision
 from millrace.policies.projection import Profile
+from millrace.policies.sharing import Standing, ahead
 
 DEFAULT_WANT = 2
 """Unfinished leases of a worker that has not reported yet."""
@@ -125,6 +128,37 @@ class Spent(msgspec.Struct):
     consumer_s: float = 0.0
 
 
+class Division(msgspec.Struct, frozen=True):
+    """How the workers are divided among the jobs, from a moment on.
+
+    Not journalled: what jobs had beyond their shares is forgotten with the dispatcher's life, as it is with time.
+
+    Attributes:
+        crew: who serves what.
+        at: the moment.
+        shares: by job that has use for workers, how many it is to have.
+        counts: by job that there is, how many it has.
+        before: by job, worker-seconds that it had had beyond its share, at that moment.
+        waiting: by job that has use for workers and none, since when.
+        idle: jobs that are left out, as they had no worker and no work for one.
+    """
+
+    crew: Crew
+    at: float
+    shares: dict[str, Decision[float]] = {}
+    counts: dict[str, int] = {}
+    before: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    idle: frozenset[str] = frozenset()
+
+    def standing(self, job: str, now: float) -> Standing:
+        """How the job stands."""
+        decision, count = self.shares.get(job), self.counts.get(job, 0)
+        if decision is None:
+            return Standing(count, 0.0, self.before.get(job, 0.0))
+        return Standing(count, decision.value, ahead(self.before.get(job, 0.0), count - decision.value, now - self.at))
+
+
 class Observed(msgspec.Struct):
     """By worker and by client."""
 
@@ -154,6 +188,7 @@ class Observed(msgspec.Struct):
     """Bytes that it may take for that."""
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
+    division: Division | None = None
     deleting: dict[tuple[str, str], int] = {}
     """By place and name of a block, how many answers are due to the order to delete it."""
 

@@ -10,6 +10,7 @@ from millrace.control.spec import JobSpec
 from millrace.control.state import Consumer, Job, Settings, State
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
+from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
 
 SHARDINGS = ("dynamic", "static", "off", "custom")
 VISITATIONS = ("exactly_once", "at_most_once", "zero_once_or_more")
@@ -72,16 +73,26 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
             "equal_steps=True needs num_consumers, to know between whom, and Visitation.EXACTLY_ONCE, as elements that "
             "are lost would be missing from one of them"
         )
-    elif spec.num_consumers is not None and spec.num_consumers < 1:
-        wrong = f"num_consumers is at least 1, not {spec.num_consumers}"
-    elif spec.tasks is not None and spec.tasks < 1:
-        wrong = f"tasks is at least 1, not {spec.tasks}"
+    wrong = wrong or _wrong_value(spec)
     if wrong:
         raise Refused.because("PipelineError", wrong)
     try:
         serialize.unpack(spec.structure)
     except ProtocolError as error:
         raise Refused.because("ProtocolError", str(error)) from error
+
+
+def _wrong_value(spec: JobSpec) -> str:
+    """What is wrong with a field, whatever the others are; empty if nothing is."""
+    if spec.num_consumers is not None and spec.num_consumers < 1:
+        return f"num_consumers is at least 1, not {spec.num_consumers}"
+    if spec.tasks is not None and spec.tasks < 1:
+        return f"tasks is at least 1, not {spec.tasks}"
+    if not MIN_PRIORITY <= spec.priority <= MAX_PRIORITY:
+        return f"priority is a number from {MIN_PRIORITY:g} to {MAX_PRIORITY:g}, not {spec.priority:g}"
+    if not spec.tenant:
+        return 'tenant is a name, and this one is empty; leave it out to belong to "default"'
+    return ""
 
 
 def check_failed(job: Job, message: JoinJob) -> None:
@@ -117,7 +128,16 @@ def same_job(job: Job, spec: JobSpec) -> None:
     differ = []
     if serialize.digest(spec.structure) != job.digest:
         differ.append("the pipeline (its operators or their parameters)")
-    for field in ("sharding", "visitation", "deterministic", "tasks", "num_consumers", "equal_steps"):
+    for field in (
+        "sharding",
+        "visitation",
+        "deterministic",
+        "tasks",
+        "num_consumers",
+        "equal_steps",
+        "priority",
+        "tenant",
+    ):
         mine, theirs = getattr(spec, field), getattr(job.spec, field)
         if mine != theirs:
             differ.append(f"{field} ({mine!r} here, {theirs!r} there)")

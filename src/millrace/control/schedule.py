@@ -13,6 +13,7 @@ from millrace.control.supply import Offer, active, by_worker, in_turn, offer, so
 from millrace.control.turn import Turn
 from millrace.control.turns import (
     assign_workers,
+    divide,
     revoke_blocked,
     serving,
     unread_cap,
@@ -38,6 +39,7 @@ def schedule(turn: Turn) -> None:
                 _lease_all(turn, job, leaving)
         if len(turn.events) == before:
             break
+    divide(turn)  # which holds from now on
     release_retired(turn)
 
 

@@ -24,6 +24,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         accelerators: behind each consumer.
         workers: (least, most) that the job may have; None: as the service has it.
         python: "major.minor" of the consumers; the bundle can be read by no other.
+        priority: weight of the job where there are too few workers for all, see :mod:`millrace.policies.sharing`.
+        tenant: whose quota of workers it counts against.
     """
 
     name: str
@@ -40,6 +42,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     equal_steps: bool = False
     workers: tuple[int, int] | None = None
     accelerators: int = 1
+    priority: float = 1.0
+    tenant: str = "default"
 
     @property
     def ranks(self) -> int | None:

@@ -90,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True):
         shrink_s: after the last job has gone, until fewer workers are planned.
         drain_s: that a worker has to leave.
         turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
+        quotas: by tenant, how many workers its jobs may have together; of others: all.
     """
 
     version: str = ""
@@ -110,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True):
     first_workers: int = 1
     shrink_s: float = 60.0
     drain_s: float = 60.0
+    quotas: dict[str, int] = {}
 
 
 CARE = 2
@@ -308,6 +310,7 @@ CREW_CHANGES = (
     ev.WorkerAssigned,
     ev.WorkerDismissed,
     ev.JobCreated,
+    ev.JobBroke,
     ev.JobRemoved,
 )
 """Events after which a :class:`Crew` is another."""
@@ -319,13 +322,12 @@ class Crew:
     Attributes:
         workers: those that can be given something, by id.
         by_job: those that serve each job ("": none).
-        short: jobs without a worker, or with at least two fewer than another.
         open_to_several: workers that some job which they no longer serve is still open at.
         retiring: workers that wait to be told that they can go.
         sharded: jobs whose sharding fixes which worker runs what.
     """
 
-    __slots__ = ("by_job", "open_to_several", "retiring", "sharded", "short", "workers")
+    __slots__ = ("by_job", "open_to_several", "retiring", "sharded", "workers")
 
     def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
         there = [workers[name] for name in sorted(workers)]
@@ -335,9 +337,6 @@ class Crew:
         self.by_job: dict[str, list[Worker]] = {}
         for worker in self.workers:
             self.by_job.setdefault(worker.job, []).append(worker)
-        most = max((len(serving) for name, serving in self.by_job.items() if name in jobs), default=0)
-        counts = {name: len(self.by_job.get(name, ())) for name in jobs}
-        self.short = [name for name, count in counts.items() if count == 0 or most - count >= 2]
         self.sharded = [name for name, job in jobs.items() if job.spec.sharding in {"static", "custom"}]
 
 

@@ -1,22 +1,27 @@
 """Which job each worker serves: a worker serves one at a time and changes at a task's end.
 
-Two steps. :func:`yielding` says which workers get no more tasks of their job because another job should have them;
-:func:`assign_workers` gives those that have nothing in hand to the job that policy names. What a worker keeps for
-consumers that have not read it yet stays where it is, and is served beside the new job.
+Three steps. :func:`divide` says how many workers each job is to have, and what it had of that; :func:`yielding` which
+workers get no more tasks of their job because another job should have them; :func:`assign_workers` gives those that
+have nothing in hand to the job that policy names. What a worker keeps for consumers that have not read it yet stays
+where it is, and is served beside the new job.
 """
 
 from __future__ import annotations
 
-import heapq
+import functools
+import math
+from collections.abc import Mapping, Sequence
 
 from millrace.control import events as ev
 from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
 from millrace.control.messages import CloseJob
+from millrace.control.observed import Division
 from millrace.control.state import Job, Worker
 from millrace.control.supply import active, by_worker, newest, offer
 from millrace.control.turn import Turn
 from millrace.policies.assignment import JobNeed, assign
+from millrace.policies.sharing import Need, Standing, gives, share
 
 SPARE_CAP = 4
 
@@ -64,37 +69,108 @@ def _unowned(job: Job) -> bool:
     return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())
 
 
-def yielding(turn: Turn) -> set[str]:
-    """Workers that get no more tasks of their job, as many as other jobs wait for."""
-    crew, jobs = turn.state.crew, turn.state.jobs
-    if len(jobs) < 2 or not crew.workers or "" in crew.by_job or not (crew.short or crew.sharded):
-        return set()
-    someone = crew.workers[0]  # all are alike, or nearly so
-    waiting_jobs = [jobs[name] for name in crew.sharded]
-    waiting_jobs += [
-        job for job in map(jobs.__getitem__, crew.short) if not by_worker(job) and runnable(turn, job, someone)
+def wanted(job: Job) -> int | None:
+    """How many workers keep the job fed; None: it is not known."""
+    return None
+
+
+def divide(turn: Turn) -> Division:
+    """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
+    crew, known = turn.state.crew, turn.observed.division
+    if known is not None and known.crew is crew and not any(_has_work(turn, name) for name in known.idle):
+        return known
+    jobs = {name: job for name, job in turn.state.jobs.items() if job.failure is None}
+    counts = {name: len(crew.by_job.get(name, ())) for name in jobs}
+    idle = frozenset(name for name in jobs if not counts[name] and not _has_work(turn, name))
+    needs = [
+        Need(name, job.spec.tenant, job.spec.priority, wanted(job)) for name, job in jobs.items() if name not in idle
     ]
-    counts = dict.fromkeys(jobs, 0) | {name: len(workers) for name, workers in crew.by_job.items()}
+    waited = {} if known is None else known.waiting
+    turn.observed.division = Division(
+        crew,
+        turn.now,
+        share(needs, len(crew.workers), turn.state.settings.quotas),
+        counts,
+        {} if known is None else {name: known.standing(name, turn.now).ahead for name in jobs},
+        {need.job: waited.get(need.job, turn.now) for need in needs if not counts[need.job]},
+        idle,
+    )
+    return turn.observed.division
+
+
+def _has_work(turn: Turn, name: str) -> bool:
+    job, workers = turn.state.jobs.get(name), turn.state.crew.workers
+    return job is not None and any(runnable(turn, job, worker) for worker in [*workers[:1], *_owners(turn, job)])
+
+
+def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
+    """The job and its tenant may have this worker, besides the others that they have.
+
+    What is a worker's share can be run by no other, so it comes back to it in any case.
+    """
+    return _owns(job, worker) or not (_sated(turn, job, worker) or _full(turn, job.spec.tenant, worker))
+
+
+def _owns(job: Job, worker: Worker) -> bool:
+    return by_worker(job) and any(worker.id in epoch.owned for epoch in job.epochs.values())
+
+
+def _sated(turn: Turn, job: Job, besides: Worker | None = None) -> bool:
+    """The job has all the workers that it wants."""
+    most = wanted(job)
+    return most is not None and sum(worker is not besides for worker in serving(turn, job)) >= most
+
+
+def _full(turn: Turn, tenant: str, besides: Worker | None = None) -> bool:
+    """The tenant has all the workers that it may have."""
+    quota = turn.state.settings.quotas.get(tenant)
+    return quota is not None and sum(worker is not besides for worker in _of_tenant(turn, tenant)) >= quota
+
+
+def _of_tenant(turn: Turn, tenant: str) -> list[Worker]:
+    jobs, by_job = turn.state.jobs, turn.state.crew.by_job
+    return [worker for name in by_job if name in jobs and jobs[name].spec.tenant == tenant for worker in by_job[name]]
+
+
+def _surplus(turn: Turn) -> set[str]:
+    """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
     chosen: set[str] = set()
-    donors: list[tuple[int, float, str]] | None = None
-    for waiting in sorted(waiting_jobs, key=lambda job: (counts[job.name], job.served, job.name)):
-        few = counts[waiting.name]
-        if by_worker(waiting) and waiting.tables is not None and (few or not _unowned(waiting)):
+    limited = [(serving(turn, job), wanted(job)) for job in turn.state.jobs.values()]
+    limited += [(_of_tenant(turn, tenant), quota) for tenant, quota in turn.state.settings.quotas.items()]
+    for workers, most in limited:
+        if most is not None and len(workers) > most:
+            there = [worker for worker in workers if worker.id not in chosen]
+            free = [worker for worker in there if not _owns(turn.state.jobs[worker.job], worker)]
+            free.sort(key=lambda worker: (worker.turn_began, worker.id))
+            chosen.update(worker.id for worker in free[: max(0, len(there) - most)])
+    return chosen
+
+
+def yielding(turn: Turn) -> set[str]:
+    """Workers that get no more tasks of their job, as others are to have them."""
+    crew, jobs, division = turn.state.crew, turn.state.jobs, divide(turn)
+    chosen = _surplus(turn)
+    givers = [name for name, each in division.shares.items() if division.counts[name] > each.value]
+    if not crew.workers or len(division.shares) < 2 or not (givers or crew.sharded):
+        return chosen
+    standings = {name: division.standing(name, turn.now) for name in division.shares}
+    givers.sort(key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead))
+    most = max((standings[name].ahead for name in givers), default=-math.inf)
+    takers = [name for name, has in standings.items() if has.short or has.ahead < most or name in crew.sharded]
+    free = crew.by_job.get("", [])
+    for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
+        job = jobs[name]
+        if by_worker(job) and job.tables is not None and (standings[name].workers or not _unowned(job)):
             # Only the owners of its shares are of use to it, wherever they are now.
-            useful = [
-                worker
-                for worker in _owners(turn, waiting)
-                if worker.id not in chosen and _had_turn(turn, worker) and runnable(turn, waiting, worker)
-            ]
-            chosen.update(worker.id for worker in useful)
-            continue
-        if donors is None:
-            donors = [(-counts[worker.job], worker.turn_began, worker.id) for worker in crew.workers]
-            heapq.heapify(donors)
-        donor = _donor(turn, donors, counts, chosen)
-        if donor is not None and (not few or counts[donor.job] - few >= 2) and runnable(turn, waiting, donor):
-            chosen.add(donor.id)
-            counts[donor.job] -= 1
+            owners = [worker for worker in _owners(turn, job) if worker.id not in chosen and _had_turn(turn, worker)]
+            chosen.update(worker.id for worker in owners if runnable(turn, job, worker))
+        elif not _sated(turn, job):
+            full = _full(turn, job.spec.tenant)
+            if free and not full and runnable(turn, job, free[0]):
+                free = free[1:]
+            else:
+                own = [giver for giver in givers if not full or jobs[giver].spec.tenant == job.spec.tenant]
+                _take(turn, job, own, standings, chosen)
     return chosen
 
 
@@ -105,18 +181,20 @@ def _owners(turn: Turn, job: Job) -> list[Worker]:
     return [w for w in owners if w is not None and w.job != job.name and w.lost_at is None and not w.retiring]
 
 
-def _donor(turn: Turn, donors: list[tuple[int, float, str]], counts: dict[str, int], chosen: set[str]) -> Worker | None:
-    """The worker to go next: of the job with the most workers, longest with it. The heap is put right on the way."""
-    while donors:
-        size, began, name = donors[0]
-        worker = turn.state.workers[name]
-        if name in chosen or not _had_turn(turn, worker):
-            heapq.heappop(donors)
-        elif size != -counts[worker.job]:
-            heapq.heapreplace(donors, (-counts[worker.job], began, name))
-        else:
-            return worker
-    return None
+def _take(turn: Turn, job: Job, givers: Sequence[str], standings: Mapping[str, Standing], chosen: set[str]) -> None:
+    """Have workers of the givers leave for the job: all that it is short of, or else one."""
+    has = standings[job.name]
+    for giver in givers:
+        while gives(standings[giver], has):
+            there = [worker for worker in turn.state.crew.by_job[giver] if worker.id not in chosen]
+            ready = [worker for worker in there if _had_turn(turn, worker) and runnable(turn, job, worker)]
+            if not ready:
+                break
+            chosen.add(min(ready, key=lambda worker: (worker.turn_began, worker.id)).id)
+            standings[giver].workers -= 1
+            has.workers += 1
+            if not has.short:
+                return
 
 
 def _had_turn(turn: Turn, worker: Worker) -> bool:
@@ -173,22 +251,18 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
         if job is not None and worker.id not in leaving and runnable(turn, job, worker):
             turn.touched.add(job.name)
             continue
+        division = divide(turn)
         needs = [
-            JobNeed(
-                need.name,
-                _helpers(turn, need, worker),
-                _served(turn, need, worker),
-                runnable(turn, need, worker),
-            )
+            JobNeed(need.name, _as_seen(turn, division, need, worker), _served(turn, need, worker))
             for need in turn.state.jobs.values()
-            if need.failure is None
+            if need.failure is None and _admits(turn, need, worker)
         ]
-        serves = worker.job if job is not None and job.failure is None else ""
+        serves = worker.job if any(need.job == worker.job for need in needs) else ""
         if serves and worker.id not in leaving and young:
             # Changing has its price (functions are loaded anew): not for a moment without work, unless a job waits.
-            needs = [need for need in needs if need.workers == 0 or need.job == serves]
-        decision = assign(needs, serves)
-        if decision.value and decision.value != worker.job:
+            needs = [need for need in needs if need.standing.workers == 0 or need.job == serves]
+        decision = assign(needs, functools.partial(_can_run, turn, worker), serves)
+        if decision.value != worker.job:
             _switch(turn, worker, decision.value, decision.reason)
             nothing_for.clear()
         elif not crew.sharded and worker.id not in leaving:
@@ -203,16 +277,23 @@ def _served(turn: Turn, job: Job, worker: Worker) -> int:
     return worker.served.get(job.name, 0) if by_worker(job) else job.served
 
 
-def _helpers(turn: Turn, job: Job, worker: Worker) -> int:
-    if by_worker(job) and any(worker.id in epoch.owners for epoch in job.epochs.values()):
-        return 0  # nobody else can run what is this worker's share
-    return len(serving(turn, job)) - (worker.job == job.name)
+def _can_run(turn: Turn, worker: Worker, name: str) -> bool:
+    return runnable(turn, turn.state.jobs[name], worker)
+
+
+def _as_seen(turn: Turn, division: Division, job: Job, worker: Worker) -> Standing:
+    """How the job stands without this worker."""
+    has = division.standing(job.name, turn.now)
+    if _owns(job, worker):
+        return Standing(0, has.share)  # nobody else can run what is this worker's share
+    has.workers -= worker.job == job.name
+    return has
 
 
 def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
     known = name in worker.open
     turn.emit(ev.WorkerAssigned(worker.id, name, turn.now, reason))
-    if not known:
+    if name and not known:
         turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
 
 

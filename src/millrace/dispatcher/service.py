@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from millrace.control import actions as act
@@ -65,6 +65,7 @@ class Dispatcher:
         cache_bytes: that blocks may take together.
         cache_compression: of blocks that become smaller by it.
         recover: of a damaged journal in ``work_dir`` keep what is good.
+        quotas: by tenant, how many workers its jobs may have together; of others: all.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -87,6 +88,7 @@ class Dispatcher:
         cache_bytes: int = 0,
         cache_compression: Compression | None = None,
         recover: bool = False,
+        quotas: Mapping[str, int] | None = None,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
@@ -105,6 +107,7 @@ class Dispatcher:
             least_workers=least,
             most_workers=most,
             first_workers=first_workers or 1,
+            quotas=dict(quotas or {}),
         )
         self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)

@@ -1,12 +1,13 @@
-"""Which job a free worker serves: the one with the fewest workers, then the one that has waited longest."""
+"""Which job a free worker serves: one that lacks a whole worker of its share, else the one that had the least of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.sharing import Standing
 
 
 class JobNeed(msgspec.Struct, frozen=True):
@@ -14,36 +15,52 @@ class JobNeed(msgspec.Struct, frozen=True):
 
     Attributes:
         job: its name.
-        workers: how many others serve it.
+        standing: the others that serve it, its share, and what it had of that.
         served: number of the turn at which it last got or lost a worker; lower means that it has waited longer.
-        runnable: there is something for this worker to do now.
     """
 
     job: str
-    workers: int
+    standing: Standing
     served: int
-    runnable: bool
 
 
-def assign(needs: Sequence[JobNeed], current: str = "") -> Decision[str]:
-    """The job for a worker that has nothing in hand; its ``current`` one, or "", if no other has use for it.
+def assign(needs: Sequence[JobNeed], runnable: Callable[[str], bool], current: str = "") -> Decision[str]:
+    """The job for a worker that has nothing in hand.
 
-    No job with work waits for ever: each time a worker comes free, those served later stand behind it.
+    No job with work waits for ever: as others are served they get ahead of it, or, if they are alike in that, stand
+    behind it.
+
+    Args:
+        needs: of all jobs that may have the worker.
+        runnable: whether a job has something for this worker to do now; asked of as few as need be.
+        current: the job that it serves, with which it stays if no other has work; "" for none.
     """
-    open_needs = [need for need in needs if need.runnable]
-    if not open_needs:
-        if current or not needs:
-            reason = "no job has work" if not current else f"no other job has work; stays with {current}"
-            return Decision(current, reason)
-        idle = min(needs, key=lambda need: (need.workers, need.served, need.job))
+    ordered = sorted(needs, key=lambda need: (_rank(need), need.served, need.job == current, need.job))
+    best = next((need for need in ordered if runnable(need.job)), None)
+    if best is None and current:
+        return Decision(current, f"no other job has work; stays with {current}")
+    if best is None:
+        if not needs:
+            return Decision("", "no job may have another worker")
+        idle = min(needs, key=lambda need: (need.standing.workers, need.served, need.job))
         return Decision(idle.job, f"no job has work now; stands by for {idle.job}", {"jobs": len(needs)})
-    best = min(open_needs, key=lambda need: (need.workers, need.served, need.job == current, need.job))
-    rivals = [need for need in open_needs if need.workers == best.workers and need.job != best.job]
-    others = "1 other worker" if best.workers == 1 else f"{best.workers or 'no'} other workers"
+    has = best.standing
+    rivals = [need for need in needs if need is not best and need.standing.share > 0]
+    reason = f"{best.job} has {has.workers} other of the {has.share:.3g} workers that are its share"
     if not rivals:
-        reason = f"{best.job} has {others}, the fewest of {len(open_needs)} jobs with work"
-    else:
-        reason = f"{best.job} has {others} and has waited longer than {', '.join(sorted(n.job for n in rivals))}"
-    if len(open_needs) == 1:
         reason = f"{best.job} is the only job with work"
-    return Decision(best.job, reason, {"workers": {need.job: need.workers for need in open_needs}})
+    elif not has.short:
+        alike = [need.job for need in rivals if _rank(need)[:2] == _rank(best)[:2]]
+        reason += f", and had less of that than {_listed(alike)}" if alike else ""
+    return Decision(best.job, reason, {"workers": has.workers, "share": has.share, "ahead_s": has.ahead})
+
+
+def _rank(need: JobNeed) -> tuple[bool, bool, float]:
+    has = need.standing
+    return not has.short, has.workers >= has.share, has.ahead
+
+
+def _listed(names: Sequence[str]) -> str:
+    """At most three of the names."""
+    few = sorted(names)[:3]
+    return ", ".join(few) + (f" and {len(names) - len(few)} others" if len(names) > len(few) else "")

@@ -1,27 +1,49 @@
 from millrace.policies.assignment import JobNeed, assign
 from millrace.policies.respawn import respawn_at
+from millrace.policies.sharing import Standing
 
 
-def test_the_job_with_the_fewest_workers_comes_first():
-    decision = assign([JobNeed("a", 2, 0, True), JobNeed("b", 1, 9, True)])
+def need(job, workers, share, *, ahead=0.0, served=0):
+    return JobNeed(job, Standing(workers, share, ahead), served)
+
+
+def chosen(*needs, current="", idle=""):
+    return assign(needs, lambda job: job not in idle, current)
+
+
+def test_who_lacks_a_whole_worker_comes_first():
+    decision = chosen(need("a", 1, 1.0, ahead=-9), need("b", 1, 2.0, ahead=9), need("c", 1, 1.5, ahead=-9))
     assert decision.value == "b"
-    assert decision.reason == "b has 1 other worker, the fewest of 2 jobs with work"
-    assert decision.inputs == {"workers": {"a": 2, "b": 1}}
+    assert decision.reason == "b has 1 other of the 2 workers that are its share"
+    assert decision.inputs == {"workers": 1, "share": 2.0, "ahead_s": 9}
+
+
+def test_then_who_lacks_a_fraction_and_had_the_least_of_it():
+    decision = chosen(need("a", 1, 0.5, ahead=-9), need("b", 0, 0.5), need("c", 0, 0.5, ahead=-1))
+    assert decision.value == "c"
+    assert decision.reason == "c has 0 other of the 0.5 workers that are its share, and had less of that than b"
+    assert chosen(need("a", 1, 0.5, ahead=-9), need("b", 1, 0.5)).value == "a"
 
 
 def test_then_the_one_that_waited_longest_and_a_change_rather_than_none():
-    decision = assign([JobNeed("a", 0, 5, True), JobNeed("b", 0, 3, True)])
-    assert decision.value == "b"
-    assert decision.reason == "b has no other workers and has waited longer than a"
-    assert assign([JobNeed("a", 0, 5, True), JobNeed("b", 0, 5, True)], "a").value == "b"
+    assert chosen(need("a", 0, 0.5, served=5), need("b", 0, 0.5, served=3)).value == "b"
+    assert chosen(need("a", 0, 0.5, served=5), need("b", 0, 0.5, served=5), current="a").value == "b"
 
 
 def test_without_work_a_worker_stays_or_stands_by():
-    idle = [JobNeed("a", 1, 0, False), JobNeed("b", 0, 0, False)]
-    assert assign(idle, "a").value == "a"
-    assert assign(idle).value == "b"
-    assert assign([]).value == ""
-    assert assign([JobNeed("a", 1, 0, True)]).reason == "a is the only job with work"
+    idle = [need("a", 1, 0), need("b", 0, 0)]
+    assert chosen(*idle, current="a", idle="ab").value == "a"
+    assert chosen(*idle, idle="ab").value == "b"
+    assert chosen(need("a", 1, 2), need("b", 0, 0), idle="b").reason == "a is the only job with work"
+
+
+def test_a_worker_that_no_job_may_have_stands_still():
+    assert chosen().value == ""
+
+
+def test_of_many_rivals_a_few_are_named():
+    rivals = [need(f"job{i}", 0, 0.5) for i in range(6)]
+    assert chosen(*rivals).reason.endswith("less of that than job1, job2, job3 and 2 others")
 
 
 def test_everybody_gets_a_turn():
@@ -29,7 +51,7 @@ def test_everybody_gets_a_turn():
     order = []
     current = ""
     for turn in range(1, 10):
-        current = assign([JobNeed(name, 0, served[name], True) for name in served], current).value
+        current = chosen(*(need(name, 0, 0.3, served=served[name]) for name in served), current=current).value
         served[current] = turn
         order.append(current)
     assert order == list("abcabcabc")

@@ -1,0 +1,133 @@
+"""How workers are divided among the jobs of a service.
+
+:func:`share` says how many each job is to have: max-min fair by need (Bertsekas and Gallager, Data Networks, 6.5.2),
+weighted by priority, within what the job's tenant may have. A share can have a fraction, and half a worker is one for
+half of the time: so :func:`ahead` keeps account of what a job had beyond its share, and :func:`gives` says when a
+worker of one job is to go to another.
+
+A priority is a weight, as in the fair sharing of YARN and Slurm, and not an order in which jobs preempt each other, as
+Kubernetes' PriorityClass is. A job that gets no data holds its accelerators all the same, so to let it starve saves
+nothing; and no order of priorities could promise that no job starves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from millrace.policies.decision import Decision
+
+MIN_PRIORITY, MAX_PRIORITY = 0.01, 100.0
+"""Further apart, a job that had one worker for a second would wait for hours until it is its turn again."""
+PATIENCE_S = 10.0
+"""Worker-seconds that a job may be ahead of one that has a worker, too, before it gives one up."""
+MEMORY_S = 600.0
+"""What a job had beyond its share, or less, is forgotten at this rate."""
+
+
+class Need(msgspec.Struct, frozen=True):
+    """A job that has use for workers.
+
+    Attributes:
+        job: its name.
+        tenant: whose quota it counts against.
+        priority: its weight, above 0.
+        wanted: workers that keep it fed; None: it is not known, and any number would be of use.
+    """
+
+    job: str
+    tenant: str = "default"
+    priority: float = 1.0
+    wanted: int | None = None
+
+
+class Standing(msgspec.Struct):
+    """What a job has.
+
+    Attributes:
+        workers: that serve it.
+        share: how many it is to have.
+        ahead: worker-seconds that it had beyond its share; below 0: that it is behind.
+    """
+
+    workers: int
+    share: float
+    ahead: float = 0.0
+
+    @property
+    def short(self) -> bool:
+        """It has fewer than the whole workers of its share."""
+        return self.workers < math.floor(self.share)
+
+
+def share(needs: Sequence[Need], workers: int, quotas: Mapping[str, int]) -> dict[str, Decision[float]]:
+    """By job, how many of the workers it is to have.
+
+    No job gets more than it wants, nor the jobs of a tenant more than its quota. Beyond that nobody could get more
+    without taking it from a job that has no more for its priority.
+
+    Args:
+        needs: of all jobs that have use for workers, each name once.
+        workers: how many there are.
+        quotas: by tenant, how many its jobs may have together; of others: all.
+    """
+    most = {need.job: float(workers if need.wanted is None else min(need.wanted, workers)) for need in needs}
+    for tenant, quota in quotas.items():
+        _limit(most, [need for need in needs if need.tenant == tenant], quota)
+    allowed = dict(most)
+    _limit(most, needs, workers)
+    return {
+        need.job: Decision(
+            round(most[need.job], 6),
+            _reason(need, most[need.job], allowed[need.job], len(needs), workers, quotas.get(need.tenant)),
+            {"workers": workers, "jobs": len(needs), "priority": need.priority, "wanted": need.wanted},
+        )
+        for need in needs
+    }
+
+
+def _limit(most: dict[str, float], needs: Sequence[Need], amount: float) -> None:
+    """Lowers what some jobs may have until it is ``amount`` together, with one level for each unit of priority."""
+    weight = sum(need.priority for need in needs)
+    for need in sorted(needs, key=lambda need: most[need.job] / need.priority):
+        # Whoever needs less than the level leaves the rest to the others.
+        most[need.job] = min(most[need.job], amount * min(1.0, need.priority / weight))
+        amount -= most[need.job]
+        weight -= need.priority
+
+
+def _reason(need: Need, value: float, allowed: float, jobs: int, workers: int, quota: int | None) -> str:
+    there = "1 worker" if workers == 1 else f"{workers} workers"
+    if need.wanted is not None and value >= need.wanted:
+        return f"{need.job} is to have the {need.wanted} that it wants of {there}"
+    if quota is not None and value >= allowed and quota < workers:
+        return f"{need.job} is to have {value:.3g} of {there}: tenant {need.tenant} may have {quota}"
+    if jobs == 1:
+        return f"{need.job} is the only job with work and is to have all of {there}"
+    weight = "" if need.priority == 1 else f", its priority being {need.priority:g}"
+    return f"{need.job} is to have {value:.3g} of {there} for {jobs} jobs{weight}"
+
+
+def ahead(before: float, beyond: float, seconds: float) -> float:
+    """Worker-seconds that a job had beyond its share, of late.
+
+    Args:
+        before: the same ``seconds`` ago.
+        beyond: workers that it had since then, less its share.
+        seconds: since then.
+    """
+    keep = math.exp(-seconds / MEMORY_S)
+    return before * keep + beyond * MEMORY_S * (1.0 - keep)
+
+
+def gives(giver: Standing, taker: Standing) -> bool:
+    """Whether a worker of the one job is to go to the other.
+
+    It is one that the first has beyond its share; and the other lacks a whole one, or has had less of its share so far,
+    by :data:`PATIENCE_S` unless it stands still without one.
+    """
+    if giver.workers <= giver.share:
+        return False
+    return taker.short or giver.ahead - taker.ahead > (PATIENCE_S if taker.workers else 0.0)
