@@ -189,6 +189,8 @@ class Observed(msgspec.Struct):
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
     division: Division | None = None
+    leaving: dict[str, float] = {}
+    """By worker that is to leave its job at its task's end, since when."""
     deleting: dict[tuple[str, str], int] = {}
     """By place and name of a block, how many answers are due to the order to delete it."""
 

@@ -89,7 +89,8 @@ class Settings(msgspec.Struct, frozen=True):
         first_workers: of a job that is not known.
         shrink_s: after the last job has gone, until fewer workers are planned.
         drain_s: that a worker has to leave.
-        turn_limit_s: longest time to a task's end while another job waits; doubled for a job each time it is too short.
+        turn_limit_s: longest time to a task's end for a worker that another job waits for; doubled for a job each time
+            it is too short.
         quotas: by tenant, how many workers its jobs may have together; of others: all.
     """
 

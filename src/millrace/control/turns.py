@@ -208,7 +208,8 @@ def _had_turn(turn: Turn, worker: Worker) -> bool:
 
 def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
     """Take tasks from workers that others wait for and that would not come to a task's end in time."""
-    settings = turn.state.settings
+    settings, before = turn.state.settings, turn.observed.leaving
+    turn.observed.leaving = {name: before.get(name, turn.now) for name in leaving}
     for name in sorted(leaving):
         worker = turn.state.workers[name]
         job = turn.state.jobs.get(worker.job)
@@ -222,7 +223,7 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
             blocked = bool(lanes) and all(lane.blocked_s > settings.blocked_s for lane in lanes)
         else:
             blocked = False
-        late = turn.now - worker.turn_began > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
+        late = turn.now - turn.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
         if late and not blocked:
             turn.emit(ev.TurnCut(job.name))
         for _, number, task in held:

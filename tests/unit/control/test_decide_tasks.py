@@ -373,7 +373,7 @@ def test_a_worker_blocked_by_its_consumers_is_given_to_who_waits():
 
 def test_a_task_that_is_too_long_for_a_turn_is_cut_and_gets_twice_the_time_next():
     service, _ = blocked_service()
-    for _ in range(10):
+    for _ in range(11):
         service.tick(3)
     assert service.state.workers["w"].job == "quick"
     assert service.state.jobs["slow"].cuts == 1

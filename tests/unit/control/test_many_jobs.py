@@ -77,6 +77,18 @@ def test_a_job_that_comes_has_its_workers_after_one_turn():
     assert counts(service) == {"a": 4, "late": 4}
 
 
+def test_who_has_served_for_long_ends_its_tasks_before_it_goes():
+    service = service_of(2, {"a": {}})
+    run(service, 100)
+    service.join("late", "late")
+    service.tick(1)
+    leased = service.state.workers["w0"].unfinished | service.state.workers["w1"].unfinished
+    assert {job for job, _, _ in leased.values()} == {"a"}
+    run(service, 5)
+    assert counts(service) == {"a": 1, "late": 1}
+    assert not [event for event in service.events if isinstance(event, ev.TaskReleased | ev.TurnCut)]
+
+
 def test_a_job_alone_has_all_and_has_them_again_when_others_are_gone():
     service = service_of(4, {"a": {}, "b": {}})
     run(service, 10)
