@@ -13,7 +13,7 @@ from millrace.control import messages as msg
 from millrace.control.snapshot import Snapshot
 from millrace.control.spec import JobSpec
 from millrace.control.state import State
-from millrace.control.supply import missing
+from millrace.control.supply import by_worker, missing
 from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.world import Violation
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from millrace.simulation.dispatcher import Dispatcher
     from millrace.simulation.town import Town
     from millrace.simulation.worker import Worker
+
+
+PATIENCE_S = 120.0
+"""A task that is too long for a turn is cut after half a minute, and then after twice as long."""
 
 
 @dataclass
@@ -279,6 +283,8 @@ class Checks:
                 and self._town.workers[f"{event.worker}:1"].alive
             ):
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
+            elif isinstance(event, ev.WorkerAssigned):
+                _check_quota(state, event.job)
             task = getattr(event, "task", None)
             if task is not None:
                 _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
@@ -286,8 +292,16 @@ class Checks:
             _check_leases(state)
             self.caches.ticked(dispatcher)
             _check_bounds(state, dispatcher)
+            self._check_waiting(dispatcher)
             for worker in self._town.workers.values():
                 self._check_held(dispatcher, worker)
+
+    def _check_waiting(self, dispatcher: Dispatcher) -> None:
+        """No job waits for ever for a worker."""
+        division, now = dispatcher.observed.division, self._town.world.now
+        for name, since in ({} if division is None else division.waiting).items():
+            if now - since > PATIENCE_S:
+                raise Violation(f"job {name} has waited for a worker for more than {PATIENCE_S:g} s")
 
     def _broke(self, dispatcher: Dispatcher, name: str) -> bool:
         """The job has failed: from when that is decided, durable or not, its places are kept for less long."""
@@ -364,6 +378,18 @@ def _check_leases(state: State) -> None:
         for number, epoch in job.epochs.items():
             for task in epoch.live:
                 _check_task(state, name, number, task)
+
+
+def _check_quota(state: State, name: str) -> None:
+    """Who was given a worker belongs to a tenant that may have it; workers that own shares aside."""
+    given = state.jobs.get(name)
+    quota = None if given is None or by_worker(given) else state.settings.quotas.get(given.spec.tenant)
+    if given is None or quota is None:
+        return
+    jobs = [job for job in state.jobs.values() if job.spec.tenant == given.spec.tenant and not by_worker(job)]
+    has = sum(len(state.crew.by_job.get(job.name, ())) for job in jobs)
+    if has > quota:
+        raise Violation(f"job {name} was given a worker: tenant {given.spec.tenant} has {has} and may have {quota}")
 
 
 def _check_bounds(state: State, dispatcher: Dispatcher) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from millrace.client.inbox import EpochInbox
-from millrace.control import apply, caching, epochs, jobs, keeping, leasing, snapshot, supply
+from millrace.control import apply, caching, epochs, jobs, keeping, leasing, snapshot, supply, turns
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
 from millrace.control.cached import Caches
@@ -193,6 +193,11 @@ def _untold_reuse() -> Iterator[None]:
         yield
 
 
+def _no_quota() -> AbstractContextManager[Any]:
+    """A tenant gets what there is."""
+    return mock.patch.object(turns, "_full", return_value=False)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -211,6 +216,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "untold-deletion": _untold_deletion,
     "torn-block": _torn_block,
     "untold-reuse": _untold_reuse,
+    "no-quota": _no_quota,
 }
 
 

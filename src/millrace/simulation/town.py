@@ -89,7 +89,8 @@ class Town(Fleet):
         self.seed = seed
         self.world = World(seed)
         rng = self.world.rng
-        self.settings = msgspec.structs.replace(SETTINGS, cache_bytes=rng.choice(CACHE_BYTES))
+        quotas = {"small": rng.choice((1, 2))}
+        self.settings = msgspec.structs.replace(SETTINGS, cache_bytes=rng.choice(CACHE_BYTES), quotas=quotas)
         self.store = Store()
         self.checks = Checks(self)
         self.disk = Disk(rng.choice((30, 100, 1000)))
@@ -113,7 +114,7 @@ class Town(Fleet):
         self.least = rng.randrange(1, 4)
         for _ in range(self.least + rng.randrange(3)):
             self.add_worker()
-        for _ in range(rng.choice((1, 1, 2, 2))):
+        for _ in range(rng.choice((1, 1, 2, 4))):
             self._add_job()
         faults.arrange(self)
         for _ in range(2):
@@ -205,6 +206,8 @@ class Town(Fleet):
             tasks=pipeline.tasks,
             num_consumers=count if mode.get("deterministic") or rng.random() < 0.8 else None,
             epochs=rng.randrange(1, 4) + 2 * any(point.mode == "auto" for point in pipeline.points(0)),
+            priority=rng.choice((0.2, 1.0, 1.0, 5.0)),
+            tenant=rng.choice(("default", "small")),
             **mode,
         )
         if not self.poison and pipeline.plan.length and rng.random() < 0.08:
