@@ -17,6 +17,7 @@ from millrace.control.events import AnyEvent
 from millrace.control.messages import (
     Failure,
 )
+from millrace.control.scale_events import ScaleChosen
 from millrace.control.scaled import FleetPlan, Scaling
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
@@ -313,6 +314,7 @@ CREW_CHANGES = (
     ev.JobCreated,
     ev.JobBroke,
     ev.JobRemoved,
+    ScaleChosen,
 )
 """Events after which a :class:`Crew` is another."""
 

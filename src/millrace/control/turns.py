@@ -17,6 +17,7 @@ from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
 from millrace.control.messages import CloseJob
 from millrace.control.observed import Division
+from millrace.control.scaling import wanted
 from millrace.control.state import Job, Worker
 from millrace.control.supply import active, by_worker, newest, offer
 from millrace.control.turn import Turn
@@ -67,11 +68,6 @@ def _unowned(job: Job) -> bool:
     """An epoch that is read waits for its shares to be fixed."""
     last = newest(job)
     return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())
-
-
-def wanted(job: Job) -> int | None:
-    """How many workers keep the job fed; None: it is not known."""
-    return None
 
 
 def divide(turn: Turn) -> Division:
