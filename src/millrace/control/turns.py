@@ -152,7 +152,7 @@ def yielding(turn: Turn) -> set[str]:
     standings = {name: division.standing(name, turn.now) for name in division.shares}
     givers.sort(key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead))
     most = max((standings[name].ahead for name in givers), default=-math.inf)
-    takers = [name for name, has in standings.items() if has.short or has.ahead < most or name in crew.sharded]
+    takers = [name for name, has in standings.items() if has.short or has.ahead <= most or name in crew.sharded]
     free = crew.by_job.get("", [])
     for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
         job = jobs[name]

@@ -125,9 +125,9 @@ def ahead(before: float, beyond: float, seconds: float) -> float:
 def gives(giver: Standing, taker: Standing) -> bool:
     """Whether a worker of the one job is to go to the other.
 
-    It is one that the first has beyond its share; and the other lacks a whole one, or has had less of its share so far,
-    by :data:`PATIENCE_S` unless it stands still without one.
+    It is one that the first has beyond its share; and the other lacks a whole one, or has had no more of its share so
+    far, and less by :data:`PATIENCE_S` unless it stands still without one.
     """
     if giver.workers <= giver.share:
         return False
-    return taker.short or giver.ahead - taker.ahead > (PATIENCE_S if taker.workers else 0.0)
+    return taker.short or giver.ahead - taker.ahead >= (PATIENCE_S if taker.workers else 0.0)

@@ -29,7 +29,7 @@ def counts(service):
 
 def run(service, seconds, step=0.5):
     """Time passes, a task of each worker ending every ``step`` seconds; returns worker-seconds by job."""
-    had = Counter()
+    had: Counter[str] = Counter()
     for _ in range(round(seconds / step)):
         service.work()
         for peer in service.consumers.values():  # of tasks without end
@@ -115,7 +115,7 @@ def test_what_an_idle_job_does_not_use_is_shared_by_the_others():
 def test_a_tenant_has_at_most_its_quota_and_its_jobs_share_that():
     jobs = {"a": {"tenant": "red"}, "b": {"tenant": "red"}, "c": {"tenant": "red"}, "free": {}}
     service = service_of(6, jobs, quotas={"red": 2})
-    had = Counter()
+    had: Counter[str] = Counter()
     for _ in range(60):
         had += run(service, 1)
         assert sum(count for name, count in counts(service).items() if name in "abc") <= 2

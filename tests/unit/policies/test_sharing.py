@@ -131,8 +131,9 @@ def test_who_lacks_a_whole_worker_gets_it_at_once():
 
 def test_a_fraction_goes_to_who_has_had_less():
     assert gives(Standing(1, 0.5, 0.1), Standing(0, 0.5, -0.1))
+    assert gives(Standing(1, 0.5), Standing(0, 0.5))
     assert not gives(Standing(1, 0.5, -0.1), Standing(0, 0.5, 0.1))
-    assert not gives(Standing(2, 1.5, PATIENCE_S / 2), Standing(1, 1.5, -PATIENCE_S / 2))
+    assert not gives(Standing(2, 1.5, PATIENCE_S / 2), Standing(1, 1.5, -PATIENCE_S / 3))
     assert gives(Standing(2, 1.5, PATIENCE_S), Standing(1, 1.5, -PATIENCE_S / 2))
 
 
