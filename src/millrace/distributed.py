@@ -90,6 +90,10 @@ class DistributedDataset(Readable):
     ) -> None:
         self._dataset: Dataset | None = dataset
         self._service = service
+        if token is None and service is not None:
+            from millrace.clusters.service import token_of
+
+            token = token_of(service)
         self._token = token or os.environ.get("MILLRACE_TOKEN")
         self._compression = compression
         self._consumer_index = consumer_index
@@ -288,7 +292,7 @@ class DistributedDataset(Readable):
             address = self.service_address()
 
             from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
-            from millrace.clusters.local import watch
+            from millrace.clusters.service import watch
             from millrace.control.spec import JobSpec
 
             python = ".".join(platform.python_version_tuple()[:2])

@@ -1,29 +1,15 @@
-"""Workers, and whole services, as processes of this machine."""
+"""A service whose workers are processes of this machine."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
-import subprocess
-import sys
-import threading
-import weakref
-from collections import deque
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Literal
 
-from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
-from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
-from millrace.sources.storage import absolute
-
-START_S = 60.0
-"""How long a dispatcher may take to say where it listens; on a busy machine imports alone take seconds."""
-LAST_LINES = 20
+from millrace.clusters.service import Service, keeping
+from millrace.errors import PipelineError
 
 
-class LocalService:
+class LocalService(Service):
     """A service on this machine: a dispatcher and its workers, as long as this object lives.
 
     All of its processes end with :meth:`close`, with a ``with`` block, or with this process, however it ends.
@@ -70,149 +56,12 @@ class LocalService:
         workers = max(cores, min_workers) if max_workers is None else max_workers
         if min_workers < 0 or workers < max(min_workers, 1):
             raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
-        if (cache_dir is None) != (cache_bytes is None):
-            raise PipelineError("cache_dir and cache_bytes go together: where blocks are kept, and how much of them")
-        size: Any = cache_bytes  # whatever was given
-        if size is not None and not (isinstance(size, int) and size >= 1):
-            raise PipelineError(f"cache_bytes must be a whole number of at least 1, not {size!r}")
-        if cache_compression not in (None, "lz4", "zstd"):
-            raise PipelineError(f"cache_compression is None, 'lz4' or 'zstd', not {cache_compression!r}")
-        self._token = token
         threads = threads or max(1, cores // workers)
-        self._process = spawn(
+        super().__init__(
             [
-                *("dispatcher", "--host", host, "--port", str(port)),
+                *("--host", host, "--port", str(port)),
                 *("--local-workers", f"{min_workers}-{workers}", "--threads", str(threads)),
-                *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
-                *(() if cache_compression is None else ("--cache-compression", cache_compression)),
-                *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),
+                *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
             ],
-            worker=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            extra={"MILLRACE_TOKEN": token} if token else None,
+            token,
         )
-        self._words = _Words(self._process)
-        self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._words)
-        try:
-            # What reads from a service takes a while to load, as its processes do.
-            importlib.import_module("millrace.client.session")
-            self.address: str = _address_of(self._process, self._words)
-        except BaseException:
-            self.close()
-            raise
-        _services[self.address] = self
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return not self._finalizer.alive
-
-    def status(self) -> dict[str, Any]:
-        """What the service is doing, as of ``millrace status --json``.
-
-        Raises:
-            ServiceError: if it can't be asked.
-        """
-        from millrace.client.status import fetch_status
-
-        return fetch_status(self.address, self._token)
-
-    def close(self) -> None:
-        """Ends all processes of the service. May be called any number of times."""
-        self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ShippingError("a LocalService cannot be pickled: pass its .address on")
-
-    def __repr__(self) -> str:
-        return f"LocalService({'closed' if self.closed else self.address})"
-
-
-_services: weakref.WeakValueDictionary[str, LocalService] = weakref.WeakValueDictionary()
-
-
-def watch(address: str) -> Callable[[], str] | None:
-    """For the address of a service that this process holds: what says why it has ended, "" while it runs.
-
-    Whoever keeps the answer does not keep the service.
-    """
-    service = _services.get(address)
-    if service is None or service._owner != os.getpid():  # noqa: SLF001 (of this module; a forked child cannot tell)
-        return None
-    process = service._process  # noqa: SLF001 (of this module)
-
-    def gone() -> str:
-        status = process.poll()
-        return "" if status is None else f"the service at {address} is gone: its dispatcher {how_ended(status)}"
-
-    return gone
-
-
-class _Words:
-    """What a process says on stderr: passed on to ours, the last lines kept."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._process = process
-        self._thread = threading.Thread(target=self._read, name="millrace-service-stderr", daemon=True)
-        self.started = False
-        self._thread.start()
-
-    @property
-    def last(self) -> list[str]:
-        return list(self._lines)
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            text = line.decode(errors="replace")
-            self._lines.append(text.rstrip())
-            if self.started and sys.stderr is not None:
-                sys.stderr.write(text)
-        self._process.stderr.close()
-
-
-def _address_of(process: subprocess.Popen[bytes], words: _Words) -> str:
-    assert process.stdout is not None
-    hurry = threading.Timer(START_S, kill, (process,))
-    hurry.daemon = True
-    hurry.start()
-    try:
-        line = process.stdout.readline()
-    finally:
-        hurry.cancel()
-        hurry.join()
-    try:
-        address: str = json.loads(line)["address"]
-    except (ValueError, KeyError, TypeError):
-        status = reap(process)
-        words.join()
-        last = words.last
-        kind = AddressInUseError if any("another process" in each for each in last) else ServiceError
-        said = "\n  ".join(last) or f"nothing; exit status {status}"
-        raise kind(f"the embedded service did not start. Its dispatcher said:\n  {said}") from None
-    words.started = True
-    return address
-
-
-def _end(owner: int, process: subprocess.Popen[bytes], words: _Words) -> None:
-    if os.getpid() != owner:
-        return  # forked: the service is the parent's
-    hang_up(process)
-    reap(process)
-    if process.stdout is not None:
-        process.stdout.close()
-    words.join()
