@@ -10,6 +10,8 @@ import socket
 from millrace.errors import AddressInUseError, ServiceError
 
 LOOPBACK = "127.0.0.1"
+WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not listened on)
+"""Hosts to listen on that mean all networks of a machine; nobody can connect to them from another one."""
 
 _ADDRESS = re.compile(r"(?:grpc://)?(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>[0-9]+)/?")
 _FORM = "an address is HOST:PORT or grpc://HOST:PORT, e.g. grpc://dispatcher:5050 or [::1]:5050"

@@ -29,7 +29,7 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.version import __version__
-from millrace.wire.address import format_address
+from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import fetch_blob
 from millrace.wire.bulk import BulkConnection, BulkServer
@@ -42,7 +42,6 @@ DRAIN_S = 30.0
 """How long an orderly end waits for tasks to be done and consumers to read what is ready."""
 CONNECT_S = 10.0
 
-_WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not listened on)
 _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 
 _logger = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class Worker:
         self._token = token
         self._host = host
         self._port = port
-        self._advertised = advertise or (platform.node() if host in _WILDCARDS else host)
+        self._advertised = advertise or (platform.node() if host in WILDCARDS else host)
         self._drain_timeout = drain_timeout
         self._patience_s = JOIN_S
         self._telling = threading.Lock()
