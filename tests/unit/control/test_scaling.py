@@ -153,6 +153,19 @@ def test_the_next_job_of_its_kind_begins_with_what_the_last_one_had():
     assert other.scaling.scale.workers == 1
 
 
+def test_jobs_add_up_to_what_the_service_may_have():
+    service = begun(most_workers=12)
+    one = Trainer(0.1, 1.0, "one", service=service)
+    two = Trainer(0.1, 0.4, "two", service=service)
+    for _ in range(60):
+        one.beat()
+        two.beat(0.0)
+    assert service.state.fleet.workers == 12
+    assert "one" in service.state.fleet.reason
+    assert "two" in service.state.fleet.reason
+    assert len(service.state.crew.workers) == 12
+
+
 def test_without_a_job_the_fewest_stay_after_a_while():
     trainer = Trainer(0.1, 1.0, service=begun(shrink_s=30.0, least_workers=2))
     trainer.run()
