@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import glob
 import hashlib
 import io
@@ -445,6 +446,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def written(report: dict[str, Any], path: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Puts what was found so far into the report, and into its file, if there is to be one."""
+    report["runs"], report["results"] = rows, summary(rows)
+    if path:
+        with open(path, "w") as file:
+            json.dump(report, file, indent=2)
+            file.write("\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs and prints; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=(__doc__ or "").split("\n")[0])
@@ -466,13 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "workers": WORKERS,
     }
 
-    def write(rows: Sequence[Mapping[str, Any]]) -> None:
-        report["runs"], report["results"] = rows, summary(rows)
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump(report, file, indent=2)
-                file.write("\n")
-
+    write = functools.partial(written, report, options.json)
     with tempfile.TemporaryDirectory(prefix="millrace-pictures-") as made:
         if options.quick:
             make_pictures(made)

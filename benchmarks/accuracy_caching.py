@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import functools
 import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.accuracy import WORKERS, Guarantee, Lesson, Size, compare, make_pictures, summary
+from benchmarks.accuracy import WORKERS, Guarantee, Lesson, Size, compare, make_pictures, written
 from benchmarks.machine import machine
 
 WAYS = (
@@ -67,13 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "workers": WORKERS,
     }
 
-    def write(rows: Sequence[Mapping[str, Any]]) -> None:
-        report["runs"], report["results"] = rows, summary(rows)
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump(report, file, indent=2)
-                file.write("\n")
-
+    write = functools.partial(written, report, options.json)
     with tempfile.TemporaryDirectory(prefix="millrace-pictures-") as made:
         if options.quick:
             make_pictures(made)

@@ -20,10 +20,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from benchmarks.papers.report import main
-from benchmarks.papers.throttled import pause
+from benchmarks.papers.throttled import Work, made_so_far
 from millrace import Dataset, LocalService
 from millrace.blocks.reader import BlockReader
 from millrace.blocks.store import open_store
@@ -35,29 +33,6 @@ MADE_S = 0.020
 EPOCHS = 4
 TASKS = 30
 CACHE_BYTES = 4 << 30
-
-
-class Work:
-    """Makes an element in a certain time, and leaves a word that it did.
-
-    Args:
-        log: a file that all processes append to.
-    """
-
-    def __init__(self, log: str) -> None:
-        self._log = log
-
-    def __call__(self, number: int) -> Any:
-        """An array that begins with its number."""
-        pause(MADE_S)
-        with open(self._log, "a") as file:
-            file.write(f"{number}\n")  # one short write, which is not torn
-        return np.full(NBYTES // 8, number)
-
-
-def _made(log: str) -> list[int]:
-    with open(log) as file:
-        return [int(line) for line in file]
 
 
 class Reader:
@@ -94,7 +69,13 @@ def run(*, meanwhile: bool) -> dict[str, Any]:
     """Both jobs: what each did in each epoch, and what the second one computed."""
     with tempfile.TemporaryDirectory(prefix="millrace-figure11-") as folder:
         log = os.path.join(folder, "made")
-        dataset = Dataset.range(ELEMENTS).map(Work(log), num_parallel_calls=2).autocache().shuffle(ELEMENTS).batch(1)
+        dataset = (
+            Dataset.range(ELEMENTS)
+            .map(Work(log, MADE_S, NBYTES), num_parallel_calls=2)
+            .autocache()
+            .shuffle(ELEMENTS)
+            .batch(1)
+        )
         cache = os.path.join(folder, "cache")
         with LocalService(2, 2, cache_dir=cache, cache_bytes=CACHE_BYTES) as service:
             first = Reader(service, dataset, "first", EPOCHS)
@@ -105,10 +86,10 @@ def run(*, meanwhile: bool) -> dict[str, Any]:
                 thread.join()
             elif not first.halfway.wait(300):
                 raise RuntimeError("the first job did not write")
-            kept, before = _kept(cache), _made(log)
+            kept, before = _kept(cache), made_so_far(log)
             second.read()
             thread.join()
-            made = _made(log)
+            made = made_so_far(log)
     return {
         "first": first.epochs,
         "second": second.epochs,

@@ -16,11 +16,9 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from benchmarks.papers import eviction
 from benchmarks.papers.report import main
-from benchmarks.papers.throttled import pause
+from benchmarks.papers.throttled import Work, made_so_far
 from millrace import Dataset, LocalService
 
 QUESTION = "How much does a cache save that holds a quarter?"
@@ -33,36 +31,17 @@ BEGUN = 3
 TASKS = 200
 
 
-class Work:
-    """Makes an element in a certain time, and leaves a word that it did.
-
-    Args:
-        log: a file that all processes append to.
-    """
-
-    def __init__(self, log: str) -> None:
-        self._log = log
-
-    def __call__(self, number: int) -> Any:
-        """An array of its number."""
-        pause(MADE_S)
-        with open(self._log, "a") as file:
-            file.write(f"{number}\n")  # one short write, which is not torn
-        return np.full(NBYTES // 8, number)
-
-
-def _lines(log: str) -> int:
-    with open(log) as file:
-        return sum(1 for _ in file)
-
-
 def run() -> list[dict[str, Any]]:
     """What was made in each epoch, and how much the cache held then."""
     epochs, before = [], 0
     with tempfile.TemporaryDirectory(prefix="millrace-quarter-") as folder:
         log = os.path.join(folder, "made")
         dataset = (
-            Dataset.range(ELEMENTS).map(Work(log), num_parallel_calls=2).autocache("cache").shuffle(ELEMENTS).batch(1)
+            Dataset.range(ELEMENTS)
+            .map(Work(log, MADE_S, NBYTES), num_parallel_calls=2)
+            .autocache("cache")
+            .shuffle(ELEMENTS)
+            .batch(1)
         )
         limit = int(SHARE * ELEMENTS * NBYTES)
         with (
@@ -73,7 +52,7 @@ def run() -> list[dict[str, Any]]:
                 if sum(1 for _ in served) != ELEMENTS:
                     raise RuntimeError("an epoch has not all elements")
                 status = service.status()
-                made = _lines(log)
+                made = len(made_so_far(log))
                 cache = status["cache"]
                 (job,) = status["jobs"]
                 epochs.append(

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from millrace.blocks import store as stores
 from millrace.blocks.store import Block, BlockStore, Draft
 from millrace.elements.exporting import Bytes
@@ -25,6 +27,32 @@ from millrace.elements.shred import Piece
 def pause(seconds: float) -> None:
     """Takes so long, and computes nothing: as long as a device or a link would be waited for."""
     threading.Event().wait(seconds)
+
+
+class Work:
+    """Makes an array of a number in a certain time, and leaves a word that it did.
+
+    Args:
+        log: a file that all processes append to.
+        seconds: that it takes.
+        nbytes: of the array.
+    """
+
+    def __init__(self, log: str, seconds: float, nbytes: int) -> None:
+        self._log, self._seconds, self._nbytes = log, seconds, nbytes
+
+    def __call__(self, number: int) -> Any:
+        """The array."""
+        pause(self._seconds)
+        with open(self._log, "a") as file:
+            file.write(f"{number}\n")  # one short write, which is not torn
+        return np.full(self._nbytes // 8, number)
+
+
+def made_so_far(log: str) -> list[int]:
+    """What was made so far."""
+    with open(log) as file:
+        return [int(line) for line in file]
 
 
 class Link:
