@@ -5,7 +5,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint unit integration demo resume chaos bench format constraints clean
+.PHONY: help setup test lint unit integration demo resume chaos ray bench format constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -42,6 +42,9 @@ resume: .venv/dev.stamp ## stopped at every step of every operator and source, a
 
 chaos: .venv/dev.stamp ## 300 faults in real processes, and a look at every element; CHAOS='--seed 1 --epochs 64'
 	@$(BIN)/python -m chaos $(CHAOS)
+
+ray: .venv/dev.stamp .venv/ray.stamp ## tests on Ray clusters of several nodes on this machine, which `make test` skips without Ray
+	@$(BIN)/pytest --quiet tests/integration/clusters/test_ray*.py
 
 # Every file of benchmarks/ that holds a BENCHMARK; one of them alone: make bench BENCHMARKS=decode
 BENCHMARKS ?= $(patsubst benchmarks/%.py,%,$(shell grep -l '^BENCHMARK = ' benchmarks/*.py))

@@ -37,6 +37,7 @@ from millrace.version import __version__
 
 if TYPE_CHECKING:
     from millrace.clusters.local import LocalService
+    from millrace.clusters.ray_service import RayService
     from millrace.dataset import Dataset
     from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
     from millrace.graph.nodes import AUTOTUNE
@@ -61,6 +62,7 @@ __all__ = [
     "MillraceWarning",
     "PipelineError",
     "ProtocolError",
+    "RayService",
     "ServiceError",
     "ServiceUnreachableError",
     "ShardingPolicy",
@@ -83,6 +85,7 @@ _LATE = {
     "Dataset": "millrace.dataset",
     "DistributedDataset": "millrace.distributed",
     "LocalService": "millrace.clusters.local",
+    "RayService": "millrace.clusters.ray_service",
     "ShardingPolicy": "millrace.distributed",
     "Sharing": "millrace.distributed",
     "Visitation": "millrace.distributed",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millrace.cli.options import count_or_range, positive
+from millrace.cli.options import LOOPBACK, a_resource, amount, count_or_range, positive, size
 from millrace.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
         "--cluster",
         choices=tuple(_CLUSTERS),
         default="local",
-        help="where: processes of this machine, or pods of a Kubernetes Deployment (default local)",
+        help="where: processes of this machine, actors on Ray, or pods of a Kubernetes Deployment (default local)",
     )
     group.add_argument(
         "--workers",
@@ -37,7 +38,23 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
         help="that a job which is not known begins with (default: 1; on this machine all that there may be)",
     )
     group.add_argument(
-        "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each local one"
+        "--threads", type=positive, metavar="N", help="cores that user functions keep busy in each, but for pods"
+    )
+    group = command.add_argument_group("with --cluster ray", "see docs/ray.md")
+    group.add_argument(
+        "--ray-address", default="auto", metavar="ADDRESS", help="default: the cluster that this machine is a node of"
+    )
+    group.add_argument(
+        "--worker-cpus", type=amount, default=1.0, metavar="N", help="cores that Ray sets aside for each (default 1)"
+    )
+    group.add_argument("--worker-memory", type=size, metavar="N", help="that Ray sets aside for each, e.g. 2GiB")
+    group.add_argument(
+        "--worker-resource",
+        type=a_resource,
+        action="append",
+        default=[],
+        metavar="NAME=AMOUNT",
+        help="that Ray sets aside for each; may be given several times",
     )
     group = command.add_argument_group("with --cluster kubernetes", "see docs/kubernetes.md")
     group.add_argument("--deployment", metavar="NAME", default="millrace-worker", help="default: millrace-worker")
@@ -66,7 +83,7 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
 
     cluster = LocalCluster(
         dispatcher,
-        host=options.host,
+        host=options.host or LOOPBACK,
         token=token,
         threads=options.threads,
         buffer_bytes=options.buffer_bytes,
@@ -74,6 +91,30 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
     )
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))
+    return cluster
+
+
+def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
+    try:
+        from millrace.clusters.ray import RayCluster
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise PipelineError("--cluster ray and RayService need Ray: pip install 'millrace[ray]'") from None
+
+    sys.stdout = sys.stderr  # Ray prints what workers print; standard output is for a program to read
+    cluster = RayCluster(
+        dispatcher,
+        ray_address=options.ray_address,
+        num_cpus=options.worker_cpus,
+        memory=options.worker_memory,
+        resources=dict(options.worker_resource),
+        token=token,
+        threads=options.threads,
+        buffer_bytes=options.buffer_bytes,
+        shared_memory=options.shared_memory,
+    )
+    options.host = options.host or cluster.host  # which all nodes reach
     return cluster
 
 
@@ -91,5 +132,6 @@ def _kubernetes(options: argparse.Namespace, token: str | None, dispatcher: Call
 
 _CLUSTERS: dict[str, Callable[[argparse.Namespace, str | None, Callable[[], str]], Cluster]] = {
     "local": _local,
+    "ray": _ray,
     "kubernetes": _kubernetes,
 }

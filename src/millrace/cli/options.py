@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import string
 
+LOOPBACK = "127.0.0.1"
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
 
 
@@ -46,7 +48,8 @@ def add_cache(command: argparse.ArgumentParser) -> None:
 def add_listening(command: argparse.ArgumentParser, port: int) -> None:
     """Options about where to listen."""
     command.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1; others need a token)"
+        "--host",
+        help=f"address to listen on (default {LOOPBACK}, with --cluster ray this node's); others need a token",
     )
     shown = str(port) if port else "any that is free"
     command.add_argument("--port", type=a_port, default=port, metavar="N", help=f"port to listen on (default {shown})")
@@ -88,6 +91,25 @@ def count_or_range(text: str) -> tuple[int, int]:
     if found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"at least {least} and at most {most} cannot be")
     return found
+
+
+def amount(text: str) -> float:
+    """A number from 0 on, with a fraction if need be."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return value
+
+
+def a_resource(text: str) -> tuple[str, float]:
+    """A name and how much of it."""
+    name, separator, much = text.rpartition("=")
+    if not (separator and name):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT, e.g. accelerator_host=1")
+    return name, amount(much)
 
 
 def size(text: str) -> int:

@@ -12,7 +12,7 @@ import sys
 
 from millrace.cli.clusters import add_clusters, cluster_of
 from millrace.cli.ending import end_with, last_chance, watch_parent
-from millrace.cli.options import add_cache, add_listening, add_memory, add_process, positive, quota, token_of
+from millrace.cli.options import LOOPBACK, add_cache, add_listening, add_memory, add_process, positive, quota, token_of
 from millrace.errors import PipelineError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
@@ -113,7 +113,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
     if options.parent_pipe:
         watch_parent(lambda reason: loop.call_soon_threadsafe(over.set))
     dispatcher = Dispatcher(
-        format_address(options.host, options.port),
+        format_address(options.host or LOOPBACK, options.port),
         token,
         cluster=cluster,
         workers=options.workers,
@@ -130,9 +130,10 @@ async def _dispatch(options: argparse.Namespace) -> None:
     address = f"grpc://{await dispatcher.start()}"
     try:
         if options.parent_pipe:
-            print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
+            said = json.dumps({"address": address, "pid": os.getpid()})
         else:
-            print(f"millrace dispatcher listens at {address}; end it with Ctrl-C", flush=True)
+            said = f"millrace dispatcher listens at {address}; end it with Ctrl-C"
+        print(said, file=sys.__stdout__, flush=True)
         await over.wait()
     finally:
         await dispatcher.stop()
@@ -154,7 +155,7 @@ def _worker(options: argparse.Namespace) -> int:
     worker = Worker(
         dispatcher,
         token=token_of(options),
-        host=options.host,
+        host=options.host or LOOPBACK,
         port=options.port,
         advertise=options.advertise,
         threads=options.threads,

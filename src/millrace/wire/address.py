@@ -85,3 +85,16 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {where}: {error.strerror or error}. Use an address of this machine, e.g. 127.0.0.1, or"
             f" 0.0.0.0 for all of its networks"
         ) from error
+
+
+def answers(address: str, timeout: float) -> bool:
+    """Whether anything takes connections at ``address`` within ``timeout`` seconds.
+
+    Raises:
+        ServiceError: if it is no address.
+    """
+    try:
+        socket.create_connection(parse_address(address), timeout).close()
+    except OSError:
+        return False
+    return True

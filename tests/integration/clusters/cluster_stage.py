@@ -136,7 +136,7 @@ async def gone(pids: list[int]) -> None:
                 os.close(handle)
 
 
-async def _play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> None:
+async def play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> None:
     dispatcher = Dispatcher(heartbeat_s=1.0)
     await dispatcher.start()
     try:
@@ -154,13 +154,19 @@ async def _play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> 
         await dispatcher.stop()
 
 
+STORIES: list[Callable[[Stage], Awaitable[None]]] = []
+"""All that :func:`on_every_cluster` has seen, for a cluster with needs of its own."""
+
+
 def on_every_cluster(story: Callable[[Stage], Awaitable[None]]) -> Callable[[str], None]:
     """Makes a test for each cluster of a story on a stage. After each the cluster is closed, and nothing is left."""
+
+    STORIES.append(story)
 
     @pytest.mark.parametrize("kind", list(CLUSTERS))
     @functools.wraps(story)
     def test(kind: str) -> None:
-        asyncio.run(_play(story, CLUSTERS[kind]))
+        asyncio.run(play(story, CLUSTERS[kind]))
 
     del test.__dict__["__wrapped__"]  # pytest would ask it for its arguments
     return test

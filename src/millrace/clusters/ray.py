@@ -1,0 +1,188 @@
+"""Workers as actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from millrace.clusters.processes import STOP_S, hang_up, how_ended, reap, spawn
+from millrace.clusters.subprocesses import STDERR
+from millrace.errors import ServiceError
+from millrace.wire.address import WILDCARDS, answers, format_address, parse_address
+
+ANSWER_S = 10.0
+"""How long a Ray cluster may take to accept a connection."""
+GRACE_S = 2 * STOP_S
+"""How long an actor may take to end its worker; one whose node is gone does not answer at all."""
+
+
+class RayCluster:
+    """Starts workers on the nodes of a Ray cluster; see :class:`millrace.dispatcher.cluster.Cluster`.
+
+    Each is a process, as on a single machine, and an actor holds it: user code that crashes ends neither the actor nor
+    what it has to tell, and the kernel ends the process with its actor, however that ends. Ray spreads actors over the
+    nodes and never restarts them. One that has no room waits for it, which is what Ray's autoscaler adds nodes for.
+    All of them belong to this process: Ray ends them with it.
+
+    Args:
+        dispatcher: says where the dispatcher listens; asked whenever a worker is started.
+        ray_address: of the Ray cluster, as of ``ray.init``; ``auto``: the one that this machine is a node of.
+        num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
+        memory: bytes that Ray sets aside for each; None: it does not count them.
+        resources: others that it sets aside, by name.
+        token: of the service.
+        threads: for user functions in each worker; None: ``num_cpus``, and at least one.
+        buffer_bytes: for outputs that wait to be read, in each worker; None: the worker's default.
+        shared_memory: workers lend consumers on their own host the memory that batches are in.
+
+    Attributes:
+        host: address of this node, at which the others reach it.
+
+    Raises:
+        ServiceError: there is no such Ray cluster, or it cannot be joined.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Callable[[], str],
+        *,
+        ray_address: str = "auto",
+        num_cpus: float = 1.0,
+        memory: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        token: str | None = None,
+        threads: int | None = None,
+        buffer_bytes: int | None = None,
+        shared_memory: bool = True,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._token = token
+        self._arguments = ["--threads", str(threads or max(1, int(num_cpus)))]
+        if buffer_bytes is not None:
+            self._arguments += ["--buffer-bytes", str(buffer_bytes)]
+        if not shared_memory:
+            self._arguments.append("--no-shared-memory")
+        advice = (
+            "this machine has to be one of its nodes: `ray start --head` begins a cluster, `ray start --address"
+            " HOST:PORT` joins one"
+        )
+        # Ray itself takes minutes to find that out.
+        if ":" in ray_address and not answers(ray_address, ANSWER_S):
+            raise ServiceError(f"there is no Ray cluster at {ray_address}: nobody answers; {advice}")
+        try:
+            ray.init(ray_address, namespace="millrace", logging_level="warning")
+        except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+            raise ServiceError(f"the Ray cluster {ray_address!r} cannot be joined: {error}; {advice}") from error
+        self._holder = ray.remote(_Holder).options(
+            num_cpus=num_cpus,
+            memory=memory,
+            resources=dict(resources or {}),
+            scheduling_strategy="SPREAD",
+            max_restarts=0,  # who ends is replaced, or not, by the dispatcher
+            max_task_retries=-1,  # a node that cannot be reached for a moment has not ended anything
+            max_concurrency=2,  # it waits for its worker, and is told to end it
+        )
+        self._actors: dict[str, Any] = {}
+        self._nodes: dict[str, str] = {}
+        self._followers: set[asyncio.Task[None]] = set()
+        self._ended: Callable[[str, str], None] = lambda worker, how: None
+        self.host: str = ray.util.get_node_ip_address()
+
+    def watch(self, ended: Callable[[str, str], None]) -> None:
+        """Has ``ended(worker, how)`` called for each worker that ends."""
+        self._ended = ended
+
+    async def start(self, workers: int) -> None:
+        """Asks Ray for so many more actors, and does not wait for it to have room for them.
+
+        Raises:
+            ServiceError: Ray does not take the request.
+        """
+        for _ in range(workers):
+            name = uuid.uuid4().hex
+            host, port = parse_address(self._dispatcher())
+            address = format_address(self.host if host in WILDCARDS else host, port)
+            try:
+                actor = self._holder.remote(name, address, self._arguments, self._token)
+            except (ValueError, TypeError, RuntimeError, RayError) as error:
+                raise ServiceError(f"Ray starts no further worker: {error}") from error
+            self._actors[name] = actor
+            follower = asyncio.create_task(self._follow(name, actor))
+            self._followers.add(follower)
+            follower.add_done_callback(self._followers.discard)
+
+    async def stop(self, workers: Sequence[str]) -> None:
+        """Ends these, those that don't react within seconds by force; those that Ray has no room for are given up."""
+        await asyncio.gather(*(self._end(name, self._actors[name]) for name in workers if name in self._actors))
+
+    async def close(self) -> None:
+        """Ends all of them, and leaves the Ray cluster."""
+        self._ended = lambda worker, how: None
+        await self.stop(list(self._actors))
+        await asyncio.gather(*self._followers)
+        ray.shutdown()
+
+    async def _end(self, name: str, actor: Any) -> None:
+        if name in self._nodes:
+            with contextlib.suppress(RayError, TimeoutError):  # it has ended, or is ended now
+                await asyncio.wait_for(actor.end.remote(), GRACE_S)
+        ray.kill(actor)
+
+    async def _follow(self, name: str, actor: Any) -> None:
+        """From asking for a worker to its end."""
+        try:
+            self._nodes[name] = await actor.node.remote()
+            how = await actor.wait.remote()
+        except RayError as error:
+            how = in_words(error, self._nodes.get(name, ""))
+        # Ray ends an actor that nobody holds once it has answered all calls.
+        del self._actors[name]
+        self._nodes.pop(name, None)
+        self._ended(name, how)
+
+
+def in_words(error: RayError, node: str) -> str:
+    """How an actor ended: what Ray says about it, after the names of things that it begins with.
+
+    Args:
+        error: of a call of the actor.
+        node: address of the one that it was on; empty: it was on none yet.
+    """
+    said = str(error)
+    if not node and "ray.kill" in said:
+        return "was given up before Ray had room for it"
+    if "node has died" in said:
+        return f"was lost with node {node}"
+    first, *others = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("\t")]
+    return f"ended with its actor on {node or 'Ray'}: {' '.join(others) or first}"
+
+
+class _Holder:
+    """In an actor: one worker process, which ends with it."""
+
+    def __init__(self, name: str, dispatcher: str, arguments: Sequence[str], token: str | None) -> None:
+        self._host: str = ray.util.get_node_ip_address()
+        # Ray sets as many OpenMP threads as an actor has cores; a worker has that many threads of its own.
+        extra = {"OMP_NUM_THREADS": "1", **({"MILLRACE_TOKEN": token} if token else {})}
+        self._process = spawn(
+            ["worker", "--dispatcher", dispatcher, "--name", name, "--host", self._host, *arguments],
+            worker=True,
+            stdout=STDERR,
+            extra=extra,
+        )
+
+    def node(self) -> str:
+        return self._host
+
+    def wait(self) -> str:
+        return how_ended(self._process.wait())
+
+    def end(self) -> None:
+        hang_up(self._process)
+        reap(self._process)

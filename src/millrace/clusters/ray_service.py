@@ -1,0 +1,119 @@
+"""A service whose workers are actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from millrace.clusters.service import Service, keeping
+from millrace.errors import PipelineError, ServiceError
+
+
+class RayService(Service):
+    """A service on a Ray cluster, as long as this object lives.
+
+    The dispatcher is a process beside this one, not an actor: it is needed for as long as this process reads, its
+    journal is on this machine's disk, and Ray could only start a dead one anew where that is not. The workers are
+    actors, which it asks Ray for; see :class:`millrace.clusters.ray.RayCluster`. All of them end with :meth:`close`,
+    with a ``with`` block, or with this process, however it ends.
+
+    Args:
+        min_workers: at least so many workers.
+        max_workers: at most so many; None: as many as the nodes have room for as it starts, if this process is
+            connected to Ray. As many are asked for as jobs need for their consumers not to wait; those that have no
+            room wait for it, and Ray's autoscaler adds nodes for them.
+        num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
+        memory: bytes that Ray sets aside for each worker; None: it does not count them.
+        resources: others that Ray sets aside for each worker, by name.
+        ray_address: of the Ray cluster; None: the one that this process is connected to, or else that this machine is a
+            node of.
+        cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, that all nodes reach, in which workers keep what
+            is expensive to make; see :class:`millrace.LocalService`, as for the others below.
+        cache_bytes: that this may take; needed with ``cache_dir``.
+        cache_compression: of what is kept.
+        work_dir: folder on this machine in which the dispatcher keeps its journal. None: nothing is kept.
+        host: address to listen on; None: that of this machine in the Ray cluster.
+        port: to listen on; 0 takes a free one.
+        token: that clients must present; None: that of the environment (MILLRACE_TOKEN), or else one is drawn.
+        threads: for user functions in each worker; None: ``num_cpus``, and at least one.
+
+    Attributes:
+        address: to give to ``distribute``, e.g. ``grpc://10.0.0.7:40123``.
+        token: to give to ``distribute`` in other processes; in this one it is known.
+
+    Raises:
+        PipelineError: the numbers make no sense.
+        AddressInUseError: the port is taken.
+        ServiceError: the dispatcher did not start, e.g. because there is no such cluster; the message has its last
+            words.
+    """
+
+    token: str
+
+    def __init__(
+        self,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        *,
+        num_cpus: float = 1.0,
+        memory: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        ray_address: str | None = None,
+        cache_dir: str | None = None,
+        cache_bytes: int | None = None,
+        cache_compression: Literal["lz4", "zstd"] | None = None,
+        work_dir: str | None = None,
+        host: str | None = None,
+        port: int = 0,
+        token: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        ray = _connected()
+        resources = dict(resources or {})
+        if max_workers is None:
+            max_workers = max(min_workers, _room(ray, {"CPU": num_cpus, "memory": memory or 0, **resources}))
+        if min_workers < 0 or max_workers < max(min_workers, 1):
+            raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
+        token = token or os.environ.get("MILLRACE_TOKEN") or secrets.token_hex(32)
+        where = ray_address or (ray.get_runtime_context().gcs_address if ray else "auto")
+        super().__init__(
+            [
+                *("--cluster", "ray", "--ray-address", where, "--worker-cpus", str(num_cpus)),
+                *(word for name in resources for word in ("--worker-resource", f"{name}={resources[name]}")),
+                *(() if memory is None else ("--worker-memory", str(memory))),
+                *("--workers", f"{min_workers}-{max_workers}"),
+                *(() if threads is None else ("--threads", str(threads))),
+                *(() if host is None else ("--host", host)),
+                *("--port", str(port)),
+                *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
+            ],
+            token,
+        )
+
+
+def _connected() -> Any:
+    """The module ``ray``, if this process is connected to a Ray cluster; else None.
+
+    Raises:
+        ServiceError: it is so through Ray's client, on a machine that is none of the cluster's.
+    """
+    ray = sys.modules.get("ray")  # who is connected has imported it
+    if ray is None or not ray.is_initialized():
+        return None
+    if ray.util.client.ray.is_connected():
+        raise ServiceError(
+            "this process is connected by Ray's client (ray://), and workers could not reach a dispatcher here: start"
+            " the script on a node of the cluster, e.g. by `ray job submit`"
+        )
+    return ray
+
+
+def _room(ray: Any, needs: Mapping[str, float]) -> int:
+    """How many workers the nodes that there are now could hold if they held nothing else, and at least 1."""
+    if ray is None:
+        raise PipelineError("max_workers has to be said, as this process is connected to no Ray cluster: ray.init()")
+    there = ray.cluster_resources()
+    return max(1, min((int(there.get(name, 0) / need) for name, need in needs.items() if need), default=1))

@@ -1,0 +1,202 @@
+"""A service on a Ray cluster of several nodes: where its workers run, how they end, and that no element is lost."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.integration.clusters import cluster_stage, test_cluster_conformance  # noqa: F401 (its stories)
+from tests.integration.clusters.ray_nodes import Nodes
+
+import millrace as mr
+from millrace.client.status import fetch_status
+from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.ray import RayCluster
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+
+WAIT_S = 60.0
+PAUSE_S = 0.1
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A head without cores and two nodes with two each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        nodes = Nodes()
+        try:
+            nodes.add(2)
+            nodes.add(2)
+            yield nodes
+        finally:
+            nodes.close()
+
+
+def until(condition: Callable[[], Any], otherwise: Callable[[], Any] = lambda: "") -> Any:
+    """Asks now and then until ``condition`` is true, and returns what it gave."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"it did not come to that: {otherwise()}"
+        threading.Event().wait(PAUSE_S)
+
+
+def workers_of(service: mr.RayService, count: int) -> list[dict[str, Any]]:
+    """Waits until exactly so many are registered."""
+
+    def there() -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = service.status()["workers"]
+        return workers if len(workers) == count else []
+
+    found: list[dict[str, Any]] = until(there, service.status)
+    return found
+
+
+def hosts(workers: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(worker["address"].rpartition(":")[0] for worker in workers)
+
+
+def slow(number: int) -> int:
+    threading.Event().wait(0.005)
+    return number
+
+
+def test_each_element_comes_once_from_workers_on_all_nodes_and_nothing_is_left(nodes):
+    with mr.RayService(4, 4, ray_address=nodes.address) as service:
+        assert len(service.token) == 64
+        workers = workers_of(service, 4)
+        assert sorted(hosts(workers).values()) == [2, 2]
+        with mr.Dataset.range(1000).map(slow).batch(10).distribute(service.address) as batches:
+            got = [number for batch in batches for number in batch.tolist()]
+        assert sorted(got) == list(range(1000))
+    assert service.closed
+    until(lambda: not [each for each in workers if os.path.exists(f"/proc/{each['pid']}")])
+
+
+SCRIPT = """
+import sys
+import millrace as mr
+import ray
+
+ray.init(sys.argv[1], logging_level="error")
+with mr.RayService(min_workers=2, num_cpus=2) as service:
+    with mr.Dataset.range(100).distribute(service.address) as numbers:
+        assert sorted(numbers) == list(range(100))
+    print(service.status()["fleet"]["plan"])
+"""
+
+
+def test_one_line_in_a_driver_serves_where_it_is_connected(nodes):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, nodes.address], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "2"
+
+
+def test_a_worker_that_is_killed_is_told_in_words_and_replaced(nodes, capsys):
+    with mr.RayService(2, 2, ray_address=nodes.address) as service:
+        before = workers_of(service, 2)
+        with mr.Dataset.range(1000).map(slow).distribute(service.address) as dataset:
+            got = []
+            for element in dataset:
+                got.append(element)
+                if len(got) == 100:
+                    os.kill(before[0]["pid"], signal.SIGKILL)
+        assert Counter(got) == Counter(range(1000))
+        until(lambda: {each["id"] for each in service.status()["workers"]} - {each["id"] for each in before})
+        workers_of(service, 2)
+    assert f"worker {before[0]['id']} ended: was killed by SIGKILL" in capsys.readouterr().err
+
+
+def test_an_epoch_survives_the_death_of_a_node_and_workers_without_room_wait_for_the_next(nodes, capsys):
+    doomed = nodes.add(4)
+    with mr.RayService(8, 8, ray_address=nodes.address) as service:
+        assert hosts(workers_of(service, 8))[doomed.node_ip_address] == 4
+        with mr.Dataset.range(6000).map(slow).distribute(service.address) as dataset:
+            got = []
+            for element in dataset:
+                got.append(element)
+                if len(got) == 500:
+                    nodes.kill(doomed)
+        assert Counter(got) == Counter(range(6000))
+        workers_of(service, 4)
+        assert service.status()["workers"]  # the rest waits
+        another = nodes.add(4)
+        assert hosts(workers_of(service, 8))[another.node_ip_address] == 4
+    nodes.kill(another)
+    assert capsys.readouterr().err.count(f"was lost with node {doomed.node_ip_address}") == 4
+
+
+def test_workers_ask_for_the_resources_they_are_given(nodes):
+    with mr.RayService(2, 2, resources={"near_the_data": 1}, ray_address=nodes.address) as service:
+        node = nodes.add(2, near_the_data=2)
+        assert hosts(workers_of(service, 2)) == {node.node_ip_address: 2}
+    nodes.kill(node)
+
+
+def test_one_command_serves_a_cluster(nodes):
+    process = spawn(
+        ["dispatcher", "--cluster", "ray", "--ray-address", nodes.address, "--port", "0", "--workers", "1"],
+        worker=False,
+        stdout=subprocess.PIPE,
+        extra={"MILLRACE_TOKEN": "secret"},
+    )
+    try:
+        assert process.stdout is not None
+        with process.stdout as said:
+            address = json.loads(said.readline())["address"]
+        with mr.Dataset.range(100).distribute(address, token="secret") as numbers:
+            assert sorted(numbers) == list(range(100))
+        assert len(fetch_status(address, "secret")["workers"]) == 1
+    finally:
+        hang_up(process)
+        reap(process)
+
+
+def test_a_cluster_that_is_not_there_is_told_with_what_to_do():
+    with pytest.raises(
+        mr.ServiceError, match=r"(?s)no Ray cluster at 127\.0\.0\.2:1: nobody answers.*`ray start --head`"
+    ):
+        mr.RayService(1, 1, ray_address="127.0.0.2:1")
+
+
+def test_a_worker_that_has_no_room_is_given_up_when_stopped(nodes):
+    ended: list[tuple[str, str]] = []
+
+    async def ask_and_withdraw() -> list[str]:
+        cluster = RayCluster(lambda: "127.0.0.2:1", ray_address=nodes.address, num_cpus=64)
+        try:
+            cluster.watch(lambda worker, how: ended.append((worker, how)))
+            await cluster.start(2)
+            names = list(cluster._actors)
+            await cluster.stop(names[:1])
+            await asyncio.wait_for(asyncio.gather(*list(cluster._followers)[:0]), WAIT_S)
+            for _ in range(1000):
+                if ended:
+                    break
+                await asyncio.sleep(0.01)
+            return names
+        finally:
+            await cluster.close()
+
+    names = asyncio.run(ask_and_withdraw())
+    assert ended == [(names[0], "was given up before Ray had room for it")]
+
+
+@pytest.mark.parametrize("story", cluster_stage.STORIES, ids=lambda story: story.__name__.removeprefix("test_"))
+def test_as_every_cluster(story, nodes):
+    @contextlib.asynccontextmanager
+    async def on_ray(address: Callable[[], str]) -> AsyncIterator[RayCluster]:
+        yield RayCluster(address, ray_address=nodes.address)
+
+    asyncio.run(cluster_stage.play(story, on_ray))
