@@ -20,7 +20,7 @@ import msgspec
 from millrace.policies.decision import Decision
 
 MIN_PRIORITY, MAX_PRIORITY = 0.01, 100.0
-"""Further apart, a job that had one worker for a second would wait for hours until it is its turn again."""
+"""Further apart, what is left for the lower one would be next to nothing."""
 PATIENCE_S = 10.0
 """Worker-seconds that a job may be ahead of one that has a worker, too, before it gives one up."""
 MEMORY_S = 600.0
@@ -115,10 +115,12 @@ def ahead(before: float, beyond: float, seconds: float) -> float:
 
     Args:
         before: the same ``seconds`` ago.
-        beyond: workers that it had since then, less its share.
+        beyond: workers that it had since then, less its share. Beyond one they are on their way to another job, as when
+            that has just come, and it isn't to pay for it by standing still.
         seconds: since then.
     """
     keep = math.exp(-seconds / MEMORY_S)
+    beyond = min(1.0, max(-1.0, beyond))
     return before * keep + beyond * MEMORY_S * (1.0 - keep)
 
 
