@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from millrace.control.keeping import benefits
@@ -9,6 +10,7 @@ from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
 from millrace.control.whereabouts import Poison
+from millrace.policies.decision import listed
 
 STALE_S = 20.0
 """Reports older than this say nothing about now."""
@@ -75,6 +77,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "cache": _caching(job),
         "sharding": job.spec.sharding,
         "workers": _scaling(job, len(serving)),
+        "sharing": _sharing(state, observed, job, now),
         "accelerators": job.spec.accelerators,
         "spent": _spent(observed, job),
         "batch_time_s": sum(times) / len(times) if times else None,
@@ -99,12 +102,35 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
             "differed": sum(report.differed for report in reports),
         },
         "failure": job.failure.message if job.failure is not None else None,
-        "why": _why_job(state, job, serving),
+        "why": _why_job(state, observed, job, serving, now),
         "left_out": sum(report.left_out for report in reports) + _undivided(state, job),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
     }
+
+
+def _sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
+    """What the job claims of the workers, and whom it waits for, if it has none."""
+    found: dict[str, Any] = {"tenant": job.spec.tenant, "priority": job.spec.priority, "share": None, "why": None}
+    found |= {"waits_s": None, "waits_for": [], "behind": []}
+    division = observed.division
+    if division is None or job.name not in division.shares:
+        return found
+    decision = division.shares[job.name]
+    found |= {"share": decision.value, "why": decision.reason}
+    since = division.waiting.get(job.name)
+    if since is None:
+        return found
+    own = [name for name in division.counts if name in state.jobs and state.jobs[name].spec.tenant == job.spec.tenant]
+    full = sum(division.counts[name] for name in own) >= state.settings.quotas.get(job.spec.tenant, math.inf)
+    rivals = own if full else list(division.counts)
+    serving = [name for name in rivals if division.counts[name]]
+    # As whoever gives workers away orders them.
+    standings = {name: division.standing(name, now) for name in rivals if name in division.waiting}
+    order = sorted(standings, key=lambda name: (not standings[name].short, standings[name].ahead))
+    behind = order[: order.index(job.name)]
+    return found | {"waits_s": max(0.0, now - since), "waits_for": sorted(serving), "behind": behind}
 
 
 def _spent(observed: Observed, job: Job) -> list[dict[str, Any]]:
@@ -224,7 +250,7 @@ def _operators(observed: Observed, job: str) -> list[dict[str, Any]]:
     return [rows[node] for node in sorted(rows)]
 
 
-def _why_job(state: State, job: Job, serving: list[Worker]) -> str:
+def _why_job(state: State, observed: Observed, job: Job, serving: list[Worker], now: float) -> str:
     name = job.name
     if job.failure is not None:
         return (
@@ -234,11 +260,7 @@ def _why_job(state: State, job: Job, serving: list[Worker]) -> str:
         others = [worker for worker in state.workers.values() if worker.lost_at is None]
         if not others:
             return f"job {name} waits for a worker: none is registered"
-        busy = sorted({worker.job for worker in others if worker.job})
-        count = "1 worker" if len(others) == 1 else f"{len(others)} workers"
-        if not busy:
-            return f"job {name} waits for a worker: {count}, leaving"
-        return f"job {name} waits for a worker: {count}, serving {', '.join(busy)}; next turn after a current task"
+        return _why_waiting(state, observed, job, others, now)
     count = "1 worker" if len(serving) == 1 else f"{len(serving)} workers"
     if job.tables is None:
         return (
@@ -253,7 +275,24 @@ def _why_job(state: State, job: Job, serving: list[Worker]) -> str:
     asked = [epoch.chooser for epoch in job.epochs.values() if epoch.chooser]
     if asked:
         return f"job {name} waits for worker {asked[0]} to run the user's sharding function"
-    return f"job {name} runs on {count}"
+    shares = observed.division.shares if observed.division is not None else {}
+    share = f"; {shares[name].reason}" if len(shares) > 1 and name in shares else ""
+    return f"job {name} runs on {count}{share}"
+
+
+def _why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:
+    """Why a job has no worker though there are some."""
+    sharing, name, count = _sharing(state, observed, job, now), job.name, len(others)
+    if sharing["waits_s"] is None:
+        return f"job {name} has no work for a worker now"
+    there = "1 worker" if count == 1 else f"{count} workers"
+    if job.spec.tenant in state.settings.quotas:
+        there += f", of which tenant {job.spec.tenant} may have {state.settings.quotas[job.spec.tenant]}"
+    text = f"job {name} has waited {sharing['waits_s']:.0f} s for a worker: {there}"
+    if not sharing["waits_for"]:
+        return f"{text}, leaving"
+    behind = f", after {listed(sharing['behind'])}" if sharing["behind"] else ""
+    return f"{text}, serving {listed(sharing['waits_for'])}; its turn comes at the end of a task{behind}"
 
 
 def _why_consumer(job: Job, index: int, now: float) -> str:

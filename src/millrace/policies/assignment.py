@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from millrace.policies.decision import Decision
+from millrace.policies.decision import Decision, listed
 from millrace.policies.sharing import Standing
 
 
@@ -51,16 +51,10 @@ def assign(needs: Sequence[JobNeed], runnable: Callable[[str], bool], current: s
         reason = f"{best.job} is the only job with work"
     elif not has.short:
         alike = [need.job for need in rivals if _rank(need)[:2] == _rank(best)[:2]]
-        reason += f", and had less of that than {_listed(alike)}" if alike else ""
+        reason += f", and had less of that than {listed(sorted(alike))}" if alike else ""
     return Decision(best.job, reason, {"workers": has.workers, "share": has.share, "ahead_s": has.ahead})
 
 
 def _rank(need: JobNeed) -> tuple[bool, bool, float]:
     has = need.standing
     return not has.short, has.workers >= has.share, has.ahead
-
-
-def _listed(names: Sequence[str]) -> str:
-    """At most three of the names."""
-    few = sorted(names)[:3]
-    return ", ".join(few) + (f" and {len(names) - len(few)} others" if len(names) > len(few) else "")

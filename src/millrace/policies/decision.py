@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -23,3 +23,9 @@ class Decision(msgspec.Struct, Generic[T], frozen=True):
     value: T
     reason: str
     inputs: Mapping[str, Any] = {}
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first three of the names, and how many others there are, for a sentence."""
+    others = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {others} other{'s' * (others > 1)}" if others > 0 else "")

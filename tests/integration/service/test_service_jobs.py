@@ -32,16 +32,22 @@ def test_three_jobs_on_one_worker_all_finish_and_say_who_waits(own_service, gate
     with Reading([jobs["a"]], 2) as first:
         keeper.wait()
         with Reading([jobs["b"]], 2) as second, Reading([jobs["c"]], 2) as third:
-            waiting = "waits for a worker: 1 worker, serving a; next turn after a current task"
 
             def all_wait(status):
-                whys = {job["name"]: job["why"] for job in status["jobs"]}
-                return {name: whys.get(name) for name in "bc"} == {name: f"job {name} {waiting}" for name in "bc"}
+                waits = [job["sharing"]["waits_s"] for job in status["jobs"] if job["name"] in "bc"]
+                return len(waits) == 2 and None not in waits
 
             own_service.until(all_wait)
+            claims = {job["name"]: job["sharing"] for job in own_service.status()["jobs"]}
+            assert all(claims[name]["waits_for"] == ["a"] for name in "bc")
+            assert sorted(claims[name]["behind"] for name in "bc") in ([[], ["b"]], [[], ["c"]])
+            assert {claim["share"] for claim in claims.values()} == {0.333333}
+            assert "s for a worker: 1 worker, serving a; its turn comes" in job_of(own_service.status(), "b")["why"]
             [worker] = own_service.status()["workers"]
             assert (worker["job"], worker["why"]) == ("a", "serves a: a is the only job with work")
-            assert job_of(own_service.status(), "a")["why"] == "job a runs on 1 worker"
+            assert job_of(own_service.status(), "a")["why"] == (
+                "job a runs on 1 worker; a is to have 0.333 of 1 worker for 3 jobs"
+            )
             keeper.open()
             for reading in (first, second, third):
                 [epochs] = reading.result()
