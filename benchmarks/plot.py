@@ -124,6 +124,8 @@ TARGETS = (
         for case in ("computing", "writing")
     ),
     Target("the mode chosen in Figure 8, of the fastest", "papers.figure8", "of the fastest", "service", most=1.03),
+    Target("fairness among 64 jobs alike, Jain's index", "papers.many_jobs", "jain", "alike", least=0.95),
+    Target("the same, half of them of twice the priority", "papers.many_jobs", "jain", "two", least=0.95),
     Target("items that a second job makes again", "papers.figure11", "again", "service", most=0),
     Target("what a cache of a quarter saves, of the ideal", "papers.quarter", "saved", "service", least=0.95),
     *(
