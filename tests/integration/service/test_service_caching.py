@@ -1,5 +1,6 @@
 """With a cache each epoch has the elements that it has without one, and what is kept is not made again."""
 
+import contextlib
 import itertools
 import json
 from collections import Counter
@@ -181,7 +182,11 @@ def test_a_folder_of_one_s_own_is_found_on_every_service_and_in_process(tmp_path
 
 
 def size_of(folder):
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    found = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a draft that was published or given up meanwhile
+            found += path.stat().st_size if path.is_file() else 0
+    return found
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
