@@ -8,17 +8,17 @@ replaces workers that end. The rules that keep them from working against each ot
   dispatcher before it. The Deployment gets as many replicas, less the pods that are being ended on purpose. It is
   written only where it differs, so that a worker that died and is replaced costs one deletion, and the ReplicaSet does
   the rest.
-- Which pods go is said before there is one too many: they get the lowest deletion cost, then the replicas are lowered,
-  then they are deleted. Lowering alone would take pods that aren't ready before any cost is looked at, and deleting
-  first would start replacements, perhaps on a machine that is bought for them. If somebody has come in between (a pod
-  that is not ready goes instead, say) the deletion makes sure of those that were named, and the ReplicaSet puts right
-  how many there are. If this process dies in between, no more is lost than the next one asks for.
+- Pods that are to go are deleted by name, then the replicas are lowered. In between the ReplicaSet begins to replace
+  them, and then takes those replacements back, because it takes first what has not started, is not ready, or is newest.
+  The other way round it would take pods of its own choice, and `controller.kubernetes.io/pod-deletion-cost` does not
+  prevent that: it is looked at only among pods that are equally ready, and a worker is at work before its node has
+  found it ready. If this process dies in between, there is one worker more than needed, and no work is lost.
+- Of a pod that is deleted while there are as many others as wanted nobody is told: the dispatcher has not asked for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -32,7 +32,6 @@ STOP_S = 10.0
 """How long a pod may take to end after it was told to; after that nobody waits for its node to say so."""
 CLOSE_S = 45.0
 """How long closing may take while the API server does not help."""
-_LEAST = {"controller.kubernetes.io/pod-deletion-cost": str(-(2**31) + 1)}
 _NOT_FOUND, _CONFLICT = 404, 409
 _AT_ONCE = 1
 """Seconds from SIGTERM to SIGKILL for a process that was given up; 0 would mean: do not wait for its node."""
@@ -54,6 +53,7 @@ class _Pod:
         condemned: it is to go.
         told: its end was told, or counted where nobody is to be told.
         deleted: the API server was asked to.
+        leaving: it has ended, or is being ended by whomever.
         complaint: why there is no process in it, as was logged.
         over: set when its end was told or it is no more.
     """
@@ -65,6 +65,7 @@ class _Pod:
     condemned: bool = False
     told: bool = False
     deleted: bool = False
+    leaving: bool = False
     complaint: str = ""
     over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -151,11 +152,10 @@ class KubernetesCluster:
                 str(error) or "they did not end in time",
             )
         finally:
-            for task in [self._watching, *self._tasks]:
-                if task is not None:
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await task
+            tasks = [task for task in (self._watching, *self._tasks) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._watching = None
             await self._api.close()
 
@@ -175,17 +175,17 @@ class KubernetesCluster:
         """Makes the Deployment what is wanted, and condemned pods go."""
         async with self._settling:
             while True:
+                if condemned := [pod for pod in self._pods.values() if pod.condemned and not pod.deleted]:
+                    await self._each(condemned, self._delete)
                 scale = await self._scale()
                 # Only now: whoever was told of an end has had the time to ask for another one.
-                condemned = [pod for pod in self._pods.values() if pod.condemned and not pod.deleted]
+                if any(pod.condemned and not pod.deleted for pod in self._pods.values()):
+                    continue  # lowered before these are gone, others would go
                 going = sum(1 for pod in self._pods.values() if pod.condemned and not pod.told)
                 target = max(0, self._wanted + self._spare - going)
                 there = scale["spec"].get("replicas", 0)
-                if there > target:
-                    await self._each(condemned, self._cheapen)
                 if there == target or await self._rescale(scale, target):
                     break
-            await self._each(condemned, self._delete)
 
     async def _scale(self) -> Any:
         try:
@@ -206,18 +206,18 @@ class KubernetesCluster:
         _logger.info("Deployment %s is to have %d replicas", self._name, replicas)
         return True
 
-    async def _cheapen(self, pod: _Pod) -> None:
-        await self._unless_gone(pod, "PATCH", {"metadata": {"uid": pod.uid, "annotations": _LEAST}})
-
     async def _delete(self, pod: _Pod) -> None:
         # Whatever runs in one whose end was told is another process, and may leave in good order.
-        hurry = {} if pod.told else {"gracePeriodSeconds": _AT_ONCE}
-        await self._unless_gone(pod, "DELETE", {"preconditions": {"uid": pod.uid}, **hurry})
+        await self._delete_in(pod, None if pod.told else _AT_ONCE)
         pod.deleted = True
 
-    async def _unless_gone(self, pod: _Pod, method: str, body: dict[str, Any]) -> None:
+    async def _delete_in(self, pod: _Pod, grace_s: int | None) -> None:
+        """In so many seconds; None: in those that the Deployment gives it."""
+        body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": pod.uid}}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
         try:
-            await self._api.request(method, f"/v1/pods/{pod.name}", body)
+            await self._api.request("DELETE", f"/v1/pods/{pod.name}", body)
         except RefusedError as error:
             if error.status not in {_NOT_FOUND, _CONFLICT}:  # it is not there any more, which the watch will say
                 raise
@@ -243,8 +243,7 @@ class KubernetesCluster:
             late = [pod for pod in chosen if not pod.over.is_set()]
             for pod in late:
                 _logger.warning("pod %s does not end; it is deleted without waiting for its node", pod.name)
-                force = {"preconditions": {"uid": pod.uid}, "gracePeriodSeconds": 0}
-                await self._unless_gone(pod, "DELETE", force)
+                await self._delete_in(pod, 0)
             await asyncio.gather(*waiting)
         finally:
             for each in waiting:
@@ -268,10 +267,10 @@ class KubernetesCluster:
                 self._saw(pod)
 
     def _listed(self, items: list[Any]) -> None:
-        for pod in items:
-            self._saw(pod)
         for uid in self._pods.keys() - {pod["metadata"]["uid"] for pod in items}:
             self._lost(uid)
+        for pod in sorted(items, key=lambda each: each["metadata"]["uid"] not in self._pods):  # what goes, what came
+            self._saw(pod)
 
     def _saw(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
@@ -280,6 +279,8 @@ class KubernetesCluster:
             known = self._pods[meta["uid"]] = _Pod(meta["name"], meta["uid"], pods.restarts(pod))
         known.has_run = known.has_run or pods.has_run(pod)
         how = pods.how_it_ended(pod, known.restarts)
+        if how or "deletionTimestamp" in meta:
+            self._leaves(known, deleted="deletionTimestamp" in meta)
         if how and known.has_run:
             self._tell(known, how)
         complaint = pods.what_keeps_it(pod)
@@ -289,21 +290,35 @@ class KubernetesCluster:
 
     def _lost(self, uid: str) -> None:
         pod = self._pods.pop(uid)
+        self._leaves(pod, deleted=True)
         if pod.has_run:
             self._tell(pod, "was ended with its pod, which was deleted")
         pod.over.set()
 
+    def _leaves(self, pod: _Pod, *, deleted: bool) -> None:
+        """It begins to go; perhaps it is one that nobody has asked for."""
+        if pod.leaving:
+            return
+        pod.leaving = True
+        others = sum(
+            1
+            for each in self._pods.values()
+            if each is not pod and not each.told and (each.condemned or not each.leaving)
+        )
+        if not pod.condemned and (self._spare or (deleted and others >= self._wanted)):
+            pod.told = True
+            self._spare = max(0, self._spare - 1)
+
     def _tell(self, pod: _Pod, how: str) -> None:
         """Its process has ended: the pod goes, and whoever asked for it may ask for another one."""
-        pod.over.set()
-        if pod.told:
+        if pod.over.is_set():
             return
-        pod.told = pod.condemned = True
+        pod.over.set()
+        pod.condemned = True
         if self._closed:
             return
-        if self._spare:
-            self._spare -= 1
-        else:
+        if not pod.told:
+            pod.told = True
             self._wanted -= 1
             self._ended(pod.name, how)
         self._settle_soon()

@@ -21,12 +21,13 @@ from typing import Any
 from aiohttp import web
 from tests.manifests import manifest
 
+from millrace.clusters.processes import reap
+
 NAMESPACE = "millrace"
 DEPLOYMENT = "millrace-worker"
 TOKEN = "of the service account"
 SECRET = "shared-by-all"
 LABELS = "app.kubernetes.io/name=millrace,app.kubernetes.io/component=worker"
-_COST = "controller.kubernetes.io/pod-deletion-cost"
 _PROBE_S = 0.1
 
 
@@ -42,7 +43,9 @@ class FakeKubernetes:
         done: each (verb, resource) that was allowed.
         asked: each request's method, path, and status of the answer.
         pods: the pods, as the API shows them, by name.
-        seconds: what the node takes to start a pod, and to start a process anew.
+        start_s: what the node takes to start a pod.
+        restart_s: what it takes to start a process anew.
+        found_ready: it looks whether pods are ready.
     """
 
     def __init__(self, dispatcher: Callable[[], str]) -> None:
@@ -52,6 +55,7 @@ class FakeKubernetes:
         self.asked: list[tuple[str, str, int]] = []
         self.pods: dict[str, dict[str, Any]] = {}
         self.start_s, self.restart_s = 0.0, 0.3
+        self.found_ready = True
         self._dispatcher = dispatcher
         self._deployment = manifest("Deployment", DEPLOYMENT)
         self._deployment["metadata"]["resourceVersion"] = "1"
@@ -67,6 +71,9 @@ class FakeKubernetes:
         self._lost: set[str] = set()
         self._names: Iterator[int] = iter(range(1, 250))
         self._random = random.Random(1)
+        # Of this machine's own addresses, so that pods of several fakes may listen on the same port.
+        net = random.SystemRandom().randrange(1 << 14)
+        self._net = f"127.{64 + (net >> 8)}.{net & 255}"
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -91,7 +98,7 @@ class FakeKubernetes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for process in self._processes.values():
-            process.wait()
+            reap(process)
         await self._runner.cleanup()
 
     # -- what can go wrong ---------------------------------------------------------------------------------------------
@@ -140,6 +147,7 @@ class FakeKubernetes:
         pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
         self._disrupt(pod, "TerminationByKubelet", "The node was low on resource: memory.")
         self._changed("MODIFIED", pod)
+        self._soon(self._reconcile())
 
     def drain(self, name: str) -> None:
         """Somebody empties the node, by the eviction API."""
@@ -186,7 +194,7 @@ class FakeKubernetes:
             return _status(401, "Unauthorized")
         scale = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{DEPLOYMENT}/scale"
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-        verb = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}[request.method]
+        verb = {"GET": "get", "PUT": "update", "DELETE": "delete"}[request.method]
         if path == pods:
             verb = "watch" if query.get("watch") else "list"
         resource = "pods" if path.startswith(pods) else "deployments/scale"
@@ -222,6 +230,7 @@ class FakeKubernetes:
                 line = json.dumps(event).encode() + b"\n"
                 middle = self._random.randrange(len(line))  # HTTP may cut it anywhere
                 await response.write(line[:middle])
+                await asyncio.sleep(0.002)  # so that they travel apart
                 await response.write(line[middle:])
         except ConnectionError:
             pass  # whoever watched has left
@@ -233,14 +242,10 @@ class FakeKubernetes:
         pod = self.pods.get(name)
         if pod is None:
             return _status(404, f'pods "{name}" not found')
-        uid = body.get("preconditions", {}).get("uid") or body.get("metadata", {}).get("uid")
-        if uid is not None and uid != pod["metadata"]["uid"]:
+        if body.get("preconditions", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
             return _status(409, "the UID in the precondition does not match")
-        if verb == "patch":
-            assert request.content_type == "application/merge-patch+json"
-            pod["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
-            self._changed("MODIFIED", pod)
-        elif verb == "delete":
+        if verb == "delete":
+            assert body["kind"] == "DeleteOptions"
             self._delete(name, body.get("gracePeriodSeconds"))
         return web.json_response(pod)
 
@@ -289,7 +294,7 @@ class FakeKubernetes:
         name = f"{DEPLOYMENT}-7d9f-{number:03}"
         meta = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{number}", "labels": template["metadata"]["labels"]}
         meta["creationTimestamp"] = f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z"
-        status = {"phase": "Pending", "podIP": f"127.0.77.{number}"}
+        status = {"phase": "Pending", "podIP": f"{self._net}.{number}"}
         self.pods[name] = {"metadata": meta, "spec": copy.deepcopy(template["spec"]), "status": status}
         self._changed("ADDED", self.pods[name])
         self._soon(self._bind(name))
@@ -342,9 +347,9 @@ class FakeKubernetes:
         ]
         dns = {"--dispatcher=grpc://millrace-dispatcher:5050": f"--dispatcher={self._dispatcher()}"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "millrace", *(dns.get(argument, argument) for argument in arguments)],
+            [sys.executable, "-m", "millrace", *(dns.get(each, each) for each in arguments), "--parent-pipe"],
             env={**os.environ, **values},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # so that it ends with this process, however that ends
             start_new_session=True,
         )
         self._processes[name] = process
@@ -356,7 +361,7 @@ class FakeKubernetes:
         asyncio.get_running_loop().add_reader(handle, self._exited, name, process, handle)
 
     async def _probe(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        while process.returncode is None:
+        while process.returncode is None and self.found_ready:
             await asyncio.sleep(_PROBE_S)
             pod = self.pods.get(name)
             if pod is None:
@@ -377,7 +382,7 @@ class FakeKubernetes:
     def _exited(self, name: str, process: subprocess.Popen[bytes], handle: int) -> None:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)
-        code = process.wait()
+        code = reap(process)
         pod = self.pods.get(name)
         if pod is None or name in self._lost or self._closed:
             return
@@ -424,9 +429,8 @@ def _rank(pod: dict[str, Any]) -> tuple[Any, ...]:
     """In this order a ReplicaSet's controller takes pods away (its ActivePodsWithRanks, shortened)."""
     status = pod["status"]
     ready = any(container.get("ready") for container in status.get("containerStatuses", []))
-    cost = int(pod["metadata"].get("annotations", {}).get(_COST, "0"))
     newest_first = -int(pod["metadata"]["uid"].rpartition("-")[2])
-    return ("nodeName" in pod["spec"], status["phase"] == "Running", ready, cost, newest_first)
+    return ("nodeName" in pod["spec"], status["phase"] == "Running", ready, newest_first)
 
 
 def _value(variable: dict[str, Any], pod: dict[str, Any]) -> str:

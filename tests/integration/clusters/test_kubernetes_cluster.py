@@ -1,6 +1,7 @@
 """Workers as pods: what happens when the API server, nodes and pods do not do what they should."""
 
 import asyncio
+import contextlib
 import datetime as dt
 import ipaddress
 import logging
@@ -60,6 +61,20 @@ def on_a_fake(story):
 
     test.__name__ = story.__name__
     return test
+
+
+@contextlib.contextmanager
+def logged():
+    """What the cluster says in the log meanwhile."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("millrace.clusters.kubernetes")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
 
 
 def scalings(fake):
@@ -186,6 +201,18 @@ async def test_a_worker_that_was_given_up_before_its_node_was_is_not_waited_for(
 
 
 @on_a_fake
+async def test_those_named_are_stopped_though_no_worker_was_found_ready_yet(stage, fake, folder):
+    fake.found_ready = False
+    await stage.cluster.start(3)
+    workers = await stage.until_there(3)
+    first, second, third = workers
+    await asyncio.gather(stage.cluster.stop([first]), stage.cluster.stop([second, first]))
+    assert stage.told == {first: 1, second: 1}
+    await stage.until(lambda: len(fake.pods) == 1)
+    assert await stage.until_there(1) == {third: workers[third]}
+
+
+@on_a_fake
 async def test_pods_that_come_late_are_not_taken_for_those_that_were_named(stage, fake, folder):
     await stage.cluster.start(2)
     workers = await stage.until_there(2)
@@ -202,11 +229,7 @@ async def test_pods_that_come_late_are_not_taken_for_those_that_were_named(stage
 
 @on_a_fake
 async def test_why_a_pod_does_not_start_is_logged_once(stage, fake, folder):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("millrace.clusters.kubernetes").addHandler(handler)
-    try:
+    with logged() as said:
         fake.hold_pods()
         await stage.cluster.start(1)
         await stage.until(lambda: fake.pods and "conditions" in next(iter(fake.pods.values()))["status"])
@@ -214,8 +237,6 @@ async def test_why_a_pod_does_not_start_is_logged_once(stage, fake, folder):
         fake._changed("MODIFIED", pod)
         fake.release_pods()
         await stage.until_there(1)
-    finally:
-        logging.getLogger("millrace.clusters.kubernetes").removeHandler(handler)
     assert said == [
         f"pod {pod['metadata']['name']} does not run: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
     ]
@@ -299,15 +320,41 @@ async def test_what_the_role_does_not_allow_is_said(stage, fake, folder):
 
 
 @on_a_fake
-async def test_a_server_that_never_helps_is_given_up(stage, fake, folder):
-    cluster = KubernetesCluster(DEPLOYMENT, api_of(fake, folder, patience_s=0.1))
-    fake.refuse(100, 503)
-    with pytest.raises(
-        ServiceError, match=r"did not help for 0.1 s: .*answers GET .*scale with 503: as the test wants"
-    ):
-        await cluster.start(1)
-    await cluster.close()
+async def test_a_server_that_never_helps_is_given_up_and_what_was_asked_for_is_forgotten(stage, fake, folder):
+    await stage.cluster.start(1)
+    stage.cluster._api._patience_s = 0.1
+    fake.refuse(1000, 503)
+    with pytest.raises(ServiceError, match=r"did not help for 0.1 s: .*GET .*scale with 503: as the test wants"):
+        await stage.cluster.start(1)
     fake._refusals.clear()
+    stage.cluster._api._patience_s = 60.0
+    await stage.cluster.start(1)
+    await stage.until_there(2)
+    assert fake.replicas == 2
+
+
+@on_a_fake
+async def test_closing_does_not_wait_for_ever_for_a_server_that_does_not_help(stage, fake, folder):
+    cluster = KubernetesCluster(DEPLOYMENT, api_of(fake, folder))
+    await cluster.start(1)
+    await stage.until_there(1)
+    fake.refuse(1000, 503)
+    with pytest.MonkeyPatch.context() as patch, logged() as said:
+        patch.setattr("millrace.clusters.kubernetes.CLOSE_S", 0.2)
+        await cluster.close()
+    fake._refusals.clear()
+    (words,) = said
+    assert "end them by `kubectl scale deployment millrace-worker --replicas=0`: they did not end in time" in words
+    await stage.cluster.start(1)  # which takes over what was left
+
+
+@on_a_fake
+async def test_a_server_that_names_a_pause_is_not_asked_before(stage, fake, folder):
+    stage.cluster._api._patience_s = 10.0
+    fake.refuse(1, 429, **{"Retry-After": "30"})
+    with pytest.raises(ServiceError, match="did not help for 10 s"):
+        await stage.cluster.start(1)
+    assert [status for _, _, status in fake.asked] == [429]
 
 
 def certified(folder, name):
