@@ -151,8 +151,9 @@ def yielding(turn: Turn) -> set[str]:
         return chosen
     standings = {name: division.standing(name, turn.now) for name in division.shares}
     givers.sort(key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead))
-    most = max((standings[name].ahead for name in givers), default=-math.inf)
-    takers = [name for name, has in standings.items() if has.short or has.ahead <= most or name in crew.sharded]
+    # Who gets nothing from the one that is furthest ahead gets nothing from anybody.
+    first = max((standings[name] for name in givers), key=lambda has: has.ahead, default=Standing(0, 0.0))
+    takers = [name for name, has in standings.items() if gives(first, has) or name in crew.sharded]
     free = crew.by_job.get("", [])
     for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
         job = jobs[name]
@@ -235,6 +236,7 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
     crew = turn.state.crew
     nothing_for: set[tuple[str, int, bool]] = set()
+    division, standings = None, dict[str, Standing]()
     for worker in crew.workers:
         if worker.unfinished:
             continue
@@ -248,9 +250,11 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
         if job is not None and worker.id not in leaving and runnable(turn, job, worker):
             turn.touched.add(job.name)
             continue
-        division = divide(turn)
+        if divide(turn) is not division:
+            division = divide(turn)
+            standings = {name: division.standing(name, turn.now) for name in turn.state.jobs}
         needs = [
-            JobNeed(need.name, _as_seen(turn, division, need, worker), _served(turn, need, worker))
+            JobNeed(need.name, _as_seen(standings[need.name], need, worker), _served(turn, need, worker))
             for need in turn.state.jobs.values()
             if need.failure is None and _admits(turn, need, worker)
         ]
@@ -278,13 +282,11 @@ def _can_run(turn: Turn, worker: Worker, name: str) -> bool:
     return runnable(turn, turn.state.jobs[name], worker)
 
 
-def _as_seen(turn: Turn, division: Division, job: Job, worker: Worker) -> Standing:
+def _as_seen(has: Standing, job: Job, worker: Worker) -> Standing:
     """How the job stands without this worker."""
-    has = division.standing(job.name, turn.now)
     if _owns(job, worker):
         return Standing(0, has.share)  # nobody else can run what is this worker's share
-    has.workers -= worker.job == job.name
-    return has
+    return Standing(has.workers - 1, has.share, has.ahead) if worker.job == job.name else has
 
 
 def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
