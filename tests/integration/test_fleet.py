@@ -35,7 +35,8 @@ class Paper:
 
 
 def fleet_of(cluster, plan=0):
-    ended, told = [], []
+    ended: list[object] = []
+    told: list[str] = []
     return Fleet(cluster, plan, on_end=lambda *who: ended.append(who), notice=told.append), ended, told
 
 
