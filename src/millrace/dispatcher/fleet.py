@@ -94,11 +94,11 @@ class Fleet:
             if worker:
                 self._on_end(worker, how)
             return
-        self._deaths = [*self._deaths, loop.time()][-_REMEMBERED:]
+        self._deaths = [*self._deaths, loop.time()][-max(_REMEMBERED, 2 * self.plan) :]
         _logger.warning("worker %s ended: %s", worker or "(not registered)", how)
         if worker:
             self._on_end(worker, how)
-        decision = respawn_at(self._deaths, loop.time())
+        decision = respawn_at(self._deaths, loop.time(), self.plan)
         if decision.value > loop.time():
             self.why = f"{decision.reason}; the last one {how}"
             self._notice(f"workers of this service keep ending: {self.why}")
