@@ -17,9 +17,8 @@ def _scale_chosen(state: State, event: ev.ScaleChosen) -> None:
     if before is None or before.scale.workers != event.scale.workers:
         at, history = event.at, [*history, (event.at, event.scale.workers, event.reason)][-100:]
     job.scaling = Scaling(event.scale, event.regime, event.reason, at, history)
-    kind = f"{job.digest} {'' if job.anonymous else job.name}"
-    state.sizes.pop(kind, None)
-    state.sizes[kind] = event.scale.workers
+    state.sizes.pop(job.kind, None)  # it comes last now
+    state.sizes[job.kind] = event.scale.workers
     if len(state.sizes) > REMEMBERED:
         del state.sizes[next(iter(state.sizes))]
 

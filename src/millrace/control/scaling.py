@@ -31,16 +31,11 @@ def wanted(job: Job) -> int | None:
     return job.scaling.scale.workers if job.scaling is not None else None
 
 
-def kind_of(job: Job) -> str:
-    """What makes two jobs alike: pipeline, functions and the name, if the user gave one."""
-    return f"{job.digest} {'' if job.anonymous else job.name}"
-
-
 def begin(turn: Turn, job: Job) -> None:
     """The job's sources are known: it begins with what one of its kind had in the end."""
     if not scales(turn.state) or job.scaling is not None:
         return
-    known = turn.state.sizes.get(kind_of(job))
+    known = turn.state.sizes.get(job.kind)
     decision = policy.begin(known or turn.state.settings.first_workers, _limits(turn.state, job))
     _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
 

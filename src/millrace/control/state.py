@@ -301,6 +301,11 @@ class Job(msgspec.Struct):
     caching: ModeOf = ModeOf()
     scaling: Scaling | None = None
 
+    @property
+    def kind(self) -> str:
+        """What makes two jobs alike: the pipeline, and the name, if the user gave one."""
+        return f"{self.digest} {'' if self.anonymous else self.name}"
+
 
 CREW_CHANGES = (
     ev.DispatcherStarted,
