@@ -136,6 +136,7 @@ class Conversation:
         self.left_out = 0
         """Elements, over all epochs, that were not used as other consumers had no more."""
         self._sending = threading.RLock()
+        self._taken = False  # what was read, and not sent: Ctrl-C came in between
         self._session: ClientSession | None = None
         self._threads: list[threading.Thread] = []
         self._channel = ControlChannel(address, token, timeout)
@@ -405,19 +406,23 @@ class Conversation:
 
     def report(self, *, everything: bool = False) -> None:
         """Tells the dispatcher how far reading has come and how fast it is."""
-        epoch, tasks = self.feed.progress(everything=everything)
-        if epoch < 0 and everything:
-            epoch, tasks = self._left
-        measure = self._measure
-        report = ConsumerReport(max(self._wanted, 0))
-        if epoch >= 0 and measure is not None:
-            handed, rates = measure()
-            arrived, all_here = self.feed.arrived
-            speed = (rates.batch_time_s, rates.wait_s, rates.queue_elements)
-            report = ConsumerReport(epoch, tasks, handed, *speed, arrived=arrived, all_here=all_here, pace=rates.pace)
-        reruns, differed, impure = self._reruns.told
-        known = {"reruns": reruns, "differed": differed, "impure": impure, "left_out": self.left_out}
-        self._send(msgspec.structs.replace(report, **known))
+        # In one step: that an epoch was left must not overtake what was read of it, or others would get that again.
+        with self._sending:
+            everything = everything or self._taken
+            self._taken = True
+            epoch, tasks = self.feed.progress(everything=everything)
+            if epoch < 0 and everything:
+                epoch, tasks = self._left
+            report, measure = ConsumerReport(max(self._wanted, 0)), self._measure
+            if epoch >= 0 and measure is not None:
+                handed, rates = measure()
+                arrived, all_here = self.feed.arrived
+                report = ConsumerReport(
+                    epoch, tasks, handed, *rates[:3], arrived=arrived, all_here=all_here, pace=rates.pace
+                )
+            known = dict(zip(("reruns", "differed", "impure"), self._reruns.told, strict=True))
+            self._send(msgspec.structs.replace(report, left_out=self.left_out, **known))
+            self._taken = False
 
     def _compared(self, epoch: int, rerun: Rerun) -> None:
         """A task that was run again was held against what had come of it before."""
