@@ -13,7 +13,9 @@ replaces workers that end. The rules that keep them from working against each ot
   The other way round it would take pods of its own choice, and `controller.kubernetes.io/pod-deletion-cost` does not
   prevent that: it is looked at only among pods that are equally ready, and a worker is at work before its node has
   found it ready. If this process dies in between, there is one worker more than needed, and no work is lost.
-- Of a pod that is deleted while there are as many others as wanted nobody is told: the dispatcher has not asked for it.
+- A pod that others delete is replaced by the ReplicaSet, or was one too many for it: either way there are as many as
+  wanted, and nobody is told. Only of those that are evicted, or lost with their nodes, is the dispatcher told, so that
+  it decides about their replacement as it does for all others.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ class KubernetesCluster:
                 async with asyncio.timeout(CLOSE_S):
                     self._wanted = self._spare = 0
                     await self._settle()
-                    while left := [pod for pod in self._pods.values() if not pod.over.is_set()]:
+                    while left := await self._left():
                         for pod in left:
                             pod.condemned = True
                         await self._settle()
@@ -165,11 +167,19 @@ class KubernetesCluster:
         """What is there already counts."""
         scale = await self._scale()
         self._selector = scale["status"]["selector"]
-        listed = await self._api.request("GET", "/v1/pods", labelSelector=self._selector)
+        listed = await self._list()
         self._spare = scale["spec"].get("replicas", 0)
         self._listed(listed["items"])
         self._watching = asyncio.create_task(self._follow())
         self._watching.add_done_callback(_say_why)
+
+    async def _left(self) -> list[_Pod]:
+        """Those that have not ended, also if the watch has not told of them yet."""
+        self._listed((await self._list())["items"])
+        return [pod for pod in self._pods.values() if not pod.over.is_set()]
+
+    async def _list(self) -> Any:
+        return await self._api.request("GET", "/v1/pods", labelSelector=self._selector)
 
     async def _settle(self) -> None:
         """Makes the Deployment what is wanted, and condemned pods go."""
@@ -280,7 +290,7 @@ class KubernetesCluster:
         known.has_run = known.has_run or pods.has_run(pod)
         how = pods.how_it_ended(pod, known.restarts)
         if how or "deletionTimestamp" in meta:
-            self._leaves(known, deleted="deletionTimestamp" in meta)
+            self._leaves(known, replaced="deletionTimestamp" in meta and not pods.is_disrupted(pod))
         if how and known.has_run:
             self._tell(known, how)
         complaint = pods.what_keeps_it(pod)
@@ -290,24 +300,23 @@ class KubernetesCluster:
 
     def _lost(self, uid: str) -> None:
         pod = self._pods.pop(uid)
-        self._leaves(pod, deleted=True)
+        self._leaves(pod, replaced=True)
         if pod.has_run:
             self._tell(pod, "was ended with its pod, which was deleted")
         pod.over.set()
 
-    def _leaves(self, pod: _Pod, *, deleted: bool) -> None:
-        """It begins to go; perhaps it is one that nobody has asked for."""
+    def _leaves(self, pod: _Pod, *, replaced: bool) -> None:
+        """It begins to go; perhaps it is one that nobody has asked for, or whose place its ReplicaSet fills."""
         if pod.leaving:
             return
         pod.leaving = True
-        others = sum(
-            1
-            for each in self._pods.values()
-            if each is not pod and not each.told and (each.condemned or not each.leaving)
-        )
-        if not pod.condemned and (self._spare or (deleted and others >= self._wanted)):
+        if pod.condemned:
+            return
+        if replaced:
             pod.told = True
-            self._spare = max(0, self._spare - 1)
+        elif self._spare:
+            pod.told = True
+            self._spare -= 1
 
     def _tell(self, pod: _Pod, how: str) -> None:
         """Its process has ended: the pod goes, and whoever asked for it may ask for another one."""

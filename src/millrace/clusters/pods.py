@@ -39,6 +39,11 @@ def how_it_ended(pod: dict[str, Any], restarts_before: int) -> str:
     return ""
 
 
+def is_disrupted(pod: dict[str, Any]) -> bool:
+    """Whether it is evicted, or was on a node that is: not deleted by a user, nor because it is one too many."""
+    return bool(_disruption(pod.get("status", {})))
+
+
 def what_keeps_it(pod: dict[str, Any]) -> str:
     """In words, why there is no process in it yet; "" if nothing is wrong."""
     waiting = _container(pod).get("state", {}).get("waiting", {})

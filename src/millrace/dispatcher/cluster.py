@@ -15,6 +15,7 @@ class Cluster(Protocol):
         Args:
             ended: to be called when a worker's process has ended, however that came, with its worker id ("" if it is
                 not known) and in words how it ended (e.g. ``was killed by SIGKILL``). May be called from any thread.
+                Not called for one that the cluster replaces by itself.
         """
 
     async def start(self, workers: int) -> None:

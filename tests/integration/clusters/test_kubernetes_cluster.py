@@ -145,14 +145,35 @@ def test_what_a_broken_watch_has_missed_is_found_out(how, tmp_path):
 
 
 @on_a_fake
-async def test_a_pod_that_vanished_unseen_is_told_once(stage, fake, folder):
+async def test_a_pod_that_vanished_unseen_has_been_replaced(stage, fake, folder):
     await stage.cluster.start(1)
     (worker,) = await stage.until_there(1)
     fake.expire_watches()
     fake._delete(worker, 0)
     fake.expire_watches()
-    await stage.until(lambda: stage.ended)
-    assert stage.ended == [(worker, "was ended with its pod, which was deleted")]
+    await stage.until(lambda: worker not in stage.workers and len(stage.workers) == 1)
+    assert stage.ended == []
+    await stage.cluster.start(1)
+    await stage.until_there(2)
+
+
+@on_a_fake
+async def test_replacements_that_are_taken_back_are_not_taken_for_those_asked_for_meanwhile(stage, fake, folder):
+    """Three die, their replacements run already when nobody wants them; then one worker is asked for."""
+    await stage.cluster.start(3)
+    workers = await stage.until_there(3)
+    settle, stage.cluster._settle_soon = stage.cluster._settle_soon, lambda: None
+    for worker in workers:
+        fake._delete(worker, 0)
+        stage.cluster._pods[f"uid-{int(worker[-3:])}"].condemned = True
+    await stage.until(lambda: len(stage.ended) == 3)
+    await stage.until_there(3)
+    stage.cluster._settle_soon = settle
+    await stage.cluster.start(0)  # lowers to none
+    await stage.cluster.start(1)
+    await stage.until(lambda: fake.replicas == 1)
+    await stage.until(lambda: len(fake.pods) == 1 and len(stage.workers) == 1)
+    assert stage.told == dict.fromkeys(workers, 1)
 
 
 @pytest.mark.parametrize(
