@@ -10,17 +10,17 @@ import platform
 import uuid
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import pyarrow as pa
+
 from millrace.blocks.store import FULL, NAME, checked
 from millrace.elements.exporting import Bytes
 from millrace.elements.shred import Piece
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
-from millrace.wire.buffers import BufferPool
 
 _DRAFTS = ".drafts"
 _MOST_BUFFERS = 512
 """Of one read: systems take 1,024."""
-_IDLE_BYTES = 64 << 20
-"""Kept of buffers that elements were read into and that have died: to find new memory can cost more than to read."""
 
 
 class DirectoryStore:
@@ -42,7 +42,6 @@ class DirectoryStore:
         self.location = os.path.abspath(path)
         self._durable = durable
         self._drafts = os.path.join(self.location, _DRAFTS)
-        self._buffers = BufferPool(_IDLE_BYTES)
         with _errors(self.location):
             os.makedirs(self._drafts, exist_ok=True)
             self._sweep()
@@ -69,7 +68,7 @@ class DirectoryStore:
     def open(self, point: str, name: str) -> _Block:
         """The block; it holds one file descriptor, and can be read when it has been deleted."""
         checked(point, name)
-        return _Block(name, os.path.join(self.location, point, name), self._buffers)
+        return _Block(name, os.path.join(self.location, point, name))
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """Bytes of each block as (point, name)."""
@@ -144,16 +143,16 @@ class _Draft:
 
 
 class _Block:
-    def __init__(self, name: str, path: str, buffers: BufferPool) -> None:
+    def __init__(self, name: str, path: str) -> None:
         self.name = name
         self.location = path
-        self._buffers = buffers
         with _errors(path):
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed by close
             self.nbytes = os.fstat(self._file.fileno()).st_size
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
-        buffers = [self._buffers.allocate(stop - start) for start, stop in ranges]
+        # Arrow's allocator hands out again what has died: to find new memory can cost more than to read.
+        buffers = [np.frombuffer(pa.allocate_buffer(stop - start), np.uint8) for start, stop in ranges]
         found: list[Bytes] = []
         with _errors(self.location):
             while len(found) < len(ranges):
@@ -180,10 +179,11 @@ class _Block:
         found = os.fstat(self._file.fileno())
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
-    def drop(self) -> None:
+    def drop(self) -> bool:
         with _errors(self.location):
             os.fsync(self._file.fileno())  # only pages that are on the disk can be given up
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return True
 
     def close(self) -> None:
         self._file.close()

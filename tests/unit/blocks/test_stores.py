@@ -3,6 +3,8 @@ import os
 import platform
 import uuid
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from millrace.blocks.directory import DirectoryStore
@@ -127,19 +129,18 @@ def test_a_folder_that_cannot_be_used(tmp_path):
         assert not isinstance(caught.value, BlockMissingError)
 
 
-def test_memory_that_was_read_into_is_used_again(tmp_path):
+def test_memory_that_was_read_into_is_arrows_until_the_last_view_of_it_has_died(tmp_path):
     store = DirectoryStore(str(tmp_path))
     put(store, "b1", bytes(1_000_000))
+    before = pa.total_allocated_bytes()
     with contextlib.closing(store.open(POINT, "b1")) as block:
-        (first,) = block.read([(0, 1_000_000)])
-        (other,) = block.read([(0, 1_000_000)])
-        place = first.ctypes.data
-        assert store._buffers.idle_bytes == 0
-        del first
-        assert store._buffers.idle_bytes >= 1_000_000
-        (again,) = block.read([(0, 1_000_000)])
-        assert again.ctypes.data == place
-        assert other.ctypes.data != place
+        (found,) = block.read([(0, 1_000_000)])
+    view = found[10:20].view(np.int16)
+    del found
+    assert pa.total_allocated_bytes() >= before + 1_000_000
+    view[:] = 1
+    del view
+    assert pa.total_allocated_bytes() < before + 1_000_000
 
 
 def test_free_bytes_of_a_folder_are_those_of_its_file_system(tmp_path):
