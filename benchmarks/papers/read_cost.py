@@ -8,10 +8,12 @@ is read several times in a row, and what counts is the median of all but the fir
 are about alike, while a read after one of another size also pays for the memory that it doesn't find.
 ``error`` is the median difference between what was predicted and what a read took, over what it took; ``learned`` is
 the same for a model that hears of every size after it. The stores: a folder as it is (what was written lies in the
-system's memory), the same folder read from its disk (dropped from memory before each read), and an object store (moto,
-an S3 server on this machine; left out with a notice where it isn't installed). The folder is in ``TMPDIR``. Memory is
-set up as in a worker process. moto gets a whole object from its memory for any part of it, so that what a read takes
-depends on the block as well: there the calibration is given the time to write one as large as is read afterwards.
+system's memory), the same folder read from its disk (dropped from memory before each read), and an object store: the
+one whose URL is in ``MILLRACE_BENCH_STORE``, found and opened by the variables of its kind (``AWS_ENDPOINT_URL`` and so
+on), else moto, an S3 server on this machine (left out with a notice where it isn't installed). moto gets a whole object
+from its memory for any part of it, so that what a read takes depends on the block, which no model of sizes can tell:
+there the calibration is given the time to write a block as large as is read afterwards. The folder is in ``TMPDIR``.
+Memory is set up as in a worker process.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from millrace.testing.s3 import s3_bucket
 QUESTION = "Does the model of what a read costs say what reads take?"
 TARGET = 0.15
 POINT, NAME = "read-cost", "block"
+_MOTO = "object store (moto)"
 READS = 60
 """Sizes that are read of a store."""
 REPEATS = 6
@@ -113,10 +116,12 @@ def stores() -> Iterator[dict[str, tuple[BlockStore, bool]]]:
     with contextlib.ExitStack() as stack:
         folder = DirectoryStore(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-read-cost-")))
         found: dict[str, tuple[BlockStore, bool]] = {"folder": (folder, False), "folder, from disk": (folder, True)}
-        if importlib.util.find_spec("moto") is None:
+        if url := os.environ.get("MILLRACE_BENCH_STORE"):
+            found["object store"] = ObjectStore(url), False
+        elif importlib.util.find_spec("moto") is None:
             print("no object store: moto is not installed (pip install 'moto[server]')")
         else:
-            found["object store"] = ObjectStore(stack.enter_context(s3_bucket()) + "cache"), False
+            found[_MOTO] = ObjectStore(stack.enter_context(s3_bucket()) + "cache"), False
         yield found
 
 
@@ -125,8 +130,9 @@ def measure(seconds: float = 2.0, count: int = READS, largest: int = LARGEST) ->
     results = {}
     with stores() as found:
         for name, (store, cold) in found.items():
-            patience = 10 if isinstance(store, ObjectStore) else 1
-            result = compare(store, cold=cold, seconds=patience * seconds, count=count, largest=largest)
+            result = compare(
+                store, cold=cold, seconds=seconds * (10 if name == _MOTO else 1), count=count, largest=largest
+            )
             results[name] = {**result, "model": {"sizes": result["model"].sizes, "times": result["model"].times}}
             print(
                 f"{name:20} median error {result['error']:6.1%} (target {TARGET:.0%}), learning meanwhile "

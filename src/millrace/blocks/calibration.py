@@ -28,6 +28,8 @@ _READS_MAX = 25
 """Of one size, beside the first."""
 _BURST_S = 1e-3
 """Reads on several threads are timed together for so long at least, as threads don't begin at the same moment."""
+_FAR = 3
+"""So much longer is read again what is not on a disk: what a network takes differs more, and takes longer to tell."""
 _FREE_SHARE = 0.25
 """Of the room that is left, no more is taken."""
 
@@ -64,7 +66,8 @@ def calibrate(
 
     Args:
         store: what to measure.
-        seconds: that it may take, about; one write and one read of each kind are made whatever they take.
+        seconds: that it may take, about, and another time as long for a store behind a network; one write and one read
+            of each kind are made whatever they take.
         threads: that read at once, as a worker's do; a read then takes longer, and all together less.
         largest: bytes of a read, and of the block.
         clock: seconds, for tests.
@@ -76,19 +79,41 @@ def calibrate(
     free = store.free_bytes()
     largest = min(largest, LARGEST if free is None else max(SMALLEST, int(_FREE_SHARE * free)))
     try:
+        began = clock()
+        _greet(store, name)
+        seconds -= clock() - began
         size, took = _write(store, name, largest, _WRITING * seconds, clock)
         block = store.open(POINT, name)
         try:
             left = (seconds - took) / 2
             with ThreadPoolExecutor(threads, thread_name_prefix="millrace-calibration") as pool:
-                read = fit(_reads(pool, block, size, left, threads, clock, cold=False))
-                cold = fit(_reads(pool, block, size, left, threads, clock, cold=True))
+                samples = list(_reads(pool, block, size, left, threads, clock, cold=False))
+                has_disk = block.drop()
+                others = list(
+                    _reads(pool, block, size, left if has_disk else _FAR * left, threads, clock, cold=has_disk)
+                )
+                read, cold = (
+                    fit(samples if has_disk else samples + others),
+                    fit(others if has_disk else samples + others),
+                )
         finally:
             block.close()
     finally:
         store.delete(POINT, name)
     read, cold = _extended(read, took / size), _extended(cold, took / size)
     return Calibration(read, cold, proportional(size, took), _checking(clock), threads)
+
+
+def _greet(store: BlockStore, name: str) -> None:
+    """Writes and reads a little, as who comes first also pays for names, connections and credentials."""
+    with store.draft() as draft:
+        draft.write(bytes(SMALLEST))
+        draft.publish(POINT, name)
+    block = store.open(POINT, name)
+    try:
+        block.read([(0, SMALLEST)])
+    finally:
+        block.close()
 
 
 def _write(store: BlockStore, name: str, largest: int, limit_s: float, clock: Callable[[], float]) -> tuple[int, float]:

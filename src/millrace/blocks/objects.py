@@ -115,8 +115,8 @@ class _Block:
     def version(self) -> object:
         return self._version
 
-    def drop(self) -> None:
-        pass
+    def drop(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

@@ -77,8 +77,8 @@ class Block(Protocol):
     def version(self) -> object:
         """Differs once the block has become another one, or was written to, as far as the store can tell that."""
 
-    def drop(self) -> None:
-        """Lets the operating system give up what it holds of the block in memory, if it can; for measurements."""
+    def drop(self) -> bool:
+        """Lets the operating system give up what it holds of the block in memory; False: no system holds any."""
 
     def close(self) -> None:
         """Ends reading; what was read stays."""

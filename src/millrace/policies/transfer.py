@@ -13,12 +13,15 @@ import math
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import accumulate
 
 import msgspec
 
-LEARNING_RATE = 0.1
-"""Of what a measurement says, so much is believed at once; after ten of them a third is left of what was known."""
+_SURPRISE = 1.5
+"""Of the logarithm: a single read that took a hundred times as long is believed as if it had been five times."""
+_ENOUGH = 3
+"""Measurements of a size whose median is believed."""
+LEARNING_RATE = 0.3
+"""Of what a measurement says, so much is believed at once; after three of them a third is left of what was known."""
 
 
 class TransferCost(msgspec.Struct, frozen=True):
@@ -74,7 +77,7 @@ class TransferCost(msgspec.Struct, frozen=True):
         if not 0 < seconds < math.inf:
             return self
         place = self._place(size)
-        off = math.log(seconds / self.seconds(size))
+        off = max(-_SURPRISE, min(_SURPRISE, math.log(seconds / self.seconds(size))))
         times = [each * math.exp(rate * off * 0.5 ** abs(number - place)) for number, each in enumerate(self.times)]
         return TransferCost(self.sizes, tuple(times))
 
@@ -90,7 +93,9 @@ class TransferCost(msgspec.Struct, frozen=True):
 
 
 def fit(samples: Iterable[tuple[int, float]]) -> TransferCost:
-    """From measurements as (bytes, seconds); of those of one size it is the median, or that of a larger one if less.
+    """From measurements as (bytes, seconds): the median of those of one size.
+
+    Where there are too few to tell a slow one from a slow size, a size takes no longer than a larger one.
 
     Raises:
         ValueError: there are none, or a size or time is not above 0.
@@ -100,7 +105,9 @@ def fit(samples: Iterable[tuple[int, float]]) -> TransferCost:
         by_size.setdefault(size, []).append(seconds)
     sizes = sorted(by_size)
     medians = [statistics.median(by_size[size]) for size in sizes]
-    times = list(accumulate(reversed(medians), min))
+    times: list[float] = []
+    for size, median in zip(reversed(sizes), reversed(medians), strict=True):
+        times.append(median if len(by_size[size]) >= _ENOUGH else min([median, *times]))
     return TransferCost(tuple(sizes), tuple(reversed(times)))
 
 

@@ -66,6 +66,7 @@ class Slow:
 
     def drop(self):
         self.in_memory = False
+        return True
 
     def close(self):
         pass
@@ -104,13 +105,36 @@ def test_a_fast_store_is_measured_up_to_the_largest_reads():
     store: Any = Slow(1e-5, 5e9)
     calibrate(store, clock=store.clock)
     assert max(store.reads) == store.size == LARGEST
-    assert store.reads.count(SMALLEST) == 2 * 26
+    assert store.reads.count(SMALLEST) == 1 + 2 * 26
+
+
+def test_what_the_first_one_pays_for_is_not_counted():
+    store: Any = Slow(1e-3, 1e9)
+    publish = store.publish
+
+    def connect(point, name):
+        store.now += 0.7
+        store.publish = publish
+        publish(point, name)
+
+    store.publish = connect
+    found = calibrate(store, clock=store.clock)
+    assert store.now < 3
+    assert found.write.seconds(100 * MIB) == pytest.approx(0.1, rel=0.4)
+
+
+def test_where_there_is_no_disk_behind_it_all_reads_count():
+    store: Any = Slow(1e-3, 1e9)
+    store.drop = lambda: False
+    found = calibrate(store, clock=store.clock)
+    assert found.read == found.cold
+    assert found.read.seconds(MIB) == pytest.approx(1e-3 + MIB / 1e9, rel=0.1)
 
 
 def test_a_store_that_takes_long_for_anything_is_measured_all_the_same():
     store: Any = Slow(latency=30.0)
     found = calibrate(store, clock=store.clock)
-    assert store.reads == [SMALLEST, SMALLEST]
+    assert store.reads == [SMALLEST] * 3
     assert found.read.seconds(LARGEST) > found.read.seconds(SMALLEST) == pytest.approx(30, rel=0.1)
 
 

@@ -159,7 +159,7 @@ class Counted:
         return self._block.version()
 
     def drop(self):
-        pass
+        return False
 
     def close(self):
         pass

@@ -55,6 +55,11 @@ def test_what_is_smaller_takes_no_longer():
     assert fit([(10, 9.0), (20, 2.0), (30, 7.0), (40, 5.0), (50, 6.0)]).times == (2.0, 2.0, 5.0, 5.0, 6.0)
 
 
+def test_unless_many_reads_say_that_it_does():
+    """As where a small answer waits in the server for what would fill its packet."""
+    assert fit([*[(10, 44.0)] * 3, *[(20, 3.0)] * 2, (30, 2.0)]).times == (44.0, 2.0, 2.0)
+
+
 @given(st.integers(2, 1 << 40), times, sizes)
 def test_what_is_proportional(largest, seconds, size):
     assert proportional(largest, seconds).seconds(size) == pytest.approx(seconds * size / largest)
@@ -81,11 +86,11 @@ def test_a_store_that_became_slower_is_learned():
     assert [cost.seconds(size) / disk(size) for size in SIZES] == pytest.approx([4] * len(SIZES), rel=0.25)
 
 
-def test_what_is_forgotten_is_a_tenth_with_each_measurement():
+def test_what_is_forgotten_is_three_tenths_with_each_measurement():
     cost = TransferCost((1000,), (1.0,))
     for count in range(1, 30):
         cost = cost.learn(1000, math.e)
-        assert math.log(cost.seconds(1000)) == pytest.approx(1 - 0.9**count)
+        assert math.log(cost.seconds(1000)) == pytest.approx(1 - 0.7**count)
 
 
 def test_a_single_outlier_changes_little():
@@ -99,7 +104,7 @@ def test_sizes_far_away_learn_less():
     changes = [after.seconds(size) / before.seconds(size) for size in SIZES]
     assert changes[2] == max(changes)
     assert changes[2:] == sorted(changes[2:], reverse=True)
-    assert 1 < changes[-1] < 1.002
+    assert 1 < changes[-1] < 1.004
 
 
 @given(costs, sizes, times)
