@@ -141,6 +141,7 @@ class Division(msgspec.Struct, frozen=True):
         before: by job, worker-seconds that it had had beyond its share, at that moment.
         waiting: by job that has use for workers and none, since when.
         idle: jobs that are left out, as they had no worker and no work for one.
+        givers: jobs that have more workers than they are to have.
     """
 
     crew: Crew
@@ -150,6 +151,7 @@ class Division(msgspec.Struct, frozen=True):
     before: dict[str, float] = {}
     waiting: dict[str, float] = {}
     idle: frozenset[str] = frozenset()
+    givers: list[str] = []
 
     def standing(self, job: str, now: float) -> Standing:
         """How the job stands."""

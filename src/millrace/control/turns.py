@@ -82,14 +82,16 @@ def divide(turn: Turn) -> Division:
         Need(name, job.spec.tenant, job.spec.priority, wanted(job)) for name, job in jobs.items() if name not in idle
     ]
     waited = {} if known is None else known.waiting
+    shares = share(needs, len(crew.workers), turn.state.settings.quotas)
     turn.observed.division = Division(
         crew,
         turn.now,
-        share(needs, len(crew.workers), turn.state.settings.quotas),
+        shares,
         counts,
         {} if known is None else {name: known.standing(name, turn.now).ahead for name in jobs},
         {need.job: waited.get(need.job, turn.now) for need in needs if not counts[need.job]},
         idle,
+        [name for name, each in shares.items() if counts[name] > each.value],
     )
     return turn.observed.division
 
@@ -131,10 +133,11 @@ def _of_tenant(turn: Turn, tenant: str) -> list[Worker]:
 def _surplus(turn: Turn) -> set[str]:
     """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
     chosen: set[str] = set()
-    limited = [(serving(turn, job), wanted(job)) for job in turn.state.jobs.values()]
-    limited += [(_of_tenant(turn, tenant), quota) for tenant, quota in turn.state.settings.quotas.items()]
+    jobs, quotas = turn.state.jobs.values(), turn.state.settings.quotas
+    limited = [(serving(turn, job), most) for job in jobs if (most := wanted(job)) is not None]
+    limited += [(_of_tenant(turn, tenant), quota) for tenant, quota in quotas.items()]
     for workers, most in limited:
-        if most is not None and len(workers) > most:
+        if len(workers) > most:
             there = [worker for worker in workers if worker.id not in chosen]
             free = [worker for worker in there if not _owns(turn.state.jobs[worker.job], worker)]
             free.sort(key=lambda worker: (worker.turn_began, worker.id))
@@ -146,11 +149,13 @@ def yielding(turn: Turn) -> set[str]:
     """Workers that get no more tasks of their job, as others are to have them."""
     crew, jobs, division = turn.state.crew, turn.state.jobs, divide(turn)
     chosen = _surplus(turn)
-    givers = [name for name, each in division.shares.items() if division.counts[name] > each.value]
-    if not crew.workers or len(division.shares) < 2 or not (givers or crew.sharded):
+    if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
         return chosen
     standings = {name: division.standing(name, turn.now) for name in division.shares}
-    givers.sort(key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead))
+    givers = sorted(
+        division.givers,
+        key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead),
+    )
     # Who gets nothing from the one that is furthest ahead gets nothing from anybody.
     first = max((standings[name] for name in givers), key=lambda has: has.ahead, default=Standing(0, 0.0))
     takers = [name for name, has in standings.items() if gives(first, has) or name in crew.sharded]
