@@ -46,7 +46,8 @@ def step(scale: HpaScale, cpu: float, now: float, limits: Limits) -> Decision[Hp
     ratio = cpu / TARGET
     desired = scale.workers if abs(ratio - 1) <= TOLERANCE else math.ceil(scale.workers * ratio)
     desired = max(limits.least, min(desired, limits.most))
-    recent = tuple(each for each in scale.desired if now - each[0] < STABILIZATION_S)
+    earlier = scale.desired or ((now, scale.workers),)  # as Kubernetes does with what it finds
+    recent = tuple(each for each in earlier if now - each[0] < STABILIZATION_S)
     known = (*recent, (now, desired))
     workers = desired if desired >= scale.workers else min(scale.workers, max(count for _, count in known))
     reason = f"workers use {100 * cpu:.0f} % of their cores, where {100 * TARGET:.0f} % is wanted"

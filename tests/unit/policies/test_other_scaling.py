@@ -53,6 +53,6 @@ def test_the_hpa_goes_by_processor_time_alone():
 def test_the_hpa_takes_away_only_what_was_too_much_for_five_minutes():
     scale = hpa.HpaScale(10)
     for now in range(0, 300, 15):
-        scale = hpa.step(scale, 0.85 if now == 0 else 0.4, float(now), LIMITS).value
+        scale = hpa.step(scale, 0.4, float(now), LIMITS).value
         assert scale.workers == 10
     assert hpa.step(scale, 0.4, 300.0, LIMITS).value.workers == 5
