@@ -31,7 +31,9 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_autoscale(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = kinds.add_parser("autoscale", help="how many workers jobs get, beside the fewest that would do")
     command.add_argument("--seeds", type=positive, default=1000, metavar="N", help="how many jobs (default 1000)")
-    command.add_argument("--policy", default="", help="this one alone: millrace, cachew or hpa (default: all)")
+    command.add_argument(
+        "--policy", default="", help="this one alone: millrace, cachew, hpa or cheapest (default: all)"
+    )
     command.add_argument("--json", action="store_true", help="for programs")
     command.set_defaults(run=_simulate_autoscale)
 

@@ -19,7 +19,7 @@ QUEUE_GROWTH = 0.40
 REVISIT_LOOKS = 10
 
 
-class CachewScale(msgspec.Struct, frozen=True):
+class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
     """Where it has come to.
 
     Attributes:

@@ -47,6 +47,47 @@ class Machine(msgspec.Struct, frozen=True):
         return self.hour + parts
 
 
+class Rates(msgspec.Struct, frozen=True):
+    """Prices of an hour, in ``currency``: of a worker, and of all training hosts of a job with their accelerators."""
+
+    worker: float
+    training: float
+    currency: str = ""
+
+
+class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices of an hour, and what the machines are.
+
+    Attributes:
+        prices: of parts.
+        worker: what one uses.
+        host: what the machine of one consumer has; its accelerators are those that ``distribute`` was told of.
+        currency: for what is printed.
+    """
+
+    prices: Prices = Prices()
+    worker: Machine = Machine(cores=1.0)
+    host: Machine = Machine()
+    currency: str = ""
+
+    def with_accelerators(self, accelerators: int) -> Machine:
+        """The machine of a consumer that has so many."""
+        return msgspec.structs.replace(self.host, accelerators=accelerators)
+
+    def rates(self, consumers: int, accelerators: int) -> Rates:
+        """Of a worker, and of a training of so many consumers with so many accelerators each."""
+        training = consumers * self.with_accelerators(accelerators).price(self.prices)
+        return Rates(self.worker.price(self.prices), training, self.currency)
+
+
+USUAL = PriceTable(
+    Prices(core=0.03, gib=0.004, accelerator=2.5), Machine(cores=1.0, gib=2.0), Machine(cores=16.0, gib=120.0), "USD"
+)
+"""For whoever says none: round figures of the order of what public clouds ask for machines on demand. A host with an
+accelerator costs as much as some ninety workers, and it matters little whether it is fifty or two hundred: that many
+workers cost little beside it, so that nearly always those are cheapest that keep it busy."""
+
+
 class Cost(msgspec.Struct, frozen=True):
     """Of the service, and of the training hosts."""
 

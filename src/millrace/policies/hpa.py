@@ -22,7 +22,7 @@ PERIOD_S = 15.0
 """Between two looks."""
 
 
-class HpaScale(msgspec.Struct, frozen=True):
+class HpaScale(msgspec.Struct, frozen=True, tag="hpa"):
     """Where it has come to.
 
     Attributes:

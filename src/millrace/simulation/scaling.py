@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,14 +12,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from millrace.policies import autoscale, cachew_scaling, hpa
+from millrace.policies import autoscale, cachew_scaling, cheapest, hpa
 from millrace.policies.autoscale import Limits, look_elements, pause_elements
+from millrace.policies.cost import Rates
 from millrace.simulation.workloads import MOST, Workload, drifted, workload
 
 LOOKS = 120
 """Of a job; in a third of them it changes after half of these."""
 ACCELERATOR = 10.0
 """Price of a second of the consumer's accelerator, in seconds of a worker."""
+TRAINING = (0.5, 200.0)
+"""Between these it is where elements are to be cheap."""
 RIGHT = 0.03
 """A number of workers that is off by less, or by one, is right."""
 LIMITS = Limits(1, MOST)
@@ -27,8 +31,14 @@ LIMITS = Limits(1, MOST)
 class Policy(Protocol):
     """Plays one job."""
 
-    def __call__(self, looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
-        """The number of workers behind each look, before the first it is 1."""
+    def __call__(self, looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
+        """The number of workers behind each look, before the first it is 1.
+
+        Args:
+            looks: the job at each look.
+            rng: of their noise.
+            training: price of a second of the consumer, in seconds of a worker.
+        """
         ...
 
 
@@ -38,25 +48,41 @@ class Outcome(msgspec.Struct, frozen=True):
     Attributes:
         kind: of the job.
         changed: it changed on the way.
-        workers: at the end, where ``least`` are enough.
+        right: whether the number of workers is, at the end.
         decisions: changes of the number until it was right for the first time; None: it never was.
-        cost: of all elements beside that of an oracle, who has the least number from the first look on.
+        cost: of all elements beside that of an oracle, who has the right number from the first look on.
+        element: cost of an element at the end beside that with the cheapest number.
     """
 
     kind: str
     changed: bool
-    workers: int
-    least: int
+    right: bool
     decisions: int | None
     cost: float
-
-    @property
-    def right(self) -> bool:
-        """The number at the end is right."""
-        return abs(self.workers - self.least) <= max(1.0, RIGHT * self.least)
+    element: float
 
 
-def ours(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+class Goal(msgspec.Struct, frozen=True):
+    """Of a job.
+
+    Attributes:
+        least: the fewest workers that are enough.
+        cost: of an element with the cheapest number, where a second of the consumer costs ``training``.
+        training: in seconds of a worker.
+    """
+
+    least: int
+    cost: float
+    training: float
+
+    def met(self, job: Workload, workers: int, policy: str) -> bool:
+        """The number is right: nearly the least, or if that is what the policy is for, nearly the cheapest."""
+        if policy == "cheapest":
+            return _cost(job, workers, self.training) <= (1 + RIGHT) * self.cost
+        return abs(workers - self.least) <= max(1.0, RIGHT * self.least)
+
+
+def ours(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
     """:mod:`millrace.policies.autoscale`."""
     scale = autoscale.begin(1, LIMITS).value
     for job in looks:
@@ -64,7 +90,15 @@ def ours(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
         yield scale.workers
 
 
-def cachew(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+def cheap(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
+    """:mod:`millrace.policies.cheapest`."""
+    scale = cheapest.begin(1, LIMITS).value
+    for job in looks:
+        scale = cheapest.step(scale, job.look(scale.workers, rng), LIMITS, Rates(1.0, training)).value
+        yield scale.workers
+
+
+def cachew(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
     """:mod:`millrace.policies.cachew_scaling`; the queue is long where the consumer doesn't wait."""
     scale = cachew_scaling.CachewScale()
     for job in looks:
@@ -74,7 +108,7 @@ def cachew(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
         yield scale.workers
 
 
-def kubernetes(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
+def kubernetes(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
     """:mod:`millrace.policies.hpa`; a look is as long as its period."""
     scale, now = hpa.HpaScale(), 0.0
     for job in looks:
@@ -84,7 +118,9 @@ def kubernetes(looks: Iterator[Workload], rng: random.Random) -> Iterator[int]:
         yield scale.workers
 
 
-POLICIES: dict[str, Policy] = {"millrace": ours, "cachew": cachew, "hpa": kubernetes}
+POLICIES: dict[str, Policy] = {"millrace": ours, "cachew": cachew, "hpa": kubernetes, "cheapest": cheap}
+QUICK = ("millrace", "cheapest")
+"""They take shorter looks at consumers that wait for most of the time."""
 
 
 def play(seed: int, policy: str = "millrace") -> Outcome:
@@ -94,24 +130,36 @@ def play(seed: int, policy: str = "millrace") -> Outcome:
     changes = rng.random() < 1 / 3
     after = drifted(job, rng) if changes else job
     jobs = [job] * (LOOKS // 2) + [after] * (LOOKS - LOOKS // 2)
-    least = {id(each): each.least() for each in (job, after)}
+    training = math.exp(random.Random(f"prices of {seed}").uniform(*map(math.log, TRAINING)))
+    goals = {id(each): _goal(each, training) for each in (job, after)}
     workers, decisions, first = 1, 0, None
     spent = oracle = 0.0
-    for each, chosen in zip(jobs, POLICIES[policy](iter(jobs), rng), strict=True):
-        waits = 1 - each.own_s / each.batch_s(workers) if policy == "millrace" else 0.0
+    for each, chosen in zip(jobs, POLICIES[policy](iter(jobs), rng, training), strict=True):
+        goal = goals[id(each)]
+        waits = 1 - each.own_s / each.batch_s(workers) if policy in QUICK else 0.0
         count = pause_elements(waits) + look_elements(waits)
-        spent += count * _cost(each, workers)
-        oracle += count * _cost(each, least[id(each)])
+        if policy == "cheapest":
+            spent += count * _cost(each, workers, training)
+            oracle += count * goal.cost
+        else:
+            spent += count * _cost(each, workers, ACCELERATOR)
+            oracle += count * _cost(each, goal.least, ACCELERATOR)
         decisions += chosen != workers
         workers = chosen
-        if first is None and abs(workers - least[id(each)]) <= max(1.0, RIGHT * least[id(each)]):
+        if first is None and goal.met(each, workers, policy):
             first = decisions
-    return Outcome(job.kind, changes, workers, least[id(after)], first, spent / oracle)
+    goal = goals[id(after)]
+    element = _cost(after, workers, training) / goal.cost
+    return Outcome(job.kind, changes, goal.met(after, workers, policy), first, spent / oracle, element)
 
 
-def _cost(job: Workload, workers: int) -> float:
-    """Of an element."""
-    return job.batch_s(workers) * (workers + ACCELERATOR)
+def _goal(job: Workload, training: float) -> Goal:
+    return Goal(job.least(), min(_cost(job, count, training) for count in range(1, MOST + 1)), training)
+
+
+def _cost(job: Workload, workers: int, training: float) -> float:
+    """Of an element, in seconds of a worker."""
+    return job.batch_s(workers) * (workers + training)
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -122,6 +170,7 @@ class Report(msgspec.Struct, frozen=True):
         right: share of them with the right number at the end.
         decisions: median of those until it was right; None: mostly it never was.
         cost: mean, beside an oracle's.
+        element: mean cost of an element at the end, beside the least.
         wrong: seeds that ended with another number, by kind.
     """
 
@@ -129,6 +178,7 @@ class Report(msgspec.Struct, frozen=True):
     right: float
     decisions: float | None
     cost: float
+    element: float
     wrong: dict[str, list[int]]
 
 
@@ -146,6 +196,7 @@ def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
         sum(each.right for each in outcomes.values()) / len(outcomes),
         None if decisions == float("inf") else decisions,
         statistics.fmean(each.cost for each in outcomes.values()),
+        statistics.fmean(each.element for each in outcomes.values()),
         wrong,
     )
 
@@ -158,10 +209,13 @@ def as_json(reports: Mapping[str, Report]) -> str:
 def show(reports: Mapping[str, Report]) -> None:
     """Prints a line for each policy."""
     table = Table("policy", "jobs", "right number at the end", "decisions to it (median)", "cost, of an oracle's")
+    table.add_column("an element at the end, of the cheapest")
     for policy, each in reports.items():
         decisions = "never" if each.decisions is None else f"{each.decisions:g}"
-        table.add_row(policy, f"{each.jobs:,}", f"{100 * each.right:.1f} %", decisions, f"{each.cost:.3f}")
+        table.add_row(
+            policy, f"{each.jobs:,}", f"{100 * each.right:.1f} %", decisions, f"{each.cost:.3f}", f"{each.element:.3f}"
+        )
     Console().print(table)
     for policy, each in reports.items():
-        for kind, seeds in sorted(each.wrong.items()) if policy == "millrace" else ():
+        for kind, seeds in sorted(each.wrong.items()) if policy in QUICK else ():
             print(f"{policy}: another number at the end for {kind}, seeds {', '.join(map(str, seeds))}")

@@ -23,8 +23,7 @@ def test_more_workers_than_a_job_can_use_are_idle():
 
 
 def test_ours_is_right_where_the_others_are_not():
-    reports = {policy: scaling.run(range(300), policy) for policy in scaling.POLICIES}
-    ours, cachew, hpa = (reports[policy] for policy in ("millrace", "cachew", "hpa"))
+    ours, cachew, hpa = (scaling.run(range(300), policy) for policy in ("millrace", "cachew", "hpa"))
     assert ours.right >= 0.98
     assert ours.decisions is not None
     assert ours.decisions <= 4
@@ -34,8 +33,18 @@ def test_ours_is_right_where_the_others_are_not():
     assert ours.cost < cachew.cost < hpa.cost
 
 
+def test_the_cheapest_is_nearly_as_cheap_as_can_be_whatever_a_training_costs():
+    cheapest, ours = (scaling.run(range(100), policy) for policy in ("cheapest", "millrace"))
+    assert cheapest.right >= 0.98
+    assert cheapest.element <= 1.005
+    assert cheapest.cost <= 1.05
+    assert cheapest.decisions is not None
+    assert cheapest.decisions <= 4
+    assert ours.element > 2 * cheapest.element - 1  # to keep a consumer busy that costs little is dear
+
+
 def test_a_policy_that_never_moves_is_found_out(monkeypatch):
-    monkeypatch.setitem(scaling.POLICIES, "stubborn", lambda looks, rng: (1 for _ in looks))
+    monkeypatch.setitem(scaling.POLICIES, "stubborn", lambda looks, rng, training: (1 for _ in looks))
     report = scaling.run(range(100), "stubborn")
     assert report.right < 0.3
     assert report.decisions is None

@@ -1,0 +1,114 @@
+"""The policies for a job's number of workers that there are, with one face.
+
+A service has one of :data:`SERVICES` for all its jobs; a job that wants to be cheap (``workers="cheapest"``) has
+:mod:`millrace.policies.cheapest` whatever the service has.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from millrace.policies import autoscale, cachew_scaling, cheapest, hpa
+from millrace.policies.autoscale import Limits, Look, Scale
+from millrace.policies.cachew_scaling import CachewScale
+from millrace.policies.cheapest import CheapScale
+from millrace.policies.cost import Rates
+from millrace.policies.decision import Decision
+from millrace.policies.hpa import HpaScale
+
+Kind = Literal["millrace", "cachew", "hpa", "cheapest"]
+SERVICES: tuple[Kind, ...] = ("millrace", "cachew", "hpa")
+"""Those that a service can be told to use."""
+Other = CachewScale | CheapScale | HpaScale
+"""Where the search of another policy than :mod:`millrace.policies.autoscale` has come to."""
+Found = Decision[Scale] | Decision[CachewScale] | Decision[CheapScale] | Decision[HpaScale]
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """What any of them goes by.
+
+    Attributes:
+        look: at the job.
+        queue: elements that lay ready for a consumer, on average.
+        cpu: mean share of a worker's cores that was in use, between 0 and 1.
+        at: now, in seconds.
+        rates: what an hour costs.
+    """
+
+    look: Look
+    queue: float
+    cpu: float
+    at: float
+    rates: Rates
+
+
+def kind_of(scale: Scale | Other) -> Kind:
+    """Whose it is."""
+    match scale:
+        case CachewScale():
+            return "cachew"
+        case HpaScale():
+            return "hpa"
+        case CheapScale():
+            return "cheapest"
+    return "millrace"
+
+
+def begin(kind: Kind, workers: int, limits: Limits) -> Found:
+    """A job begins, or is looked at anew, with so many workers; with Cachew's rules always with the least (4.3)."""
+    first = max(limits.least, min(workers, limits.most))
+    match kind:
+        case "cachew":
+            return Decision(CachewScale(limits.least), f"Cachew's rules begin with {limits.least}")
+        case "hpa":
+            return Decision(HpaScale(first), f"begins with {first}")
+        case "cheapest":
+            return cheapest.begin(workers, limits)
+    return autoscale.begin(workers, limits)
+
+
+def step(scale: Scale | Other, sight: Sight, limits: Limits) -> Found:
+    """What follows from one more look."""
+    match scale:
+        case CachewScale():
+            return cachew_scaling.step(scale, sight.look, limits, sight.queue)
+        case HpaScale():
+            return hpa.step(scale, sight.cpu, sight.at, limits)
+        case CheapScale():
+            return cheapest.step(scale, sight.look, limits, sight.rates)
+    return autoscale.step(scale, sight.look, limits)
+
+
+def pause_over(kind: Kind, elements: int, waits: float) -> bool:
+    """So many elements were read since workers have come or gone: from here on looks say something.
+
+    Args:
+        kind: of the policy.
+        elements: of the consumer that has read the fewest.
+        waits: share of the time that consumers wait, from 0 to 1.
+    """
+    match kind:
+        case "cachew":
+            return elements >= autoscale.PAUSE_ELEMENTS
+        case "hpa":
+            return True
+    return elements >= autoscale.pause_elements(waits)
+
+
+def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
+    """A look is long enough, after so many elements and seconds."""
+    match kind:
+        case "cachew":
+            return elements >= autoscale.LOOK_ELEMENTS
+        case "hpa":
+            return seconds >= hpa.PERIOD_S
+    return elements >= autoscale.look_elements(waits)
+
+
+def settled(before: Scale | Other | None, scale: Scale | Other) -> bool:
+    """No other number is being looked for; Kubernetes' rule never ends, and has nothing to change for now."""
+    if isinstance(scale, HpaScale):
+        return before is not None and before.workers == scale.workers
+    return scale.phase == "settled"
