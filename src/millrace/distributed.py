@@ -111,6 +111,7 @@ class DistributedDataset(Readable):
             "seed": _seed(dataset, job_name) if seed is None else seed,
             "tasks": tasks,
             "workers": _range(workers),
+            "cheapest": workers == "cheapest",
             "accelerators": accelerators,
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
             "priority": float(priority),
@@ -382,8 +383,8 @@ def _check(
         raise PipelineError(f"consumer_index must be from 0 to {(num_consumers or 1) - 1}, not {consumer_index}")
     given = workers if isinstance(workers, tuple) else (workers, workers)
     whole = len(given) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in given)
-    if workers != "auto" and not (whole and 1 <= given[0] <= given[1]):
-        raise PipelineError(f'workers is "auto", a number of at least 1 or (least, most), not {workers!r}')
+    if workers not in ("auto", "cheapest") and not (whole and 1 <= given[0] <= given[1]):
+        raise PipelineError(f'workers is "auto", "cheapest", a number of at least 1 or (least, most), not {workers!r}')
 
 
 def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
@@ -415,8 +416,8 @@ def _members(kind: type[enum.Enum]) -> str:
 
 
 def _range(workers: Any) -> tuple[int, int] | None:
-    """How many workers at least and at most; None for "auto"."""
-    if workers == "auto":
+    """How many workers at least and at most; None if the service finds that out."""
+    if workers in ("auto", "cheapest"):
         return None
     return (workers, workers) if isinstance(workers, int) else workers
 

@@ -45,6 +45,23 @@ def add_cache(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_scaling(command: argparse.ArgumentParser) -> None:
+    """Options about how many workers jobs get."""
+    command.add_argument(
+        "--scaling-policy",
+        choices=("millrace", "cachew", "hpa"),
+        default="millrace",
+        help="that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules or those of"
+        " Kubernetes' HPA at 80 %% CPU (default millrace)",
+    )
+    command.add_argument(
+        "--prices",
+        metavar="FILE",
+        help="TOML: what workers and training hosts cost, for jobs that want to be cheap and for `millrace cost`"
+        " (docs/service.md)",
+    )
+
+
 def add_listening(command: argparse.ArgumentParser, port: int) -> None:
     """Options about where to listen."""
     command.add_argument(

@@ -12,7 +12,17 @@ import sys
 
 from millrace.cli.clusters import add_clusters, cluster_of
 from millrace.cli.ending import end_with, last_chance, watch_parent
-from millrace.cli.options import LOOPBACK, add_cache, add_listening, add_memory, add_process, positive, quota, token_of
+from millrace.cli.options import (
+    LOOPBACK,
+    add_cache,
+    add_listening,
+    add_memory,
+    add_process,
+    add_scaling,
+    positive,
+    quota,
+    token_of,
+)
 from millrace.errors import PipelineError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
@@ -44,6 +54,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="TENANT=N",
         help="workers that the jobs of a tenant may have together (default: all); may be given for several",
     )
+    add_scaling(command)
     command.add_argument(
         "--recover", action="store_true", help="of a damaged journal keep what is good, and say what was lost"
     )
@@ -97,6 +108,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
     _, most = options.workers
 
     from millrace.dispatcher.service import Dispatcher
+    from millrace.observe.cost import read_prices
     from millrace.sources.storage import absolute
     from millrace.wire.address import format_address
 
@@ -126,6 +138,8 @@ async def _dispatch(options: argparse.Namespace) -> None:
         cache_compression=options.cache_compression,
         recover=options.recover,
         quotas=dict(options.quotas),
+        scaling_policy=options.scaling_policy,
+        prices=read_prices(options.prices) if options.prices else None,
     )
     address = f"grpc://{await dispatcher.start()}"
     try:

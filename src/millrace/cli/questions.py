@@ -23,7 +23,7 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command = commands.add_parser("cost", help="what each epoch of each job has cost so far")
     command.add_argument("--service", required=True, metavar="ADDRESS", help="the dispatcher's")
     command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
-    command.add_argument("--prices", metavar="FILE", help="TOML; without it only hours are shown (docs/service.md)")
+    command.add_argument("--prices", metavar="FILE", help="TOML; default: those of the service (docs/service.md)")
     command.add_argument("--json", action="store_true", help="for programs")
     command.set_defaults(run=_cost)
 
@@ -65,7 +65,9 @@ def _cost(options: argparse.Namespace) -> int:
     from millrace.observe import cost, status
 
     table = cost.read_prices(options.prices) if options.prices else None
-    rows = cost.costs(fetch_status(options.service, token_of(options)), table)
+    found = fetch_status(options.service, token_of(options))
+    table = table or cost.prices_of(found)
+    rows = cost.costs(found, table)
     if options.json:
         print(status.as_json({"epochs": rows}))
     else:

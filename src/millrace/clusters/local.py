@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from millrace.clusters.service import Service, keeping
+from millrace.clusters.service import Service, keeping, scaling
 from millrace.errors import PipelineError
 
 
@@ -24,6 +24,10 @@ class LocalService(Service):
         cache_compression: of what is kept; pays if the store is slow.
         work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
             the jobs of the one before. None: nothing is kept.
+        scaling_policy: that finds out how many workers a job needs: millrace's own, or for comparison Cachew's rules or
+            those of Kubernetes' HPA.
+        prices: TOML file that says what workers and training hosts cost, for jobs with ``workers="cheapest"``. None:
+            usual ones.
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.
         token: that clients must present.
@@ -47,6 +51,8 @@ class LocalService(Service):
         cache_bytes: int | None = None,
         cache_compression: Literal["lz4", "zstd"] | None = None,
         work_dir: str | None = None,
+        scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
+        prices: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
@@ -62,6 +68,7 @@ class LocalService(Service):
                 *("--host", host, "--port", str(port)),
                 *("--local-workers", f"{min_workers}-{workers}", "--threads", str(threads)),
                 *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
+                *scaling(scaling_policy, prices),
             ],
             token,
         )

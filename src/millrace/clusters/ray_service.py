@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millrace.clusters.service import Service, keeping
+from millrace.clusters.service import Service, keeping, scaling
 from millrace.errors import PipelineError, ServiceError
 
 
@@ -35,6 +35,8 @@ class RayService(Service):
         cache_bytes: that this may take; needed with ``cache_dir``.
         cache_compression: of what is kept.
         work_dir: folder on this machine in which the dispatcher keeps its journal. None: nothing is kept.
+        scaling_policy: see :class:`millrace.LocalService`.
+        prices: likewise.
         host: address to listen on; None: that of this machine in the Ray cluster.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: that of the environment (MILLRACE_TOKEN), or else one is drawn.
@@ -66,6 +68,8 @@ class RayService(Service):
         cache_bytes: int | None = None,
         cache_compression: Literal["lz4", "zstd"] | None = None,
         work_dir: str | None = None,
+        scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
+        prices: str | None = None,
         host: str | None = None,
         port: int = 0,
         token: str | None = None,
@@ -89,6 +93,7 @@ class RayService(Service):
                 *(() if host is None else ("--host", host)),
                 *("--port", str(port)),
                 *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
+                *scaling(scaling_policy, prices),
             ],
             token,
         )

@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, Self
 
 from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
+from millrace.policies.scalers import SERVICES
 from millrace.sources.storage import absolute
 
 START_S = 60.0
@@ -45,6 +46,20 @@ def keeping(
         *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
         *(() if cache_compression is None else ("--cache-compression", cache_compression)),
         *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),
+    ]
+
+
+def scaling(scaling_policy: str, prices: str | None) -> list[str]:
+    """The options of ``millrace dispatcher`` for how many workers jobs get, from the arguments of the same names.
+
+    Raises:
+        PipelineError: there is no such policy.
+    """
+    if scaling_policy not in SERVICES:
+        raise PipelineError(f"scaling_policy is one of {', '.join(SERVICES)}, not {scaling_policy!r}")
+    return [
+        *("--scaling-policy", scaling_policy),
+        *(() if prices is None else ("--prices", os.path.abspath(prices))),
     ]
 
 

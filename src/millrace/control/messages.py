@@ -90,6 +90,8 @@ class WorkerReport(Message, frozen=True):
     nodes: list[NodeMeasure] = []
     busy_s: float = 0.0
     """Seconds since the worker started in which at least one lane computed."""
+    cpu_s: float = 0.0
+    """Seconds of processor time of its process so far, of each core that it may keep busy."""
 
 
 class TaskFinished(Message, frozen=True):

@@ -112,13 +112,15 @@ class ScaleSight(msgspec.Struct):
         workers: that it has, since before the mark.
         settling: they have just changed: what is read says nothing yet.
         readings: by consumer.
-        busy: by worker, the seconds in which it had computed at the mark, and when it had said so.
+        marked: when that was.
+        used: by worker, seconds in which it had computed at the mark, those of its processor, and when it had said so.
     """
 
     workers: frozenset[str] = frozenset()
     settling: bool = True
     readings: dict[int, Reading] = {}
-    busy: dict[str, tuple[float, float]] = {}
+    marked: float = 0.0
+    used: dict[str, tuple[float, float, float]] = {}
 
 
 class Spent(msgspec.Struct):

@@ -16,7 +16,7 @@ def _scale_chosen(state: State, event: ev.ScaleChosen) -> None:
     at, history = (event.at, []) if before is None else (before.at, before.history)
     if before is None or before.scale.workers != event.scale.workers:
         at, history = event.at, [*history, (event.at, event.scale.workers, event.reason)][-100:]
-    job.scaling = Scaling(event.scale, event.regime, event.reason, at, history)
+    job.scaling = Scaling(event.scale, event.regime, event.reason, at, history, event.other)
     state.sizes.pop(job.kind, None)  # it comes last now
     state.sizes[job.kind] = event.scale.workers
     if len(state.sizes) > REMEMBERED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millrace.control.base import Event
 from millrace.policies.autoscale import Scale
+from millrace.policies.scalers import Other
 
 
 class ScaleChosen(Event, frozen=True):
@@ -17,6 +18,7 @@ class ScaleChosen(Event, frozen=True):
     regime: str
     reason: str
     at: float
+    other: Other | None = None
 
 
 class FleetPlanned(Event, frozen=True):

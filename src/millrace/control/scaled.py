@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.policies.autoscale import Scale
+from millrace.policies.scalers import Other
 
 REMEMBERED = 1000
 """Jobs whose numbers are kept for the next of their kind; the longest unused are forgotten first."""
@@ -14,7 +15,8 @@ class Scaling(msgspec.Struct, frozen=True):
     """What a job is to have.
 
     Attributes:
-        scale: where the search has come to.
+        scale: where the search has come to; of another policy only the number, and whether it is settled.
+        other: where that one's search has come to.
         regime: mode of its cache in which that was measured; in another one it begins anew.
         reason: of the last decision, in words.
         at: when the number was changed last.
@@ -26,6 +28,12 @@ class Scaling(msgspec.Struct, frozen=True):
     reason: str = ""
     at: float = 0.0
     history: list[tuple[float, int, str]] = []
+    other: Other | None = None
+
+    @property
+    def search(self) -> Scale | Other:
+        """Where the search has come to, of whatever policy."""
+        return self.scale if self.other is None else self.other
 
 
 class FleetPlan(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """How many workers each job is to have: looked at as reports come in, decided by a pure policy.
 
 A look at a job begins when its workers have been the same for a while, and is over when each of its consumers has read
-some more elements; :mod:`millrace.policies.autoscale` says what follows from it.
+some more elements; :mod:`millrace.policies.autoscale` says what follows from it, or another policy of
+:mod:`millrace.policies.scalers`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from millrace.control.reports import Pace
 from millrace.control.scale_events import ScaleChosen
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
-from millrace.policies import autoscale as policy
+from millrace.policies import scalers
+from millrace.policies.autoscale import Limits, Look, Scale
+from millrace.policies.cost import USUAL
+from millrace.policies.scalers import Kind, Other, Sight
 
 _FEW = 4
 """Reports; of fewer nobody can tell how much they vary."""
@@ -36,7 +40,8 @@ def begin(turn: Turn, job: Job) -> None:
     if not scales(turn.state) or job.scaling is not None:
         return
     known = turn.state.sizes.get(job.kind)
-    decision = policy.begin(known or turn.state.settings.first_workers, _limits(turn.state, job))
+    first = known or turn.state.settings.first_workers
+    decision = scalers.begin(_kind(turn.state, job), first, _limits(turn.state, job))
     _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
 
 
@@ -44,9 +49,11 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     """A consumer says how it reads."""
     if job.scaling is None or job.failure is not None:
         return
-    if _regime(job) != job.scaling.regime:
-        again = policy.begin(job.scaling.scale.workers, _limits(turn.state, job))
-        _chosen(turn, job, again.value, "looks anew, as the mode of its cache has changed")
+    kind = _kind(turn.state, job)
+    if _regime(job) != job.scaling.regime or kind != scalers.kind_of(job.scaling.search):
+        again = scalers.begin(kind, job.scaling.scale.workers, _limits(turn.state, job))
+        what = "the mode of its cache" if _regime(job) != job.scaling.regime else "the scaling policy of the service"
+        _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
     sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
     there = frozenset(worker.id for worker in turn.state.crew.by_job.get(job.name, ()))
     if there != sight.workers:  # what was seen with others says nothing
@@ -57,36 +64,46 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     seen = [reading for reading in readings if reading is not None]
     if not there or len(seen) < len(readings) or (job.points and job.caching.kind == "profile"):
         return  # one experiment at a time
-    waits = _waits(seen)
+    waits, fewest = _waits(seen), min(reading.elements for reading in seen)
     if sight.settling:
-        if min(reading.elements for reading in seen) >= policy.pause_elements(waits):
+        if scalers.pause_over(kind, fewest, waits):
             sight.settling = False
             _mark(turn, sight)
         return
-    busy = _busy_shares(turn, sight)
-    if min(reading.elements for reading in seen) < policy.look_elements(waits) or busy is None:
+    used = _used(turn, sight)
+    if used is None or not scalers.look_over(kind, fewest, waits, turn.now - sight.marked):
         return
-    batch_s = statistics.fmean(reading.read_s / reading.elements for reading in seen)
+    busy, cpu = used
+    batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
     read = sum(reading.elements for reading in seen) / max(1, sum(reading.came for reading in seen))
-    look = policy.Look(len(there), batch_s, waits * batch_s, statistics.fmean(busy) * min(1.0, read), _noise(seen))
+    look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, read), _noise(seen))
     _mark(turn, sight)
-    decision = policy.step(job.scaling.scale, look, _limits(turn.state, job))
-    news = decision.reason != job.scaling.reason and look.workers == job.scaling.scale.workers
-    if decision.value != job.scaling.scale or news:
+    rates = (turn.state.settings.prices or USUAL).rates(len(seen), job.spec.accelerators)
+    before = job.scaling.search
+    decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn.state, job))
+    news = decision.reason != job.scaling.reason and look.workers == before.workers
+    if decision.value != before or news:
         _chosen(turn, job, decision.value, decision.reason)
 
 
-def _chosen(turn: Turn, job: Job, scale: policy.Scale, reason: str) -> None:
-    turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now))
+def _kind(state: State, job: Job) -> Kind:
+    return "cheapest" if job.spec.cheapest else state.settings.scaling_policy
 
 
-def _limits(state: State, job: Job) -> policy.Limits:
+def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
+    scale, other = (found, None) if isinstance(found, Scale) else (Scale(found.workers), found)
+    if other is not None and scalers.settled(None if job.scaling is None else job.scaling.search, other):
+        scale = Scale(other.workers, "settled")
+    turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now, other))
+
+
+def _limits(state: State, job: Job) -> Limits:
     least, most = job.spec.workers or (1, state.settings.most_workers)
     if len(state.jobs) == 1 and job.spec.workers is None:
         least = max(least, state.settings.least_workers)  # they are there, and nobody else's
     most = max(1, min(most, state.settings.most_workers))
-    return policy.Limits(max(1, min(least, most)), most)
+    return Limits(max(1, min(least, most)), most)
 
 
 def _regime(job: Job) -> str:
@@ -103,11 +120,13 @@ def _mark(turn: Turn, sight: ScaleSight) -> None:
         consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
         for consumer, reading in sight.readings.items()
     }
-    sight.busy = {}
+    sight.marked, sight.used = turn.now, {}
     for worker in sight.workers:
         seen = turn.observed.workers.get(worker)
-        report = seen.report if seen is not None else None
-        sight.busy[worker] = (0.0, turn.now) if seen is None or report is None else (report.busy_s, seen.reported)
+        if seen is None or seen.report is None:
+            sight.used[worker] = (0.0, 0.0, turn.now)
+        else:
+            sight.used[worker] = (seen.report.busy_s, seen.report.cpu_s, seen.reported)
 
 
 def _read(sight: ScaleSight, consumer: int, report: ConsumerReport) -> None:
@@ -139,12 +158,24 @@ def _noise(readings: list[Reading]) -> float:
     return statistics.fmean(found) / math.sqrt(len(found)) if found else 0.0
 
 
-def _busy_shares(turn: Turn, sight: ScaleSight) -> list[float] | None:
-    """Part of the time since the mark in which each worker computed; None: one has not said so yet."""
-    shares = []
-    for worker, (busy_s, at) in sight.busy.items():
+def _used(turn: Turn, sight: ScaleSight) -> tuple[float, float] | None:
+    """Mean shares of the time since the mark in which workers computed, and their cores; None: one has not said yet."""
+    busy, cpu = [], []
+    for worker, (busy_s, cpu_s, at) in sight.used.items():
         seen = turn.observed.workers.get(worker)
         if seen is None or seen.report is None or seen.reported <= at:
             return None
-        shares.append(min(1.0, max(0.0, (seen.report.busy_s - busy_s) / (seen.reported - at))))
-    return shares
+        busy.append(_share(seen.report.busy_s - busy_s, seen.reported - at))
+        cpu.append(_share(seen.report.cpu_s - cpu_s, seen.reported - at))
+    return statistics.fmean(busy), statistics.fmean(cpu)
+
+
+def _share(part_s: float, seconds: float) -> float:
+    return min(1.0, max(0.0, part_s / seconds))
+
+
+def _queue(turn: Turn, job: Job) -> float:
+    """Elements that lie ready for a consumer, on average."""
+    sights = [turn.observed.clients.get(place.client) for place in job.consumers.values() if place.lost_at is None]
+    found = [sight.report.queue_elements for sight in sights if sight is not None and sight.report is not None]
+    return statistics.fmean(found) if found else 0.0

@@ -23,6 +23,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         epochs: epochs that will be read; None if unknown. Nothing is prepared beyond.
         accelerators: behind each consumer.
         workers: (least, most) that the job may have; None: as the service has it.
+        cheapest: as many workers as make an element cheapest, and not as many as feed the consumers.
         python: "major.minor" of the consumers; the bundle can be read by no other.
         priority: weight of the job where there are too few workers for all, see :mod:`millrace.policies.sharing`.
         tenant: whose quota of workers it counts against.
@@ -44,6 +45,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     accelerators: int = 1
     priority: float = 1.0
     tenant: str = "default"
+    cheapest: bool = False
 
     @property
     def ranks(self) -> int | None:

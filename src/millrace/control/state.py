@@ -27,6 +27,8 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Task
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
+from millrace.policies.cost import PriceTable
+from millrace.policies.scalers import Kind
 
 T = TypeVar("T")
 
@@ -93,6 +95,8 @@ class Settings(msgspec.Struct, frozen=True):
         turn_limit_s: longest time to a task's end for a worker that another job waits for; doubled for a job each time
             it is too short.
         quotas: by tenant, how many workers its jobs may have together; of others: all.
+        scaling_policy: that finds out how many workers a job needs.
+        prices: for what is said to cost what; None: nobody has said any.
     """
 
     version: str = ""
@@ -114,6 +118,8 @@ class Settings(msgspec.Struct, frozen=True):
     shrink_s: float = 60.0
     drain_s: float = 60.0
     quotas: dict[str, int] = {}
+    scaling_policy: Kind = "millrace"
+    prices: PriceTable | None = None
 
 
 CARE = 2

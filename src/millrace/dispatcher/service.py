@@ -33,6 +33,8 @@ from millrace.dispatcher.shelf import Shelf
 from millrace.dispatcher.status import status
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import MillraceError, ProtocolError, ServiceError
+from millrace.policies.cost import PriceTable
+from millrace.policies.scalers import Kind
 from millrace.version import __version__
 from millrace.wire import blobs as wire_blobs
 from millrace.wire.backoff import delays
@@ -66,6 +68,8 @@ class Dispatcher:
         cache_compression: of blocks that become smaller by it.
         recover: of a damaged journal in ``work_dir`` keep what is good.
         quotas: by tenant, how many workers its jobs may have together; of others: all.
+        scaling_policy: that finds out how many workers a job needs, of :mod:`millrace.policies.scalers`.
+        prices: by which jobs that want to be cheap are, and epochs cost what is said; None: some that are usual.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -89,6 +93,8 @@ class Dispatcher:
         cache_compression: Compression | None = None,
         recover: bool = False,
         quotas: Mapping[str, int] | None = None,
+        scaling_policy: Kind = "millrace",
+        prices: PriceTable | None = None,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
@@ -108,6 +114,8 @@ class Dispatcher:
             most_workers=most,
             first_workers=first_workers or 1,
             quotas=dict(quotas or {}),
+            scaling_policy=scaling_policy,
+            prices=prices,
         )
         self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)

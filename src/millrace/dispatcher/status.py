@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from millrace.control.keeping import benefits
 from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
 from millrace.control.whereabouts import Poison
 from millrace.policies.decision import listed
+from millrace.policies.scalers import kind_of
 
 STALE_S = 20.0
 """Reports older than this say nothing about now."""
@@ -46,6 +49,8 @@ def status(
         "heartbeat_s": state.settings.heartbeat_s,
         "jobs": [_job(state, observed, job, now) for job in jobs],
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
+        "scaling_policy": state.settings.scaling_policy,
+        "prices": None if state.settings.prices is None else msgspec.to_builtins(state.settings.prices),
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
@@ -151,6 +156,7 @@ def _scaling(job: Job, serving: int) -> dict[str, Any]:
         "plan": scaling.scale.workers,
         "observed": serving,
         "phase": scaling.scale.phase,
+        "policy": kind_of(scaling.search),
         "why": scaling.reason,
         "history": [{"at": at, "workers": workers, "why": why} for at, workers, why in scaling.history],
     }

@@ -11,28 +11,12 @@ import msgspec
 
 from millrace.errors import PipelineError
 from millrace.observe.status import Row, columns
-from millrace.policies.cost import Machine, Prices, cost
+from millrace.policies.cost import PriceTable, cost
 
 HEAD: Row = ("job", "epoch", "worker hours", "training hours", "service", "training", "together")
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prices of an hour, and what the machines are; see :mod:`millrace.policies.cost`.
-
-    Attributes:
-        prices: of parts.
-        worker: what one uses.
-        host: what the machine of one consumer has; its accelerators are those that ``distribute`` was told of.
-        currency: for what is printed.
-    """
-
-    prices: Prices = Prices()
-    worker: Machine = Machine(cores=1.0)
-    host: Machine = Machine()
-    currency: str = ""
-
-
-def read_prices(path: str) -> Table:
+def read_prices(path: str) -> PriceTable:
     """The table in a TOML file.
 
     Raises:
@@ -40,21 +24,26 @@ def read_prices(path: str) -> Table:
     """
     try:
         with open(path, "rb") as file:
-            return msgspec.convert(tomllib.load(file), Table)
+            return msgspec.convert(tomllib.load(file), PriceTable)
     except OSError as error:
         raise PipelineError(f"prices cannot be read from {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise PipelineError(f"{path} is no table of prices: {error}") from None
 
 
-def costs(status: Mapping[str, Any], table: Table | None) -> list[dict[str, Any]]:
+def prices_of(status: Mapping[str, Any]) -> PriceTable | None:
+    """Those that the service was started with, if it was."""
+    return None if status["prices"] is None else msgspec.convert(status["prices"], PriceTable)
+
+
+def costs(status: Mapping[str, Any], table: PriceTable | None) -> list[dict[str, Any]]:
     """A row for each epoch of each job: hours, and what they cost; None without prices."""
     rows = []
     for job in status["jobs"]:
         for spent in job["spent"]:
             row = {"job": job["name"], **spent, "service": None, "training": None}
             if table is not None:
-                host = msgspec.structs.replace(table.host, accelerators=job["accelerators"])
+                host = table.with_accelerators(job["accelerators"])
                 hours = cost(3600.0, spent["worker_hours"], table.worker, spent["training_hours"], host, table.prices)
                 row["service"], row["training"] = hours.service, hours.training
             rows.append(row)

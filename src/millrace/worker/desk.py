@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
@@ -318,6 +319,7 @@ class Desk:
             [lane.report() for lane in self._lanes_of(name)],
             job.measures() if job is not None else [],
             self._pace.busy_s,
+            time.process_time() / (self._threads or os.cpu_count() or 1),
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

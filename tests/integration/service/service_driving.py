@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -43,10 +43,12 @@ class Service:
         cache_dir: Path | None = None,
         cache_bytes: int = 1 << 40,
         local: str = "0",
+        options: Sequence[str] = (),
     ) -> None:
         self._heartbeat_s = heartbeat_s
         self._work_dir = work_dir
         self._local = local
+        self._options = options
         self._cache = [] if cache_dir is None else ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
@@ -55,7 +57,7 @@ class Service:
 
     def _start(self, port: str) -> subprocess.Popen[bytes]:
         arguments = ["dispatcher", "--host", OWN_HOST, "--port", port, "--heartbeat", str(self._heartbeat_s)]
-        arguments += [*self._cache, "--local-workers", self._local]
+        arguments += [*self._cache, "--local-workers", self._local, *self._options]
         if self._work_dir is not None:
             arguments += ["--work-dir", str(self._work_dir)]
         process = spawn(arguments, worker=False, stdout=subprocess.PIPE)

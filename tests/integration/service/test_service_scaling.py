@@ -1,6 +1,8 @@
 """A service that runs as many workers as its jobs need, with real processes."""
 
+import contextlib
 import threading
+from typing import Any, cast
 
 import pytest
 from tests.integration.service.service_driving import Service, job_of
@@ -51,3 +53,68 @@ def test_a_job_gets_no_more_than_its_user_says(scaled):
         status = scaled.until(lambda status: status if len(status["workers"]) == 2 else None)
         assert job_of(status, "ours")["workers"]["plan"] == 2
         assert "ours 2" in status["fleet"]["why"]
+
+
+@contextlib.contextmanager
+def begun_with_one(*options):
+    with Service(local="1-8", heartbeat_s=0.2, options=("--first-workers", "1", *options)) as service:
+        yield service
+
+
+def reads(service, own_s, over, **parameters):
+    """A consumer that takes an element each ``own_s`` until ``over`` of what is said of its workers; returns that."""
+    dataset = mr.Dataset.range(1_000_000).map(waits, num_parallel_calls=1)
+    with dataset.distribute(service.address, job_name="ours", tasks=50_000, **parameters) as distributed:
+        for number, _ in enumerate(distributed):
+            threading.Event().wait(own_s)
+            if number % 50 == 49:
+                workers = job_of(service.status(), "ours")["workers"]
+                if over(workers):
+                    return workers
+    raise AssertionError("the data has come to its end")
+
+
+def settled(workers):
+    return workers["phase"] == "settled" and workers["observed"] == workers["plan"]
+
+
+def test_workers_that_make_an_element_cheapest(tmp_path):
+    """Each brings as much as the one before, and a host costs as much as ninety of them: those that keep it busy."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text('currency = "EUR"\n[worker]\nhour = 0.04\n[host]\nhour = 3.6\n')
+    with begun_with_one("--prices", str(prices)) as service:
+        workers = reads(service, OWN_S, settled, workers="cheapest")
+        found = service.status()
+    assert workers["policy"] == "cheapest"
+    assert 3 <= workers["plan"] <= 7, workers  # about four, where nothing else keeps the machine busy
+    assert "1,000 elements cost 0.0" in workers["why"]
+    assert "EUR" in workers["why"]
+    assert found["prices"]["host"]["hour"] == 3.6
+
+
+def test_a_service_with_cachews_rules_adds_workers_one_by_one():
+    with begun_with_one("--scaling-policy", "cachew") as service:
+        workers = reads(service, OWN_S, settled)
+    assert workers["policy"] == "cachew"
+    numbers = [each["workers"] for each in workers["history"]]
+    most = max(numbers)
+    assert numbers in ([*range(1, most + 1)], [*range(1, most + 1), most - 1]), numbers
+    assert 3 <= workers["plan"] <= 7, numbers
+
+
+def test_a_service_with_the_rule_of_kubernetes_does_not_see_that_a_consumer_waits_for_workers_that_wait():
+    with begun_with_one("--scaling-policy", "hpa") as service:
+        workers = reads(service, 0.0, lambda workers: "workers use" in workers["why"])
+        waited = job_of(service.status(), "ours")["wait_share"]
+    assert (workers["policy"], workers["plan"]) == ("hpa", 1)
+    assert "where 80 % is wanted" in workers["why"]
+    assert waited > 0.5
+
+
+def test_a_local_service_is_told_how_to_scale(tmp_path):
+    with mr.LocalService(1, 2, scaling_policy="hpa") as service:
+        assert service.status()["scaling_policy"] == "hpa"
+    with pytest.raises(mr.PipelineError, match="scaling_policy is one of millrace, cachew, hpa, not 'magic'"):
+        mr.LocalService(1, 2, scaling_policy=cast("Any", "magic"))
+    with pytest.raises(mr.ServiceError, match=r"prices cannot be read from .*none\.toml: No such file"):
+        mr.LocalService(1, 2, prices=str(tmp_path / "none.toml"))

@@ -17,8 +17,12 @@ BEAT_S = 5.0
 class Trainer:
     """A consumer that takes an element each ``own_s``, and workers that take ``cost_s`` for one, with what they report.
 
-    Reports are a heartbeat apart; workers come as soon as they are planned, and go when they are told to.
+    Reports are a heartbeat apart; workers come as soon as they are planned, and go when they are told to. They keep
+    cores busy for a part of the time in which they compute.
     """
+
+    burns = 1.0
+    queue = 0.0
 
     def __init__(
         self, own_s: float, cost_s: float, job: str = "a", service: Service | None = None, **spec: Any
@@ -71,8 +75,9 @@ class Trainer:
         )
         for worker in self.serving:
             self.busy_s[worker.id] += BEAT_S * self.cost_s / workers / batch_s
-            self.service.report(worker.id, busy_s=self.busy_s[worker.id])
-        report = msg.ConsumerReport(0, pace=self.pace, arrived=self.pace.elements)
+            busy_s = self.busy_s[worker.id]
+            self.service.report(worker.id, busy_s=busy_s, cpu_s=self.burns * busy_s)
+        report = msg.ConsumerReport(0, pace=self.pace, arrived=self.pace.elements, queue_elements=self.queue)
         self.service.say(inp.ConsumerSaid(self.client, report))
         self.settle()
 

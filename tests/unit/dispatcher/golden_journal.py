@@ -21,9 +21,12 @@ from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.cache_messages import CacheUsed, StoreMeasured
 from millrace.control.cached import StoreCost
+from millrace.control.reports import Pace
 from millrace.control.snapshot import dump
 from millrace.dispatcher.journal import SqliteJournal
 from millrace.planning.points import CachePoint
+from millrace.policies import hpa
+from millrace.policies.scalers import kind_of
 from millrace.policies.transfer import TransferCost
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -172,18 +175,30 @@ def _cache(service: Service) -> None:
 
 
 def _scale(service: Service) -> None:
-    """A job whose consumer waits, and gets more workers for it."""
+    """Jobs whose consumers wait, and get more workers for it by one policy or another."""
     usual = service.settings
-    service.settings = msgspec.structs.replace(usual, least_workers=1, most_workers=1000)
-    service.restart()
-    for name in service.workers:
-        service.hello(name)
-    peer = service.join("scaled", "scaled")
-    for worker in list(service.workers.values()):
-        service.plan_tasks(worker)
-    assert service.state.jobs["scaled"].scaling is not None
-    assert service.state.fleet.workers
-    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    for policy in ("cheapest", "cachew", "hpa", "millrace"):
+        service.settings = msgspec.structs.replace(usual, least_workers=1, most_workers=1000)
+        if policy != "cheapest":
+            service.settings = msgspec.structs.replace(service.settings, scaling_policy=policy)
+        service.restart()
+        for name in service.workers:
+            service.hello(name)
+        peer = service.join(f"scaled by {policy}", f"scaled by {policy}", cheapest=policy == "cheapest")
+        for worker in list(service.workers.values()):
+            service.plan_tasks(worker)
+        for count in range(1, 5):
+            service.now += hpa.PERIOD_S
+            for name in service.workers:
+                service.report(name, busy_s=count * hpa.PERIOD_S, cpu_s=count * hpa.PERIOD_S)
+            pace = Pace(1000 * count, 10.0 * count, 5.0 * count)
+            report = msg.ConsumerReport(peer.epoch.epoch, pace=pace, arrived=1000 * count)
+            service.say(inp.ConsumerSaid(peer.client, report))
+        scaling = service.state.jobs[f"scaled by {policy}"].scaling
+        assert scaling is not None
+        assert kind_of(scaling.search) == policy
+        assert service.state.fleet.workers
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
     service.settings = usual
     service.restart()
     for name in service.workers:

@@ -4,10 +4,14 @@ import io
 
 import pytest
 
+from millrace.control.observed import Observed
+from millrace.control.state import Settings, State
+from millrace.dispatcher.status import status
 from millrace.errors import PipelineError
-from millrace.observe.cost import costs, read_prices, show
+from millrace.observe.cost import costs, prices_of, read_prices, show
 
 STATUS = {
+    "prices": None,
     "jobs": [
         {
             "name": "ours",
@@ -17,7 +21,7 @@ STATUS = {
                 {"epoch": 1, "worker_hours": 2.0, "training_hours": 0.25},
             ],
         }
-    ]
+    ],
 }
 TABLE = """
 currency = "USD"
@@ -50,6 +54,13 @@ def test_each_epoch_costs_its_workers_and_its_training(tmp_path):
     first, second, _ = out.getvalue().splitlines()
     assert first.split() == ["job", "epoch", "worker", "hours", "training", "hours", "service", "training", "together"]
     assert second.split() == ["ours", "0", "8.000", "0.500", "0.4", "USD", "4.5", "USD", "4.9", "USD"]
+
+
+def test_prices_that_the_service_was_started_with_are_in_its_status(tmp_path):
+    prices = read_prices(table(tmp_path))
+    found = status(State(Settings(prices=prices)), Observed(), 0.0)
+    assert prices_of(found) == prices
+    assert prices_of(status(State(Settings()), Observed(), 0.0)) is None
 
 
 def test_without_prices_there_are_hours():
