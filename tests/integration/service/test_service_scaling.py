@@ -1,6 +1,7 @@
 """A service that runs as many workers as its jobs need, with real processes."""
 
 import contextlib
+import functools
 import threading
 from typing import Any, cast
 
@@ -13,8 +14,8 @@ COST_S = 0.04
 OWN_S = 0.01
 
 
-def waits(number):
-    threading.Event().wait(COST_S)
+def waits(number, cost_s=COST_S):
+    threading.Event().wait(cost_s)
     return number
 
 
@@ -61,16 +62,16 @@ def begun_with_one(*options):
         yield service
 
 
-def reads(service, own_s, over, **parameters):
-    """A consumer that takes an element each ``own_s`` until ``over`` of what is said of its workers; returns that."""
-    dataset = mr.Dataset.range(1_000_000).map(waits, num_parallel_calls=1)
+def reads(service, own_s, cost_s, over, **parameters):
+    """A consumer that takes an element each ``own_s`` until ``over`` of what is said of its job; returns that."""
+    dataset = mr.Dataset.range(1_000_000).map(functools.partial(waits, cost_s=cost_s), num_parallel_calls=1)
     with dataset.distribute(service.address, job_name="ours", tasks=50_000, **parameters) as distributed:
         for number, _ in enumerate(distributed):
             threading.Event().wait(own_s)
             if number % 50 == 49:
-                workers = job_of(service.status(), "ours")["workers"]
-                if over(workers):
-                    return workers
+                job = job_of(service.status(), "ours")
+                if over(job["workers"]):
+                    return job
     raise AssertionError("the data has come to its end")
 
 
@@ -83,7 +84,7 @@ def test_workers_that_make_an_element_cheapest(tmp_path):
     prices = tmp_path / "prices.toml"
     prices.write_text('currency = "EUR"\n[worker]\nhour = 0.04\n[host]\nhour = 3.6\n')
     with begun_with_one("--prices", str(prices)) as service:
-        workers = reads(service, OWN_S, settled, workers="cheapest")
+        workers = reads(service, OWN_S, COST_S, settled, workers="cheapest")["workers"]
         found = service.status()
     assert workers["policy"] == "cheapest"
     assert 3 <= workers["plan"] <= 7, workers  # about four, where nothing else keeps the machine busy
@@ -94,7 +95,7 @@ def test_workers_that_make_an_element_cheapest(tmp_path):
 
 def test_a_service_with_cachews_rules_adds_workers_one_by_one():
     with begun_with_one("--scaling-policy", "cachew") as service:
-        workers = reads(service, OWN_S, settled)
+        workers = reads(service, OWN_S / 2, COST_S / 2, settled)["workers"]
     assert workers["policy"] == "cachew"
     numbers = [each["workers"] for each in workers["history"]]
     most = max(numbers)
@@ -104,11 +105,10 @@ def test_a_service_with_cachews_rules_adds_workers_one_by_one():
 
 def test_a_service_with_the_rule_of_kubernetes_does_not_see_that_a_consumer_waits_for_workers_that_wait():
     with begun_with_one("--scaling-policy", "hpa") as service:
-        workers = reads(service, 0.0, lambda workers: "workers use" in workers["why"])
-        waited = job_of(service.status(), "ours")["wait_share"]
-    assert (workers["policy"], workers["plan"]) == ("hpa", 1)
-    assert "where 80 % is wanted" in workers["why"]
-    assert waited > 0.5
+        job = reads(service, 0.0, COST_S, lambda workers: "workers use" in workers["why"])
+    assert (job["workers"]["policy"], job["workers"]["plan"]) == ("hpa", 1)
+    assert "where 80 % is wanted" in job["workers"]["why"]
+    assert job["wait_share"] > 0.5
 
 
 def test_a_local_service_is_told_how_to_scale(tmp_path):
