@@ -19,8 +19,10 @@ from millrace.elements.shred import Piece
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
 
 _DRAFTS = ".drafts"
-_MOST_BUFFERS = 512
-"""Of one read: systems take 1,024."""
+_MOST_RANGES = 512
+"""Of one read: systems take 1,024 buffers, and between two ranges may be some bytes that are skipped."""
+_SKIPPED = memoryview(bytearray(4 << 10))
+"""Where such bytes go. What precedes the one element of a message is no more, and a call costs more than they do."""
 
 
 class DirectoryStore:
@@ -151,29 +153,41 @@ class _Block:
             self.nbytes = os.fstat(self._file.fileno()).st_size
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
-        # Arrow's allocator hands out again what has died: to find new memory can cost more than to read.
-        buffers = [np.frombuffer(pa.allocate_buffer(stop - start), np.uint8) for start, stop in ranges]
         found: list[Bytes] = []
         with _errors(self.location):
             while len(found) < len(ranges):
                 first = last = len(found)
-                while last + 1 < min(len(ranges), first + _MOST_BUFFERS) and ranges[last][1] == ranges[last + 1][0]:
-                    last += 1  # what lies side by side is read at once
-                found += self._fill(buffers[first : last + 1], ranges[first][0])
+                while last + 1 < min(len(ranges), first + _MOST_RANGES) and (
+                    0 <= ranges[last + 1][0] - ranges[last][1] <= len(_SKIPPED)
+                ):
+                    last += 1
+                found += self._together(ranges[first : last + 1])
         return found
 
-    def _fill(self, buffers: list[Bytes], at: int) -> list[Bytes]:
-        """Buffers with what is in the file from ``at`` on, cut to what there is."""
-        count = os.preadv(self._file.fileno(), [buffer.data for buffer in buffers], at)
-        found = []
-        for buffer in buffers:
-            size = len(buffer)
-            while count < size and (more := os.preadv(self._file.fileno(), [buffer.data[count:]], at + count)):
-                count += more
-            found.append(buffer if count >= size else buffer[:count])
-            at += size
-            count = max(0, count - size)
-        return found
+    def _together(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
+        """What lies side by side, or nearly so, in one call; cut to what there is."""
+        # Arrow's allocator hands out again what has died: to find new memory can cost more than to read.
+        found = [np.frombuffer(pa.allocate_buffer(stop - start), np.uint8) for start, stop in ranges]
+        begin = at = ranges[0][0]
+        views = []
+        for (start, stop), buffer in zip(ranges, found, strict=True):
+            if start > at:
+                views.append(_SKIPPED[: start - at])
+            views.append(buffer.data)
+            at = stop
+        end = begin + os.preadv(self._file.fileno(), views, begin)
+        if end == at:
+            return found
+        return [
+            self._rest(buffer, start, max(0, min(stop, end) - start))
+            for (start, stop), buffer in zip(ranges, found, strict=True)
+        ]
+
+    def _rest(self, buffer: Bytes, start: int, count: int) -> Bytes:
+        """The buffer of which so many bytes were read, with what is still missing, if there is any."""
+        while count < len(buffer) and (more := os.preadv(self._file.fileno(), [buffer.data[count:]], start + count)):
+            count += more
+        return buffer[:count]
 
     def version(self) -> object:
         found = os.fstat(self._file.fileno())

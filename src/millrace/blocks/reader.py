@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -17,13 +18,46 @@ import numpy.typing as npt
 from millrace.blocks.format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
 from millrace.blocks.keys import KEY_BYTES, Keys, KeyTable, block_name
 from millrace.blocks.store import Block
-from millrace.elements.codec import decode
+from millrace.elements.codec import array_rows, decode
 from millrace.elements.exporting import Bytes
 from millrace.errors import BlockDamagedError, CodecError
 from millrace.wire.compression import Compression
 
+_FEW_ROWS = 4
+"""Of a message that has many, up to so many are read one by one."""
 _TAIL_BYTES = 64 << 10
 """Read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
+
+
+class Row(NamedTuple):
+    """How each element of a message lies there, where all are arrays of one dtype and shape.
+
+    Attributes:
+        start: of the first, in bytes from the start of the message; the others follow at once.
+        nbytes: of each.
+        dtype: of each.
+        shape: of each.
+    """
+
+    start: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Seen:
+    """What is known of the messages of a block, as long as it stays the same.
+
+    Attributes:
+        version: the block's.
+        verified: bool of shape (messages,): those whose checksum was found right.
+        rows: of those, by message, how elements can be read one by one; None: not so.
+    """
+
+    def __init__(self, version: object, messages: int) -> None:
+        self.version = version
+        self.verified = np.zeros(messages, np.bool_)
+        self.rows: list[Row | None] = [None] * messages
 
 
 class BlockIndex:
@@ -39,8 +73,7 @@ class BlockIndex:
         offsets: int64 of shape (messages + 1,): first byte of each message, and the end of the last.
         lengths: uint64 of shape (messages,): bytes before compression; 0 if it is not compressed.
         checksums: uint32 of shape (messages,).
-        verified: a version of the block, and bool of shape (messages,): those whose checksum was found right in that
-            version, by any reader with this index.
+        seen: what any reader with this index has found out about the block as it is.
     """
 
     def __init__(self, index: Index) -> None:
@@ -58,7 +91,7 @@ class BlockIndex:
         self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
         self.lengths = np.frombuffer(index.lengths, "<u8")
         self.checksums = np.frombuffer(index.checksums, "<u4")
-        self.verified: tuple[object, npt.NDArray[np.bool_]] = (None, np.zeros(len(self.checksums), np.bool_))
+        self.seen = Seen(None, len(self.checksums))
         messages = {len(self.rows), len(self.offsets), len(self.lengths) + 1, len(self.checksums) + 1}
         if len(self.keys) != len(self.counts) or len(messages) > 1 or self.starts[-1] != self.rows[-1]:
             raise ValueError("its columns do not fit one another")
@@ -66,7 +99,7 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self.keys)
 
-    @cached_property
+    @functools.cached_property
     def table(self) -> KeyTable:
         """The keys, sorted."""
         return KeyTable(self.keys)
@@ -199,6 +232,9 @@ class BlockReader:
         starts, stops = index.starts[wanted], index.starts[wanted + 1]
         first = np.searchsorted(index.rows, starts, side="right") - 1
         if (stops - starts == 1).all():
+            rows = self._rows(starts, first)
+            if rows is not None:
+                return rows
             if ascending and (index.rows[first + 1] - index.rows[first] == 1).all():
                 return [[element] for element in self._alone(first)]
             return self._single(starts, first)
@@ -218,6 +254,31 @@ class BlockReader:
                 elements += some[max(start - begin, 0) : stop - begin]
             found.append(elements)
         return found
+
+    def _rows(self, starts: npt.NDArray[np.int64], messages: npt.NDArray[np.int64]) -> list[list[Any]] | None:
+        """The elements with these numbers, which lie in these messages, read without what is beside them.
+
+        None where that cannot be, or wouldn't pay: messages were not read before, are compressed, hold no arrays of one
+        shape, or are wanted nearly whole.
+        """
+        seen, index = self.index.seen, self.index
+        listed = messages.tolist()
+        rows = [seen.rows[message] for message in listed]
+        if not all(rows) or len(rows) > _FEW_ROWS * len(set(listed)):
+            return None
+        begins = index.offsets[messages].tolist()
+        numbers = (starts - index.rows[messages]).tolist()
+        ranges, nbytes = [], 0
+        for row, begin, number in zip(rows, begins, numbers, strict=True):
+            assert row is not None
+            start = begin + row.start + number * row.nbytes
+            ranges.append((start, start + row.nbytes))
+            nbytes += row.nbytes
+        with self._reads.reading(len(ranges), nbytes):
+            found = _read_exactly(self._block, ranges)
+        if self._block.version() != seen.version:  # behind the reads: who writes meanwhile changes the version first
+            return None
+        return [[np.ndarray(row.shape, row.dtype, data)] for row, data in zip(rows, found, strict=True) if row]
 
     def _alone(self, messages: npt.NDArray[np.int64]) -> list[Any]:
         """The elements of these messages, each of which has one: large items, as they lie in the block."""
@@ -268,24 +329,36 @@ class BlockReader:
         starts, stops = index.offsets[messages], index.offsets[messages + 1]
         with self._reads.reading(len(messages), int((stops - starts).sum())):
             found = _read_exactly(self._block, list(zip(starts.tolist(), stops.tolist(), strict=True)))
-        verified = self._verified()  # behind the reads: who writes meanwhile changes the version first
-        for place in np.flatnonzero(~verified[messages]).tolist():
+        seen = self._seen()  # behind the reads: who writes meanwhile changes the version first
+        for place in np.flatnonzero(~seen.verified[messages]).tolist():
             message = int(messages[place])
             if crc32(found[place].data) != index.checksums[message]:
-                raise _damaged(self._block, f"the checksum of message {message} of {len(verified)} is wrong")
-            verified[message] = True
+                raise _damaged(self._block, f"the checksum of message {message} of {len(seen.rows)} is wrong")
+            seen.verified[message] = True
+            if not index.lengths[message]:
+                seen.rows[message] = self._row(message, found[place])
         lengths = index.lengths[messages]
         for place in np.flatnonzero(lengths).tolist():
             found[place] = self._expanded(int(messages[place]), found[place], int(lengths[place]))
         return found
 
-    def _verified(self) -> npt.NDArray[np.bool_]:
-        """Messages of the block as it is now whose checksums were found right."""
-        version, (before, verified) = self._block.version(), self.index.verified
-        if version != before:
-            verified = np.zeros(len(verified), np.bool_)
-            self.index.verified = version, verified
-        return verified
+    def _seen(self) -> Seen:
+        """What is known of the block as it is now."""
+        version, seen = self._block.version(), self.index.seen
+        if version != seen.version:
+            seen = self.index.seen = Seen(version, len(seen.rows))
+        return seen
+
+    def _row(self, message: int, data: Bytes) -> Row | None:
+        """How single elements of a message can be read, if they can."""
+        try:
+            found = array_rows(data)
+        except CodecError as error:
+            raise _damaged(self._block, f"message {message} of {len(self.index.checksums)}: {error}") from error
+        if found is None or found[0] != self.index.rows[message + 1] - self.index.rows[message]:
+            return None
+        _, start, dtype, shape = found
+        return _shared(Row(start, dtype.itemsize * math.prod(shape), dtype, shape))
 
     def _expanded(self, message: int, raw: Bytes, length: int) -> Bytes:
         """A message as it was before compression."""
@@ -297,6 +370,12 @@ class BlockReader:
             return np.frombuffer(Codec(name).decompress(raw, length), np.uint8)
         except (AssertionError, OSError, ValueError, MemoryError) as error:
             raise _damaged(self._block, f"message {message} cannot be expanded: {error}") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(row: Row) -> Row:
+    """The same object for all messages that are alike: there may be millions."""
+    return row
 
 
 def _read_exactly(block: Block, ranges: list[tuple[int, int]]) -> list[Bytes]:

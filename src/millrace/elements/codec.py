@@ -50,6 +50,22 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
     return body.message(Header(VERSION, len(elements), root))
 
 
+def array_rows(message: npt.NDArray[np.uint8]) -> tuple[int, int, np.dtype[Any], tuple[int, ...]] | None:
+    """Where the elements of a message lie one behind the other, if all are arrays of one dtype and shape; else None.
+
+    Returns:
+        Elements, the byte at which the first one starts, dtype and shape of each.
+
+    Raises:
+        CodecError: if these are not the first bytes of a message.
+    """
+    try:
+        header, start, _, array = read_heads(message)
+    except _MALFORMED as error:
+        raise CodecError(f"these bytes are not the first of a message of elements: {error}") from error
+    return None if array is None else (header.rows, start, *array)
+
+
 def decode(
     message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Pieces,
     start: int = 0,
@@ -74,9 +90,10 @@ def decode(
     """
     try:
         raw = message.head if isinstance(message, Pieces) else np.frombuffer(message, np.uint8)
-        header, begin, end, lone = read_heads(raw)
-        if lone is not None and not own and start == 0 and stop != 0 and raw[end : end + len(END)].tobytes() == END:
-            dtype, shape = lone  # what large elements mostly are
+        header, begin, end, array = read_heads(raw)
+        alone = array is not None and header.rows == 1 and start == 0 and stop != 0
+        if array is not None and alone and not own and raw[end : end + len(END)].tobytes() == END:
+            dtype, shape = array  # what large elements mostly are
             return [np.ndarray(shape, dtype, raw, begin)]
         pieces = message if isinstance(message, Pieces) else Pieces([raw])
         if pieces.view(end, end + len(END)).tobytes() != END:

@@ -271,13 +271,13 @@ class Heads(NamedTuple):
         header: of the schema.
         start: of the body in the message.
         stop: of the body.
-        lone: dtype and shape of the only array, if nothing else is in the message.
+        array: dtype and shape of each element, if all are arrays alike: then they follow one another from ``start`` on.
     """
 
     header: Header
     start: int
     stop: int
-    lone: tuple[np.dtype[Any], tuple[int, ...]] | None
+    array: tuple[np.dtype[Any], tuple[int, ...]] | None
 
 
 def read_heads(raw: npt.NDArray[np.uint8]) -> Heads:
@@ -306,12 +306,12 @@ def _read_heads(heads: bytes) -> Heads:
     schema = heads[: 8 + size]
     header = _read_schema(schema) if len(schema) <= _REMEMBERED_BYTES else _read_schema.__wrapped__(schema)
     start, stop = _read_batch_head(heads, 8 + size)
-    root, lone = header.root, None
-    if header.rows == 1 and isinstance(root, Fixed) and root.kind == "array" and min(root.shape, default=0) >= 0:
+    root, array = header.root, None
+    if isinstance(root, Fixed) and root.kind == "array" and min(root.shape, default=0) >= 0:
         dtype = parse_dtype(root.dtype)
-        if dtype.kind in "biufcmM" and dtype.itemsize * math.prod(root.shape) <= stop - start:
-            lone = dtype, tuple(root.shape)
-    return Heads(header, start, stop, lone)
+        if dtype.kind in "biufcmM" and header.rows * dtype.itemsize * math.prod(root.shape) <= stop - start:
+            array = dtype, tuple(root.shape)
+    return Heads(header, start, stop, array)
 
 
 @lru_cache(maxsize=128)

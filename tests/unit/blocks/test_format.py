@@ -1,6 +1,8 @@
 """Blocks under Hypothesis: what was put in comes out; what was damaged is found out, whatever it is."""
 
+import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.format import MESSAGE_BYTES, TRAILER
 from millrace.blocks.keys import KEY_BYTES, KeyTable, block_name
 from millrace.blocks.memory import MemoryStore
 from millrace.blocks.reader import BlockReader, Reads, read_index
+from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
 from millrace.elements.tree import flatten
 from millrace.errors import BlockDamagedError, CodecError, StoreFullError
@@ -36,7 +40,7 @@ medium = st.integers(1000, MESSAGE_BYTES // 2).map(bytes)
 blocks = st.lists(st.lists(elements | large | medium, max_size=4), max_size=12)
 
 
-def write(store: MemoryStore, items: Sequence[Sequence[Any]], compression: Any = None) -> str:
+def write(store: BlockStore, items: Sequence[Sequence[Any]], compression: Any = None) -> str:
     """Publishes a block of ``items``, one for each key; its name."""
     with store.draft() as draft:
         writer = BlockWriter(draft, compression)
@@ -187,6 +191,53 @@ def test_only_the_messages_of_what_is_asked_for_are_read():
     assert len(block.ranges[1]) == 2
     assert reader.read([]) == []
     assert BlockReader(store.open(POINT, write(store, [[]]))).read([0]) == [[]]
+
+
+uniform = st.tuples(
+    st.sampled_from(["u1", "<f4", "<M8[s]"]), hnp.array_shapes(min_dims=0, max_dims=2, max_side=40), st.integers(1, 90)
+)
+
+
+@given(uniform, st.sampled_from(COMPRESSIONS), st.data())
+def test_arrays_that_are_alike_come_back_one_by_one(uniform, compression, data):
+    dtype, shape, count = uniform
+    arrays = [np.full(shape, number).astype(dtype) for number in range(count)]
+    store = MemoryStore()
+    reader = BlockReader(store.open(POINT, write(store, [[array] for array in arrays], compression)))
+    everything = reader.read(range(count))
+    for _ in range(3):
+        asked = data.draw(st.lists(st.integers(0, count - 1), max_size=6, unique=True))
+        found = [array for (array,) in reader.read(asked)]
+        assert same(found, [arrays[number] for number in asked])
+        for array in found:
+            array[...] = np.zeros((), dtype)
+    assert same([array for (array,) in everything], arrays), "they share no memory"
+    assert same([array for (array,) in reader.read(range(count))], arrays)
+
+
+def test_of_arrays_that_are_alike_only_those_are_read_once_their_message_was_found_right():
+    store = MemoryStore()
+    block = Counted(store.open(POINT, write(store, [[np.full(1000, number, np.uint8)] for number in range(100)])))
+    reader = BlockReader(block)
+    for wanted in ([71, 3], [70, 4, 71]):
+        assert [array[0] for (array,) in reader.read(wanted)] == wanted
+    assert min(block.ranges[1]) > 30_000, "a message is read whole at first"
+    assert block.ranges[2:] == [[1000, 1000, 1000]]
+    reader.read(range(50))
+    assert min(block.ranges[3]) > 30_000, "and where most of it is wanted"
+
+
+def test_what_was_written_to_since_is_looked_at_again(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    name = write(store, [[np.full(1000, number, np.uint8)] for number in range(100)])
+    with contextlib.closing(store.open(POINT, name)) as block:
+        reader = BlockReader(block)
+        reader.read(range(100))
+        path = tmp_path / POINT / name
+        path.write_bytes(path.read_bytes().replace(bytes([7]) * 1000, bytes([8]) * 1000))
+        os.utime(path, ns=(1, 1))  # the clock of a file system may stand still for a while
+        with pytest.raises(BlockDamagedError, match="checksum"):
+            reader.read([7])
 
 
 def test_a_long_index_takes_two_reads(monkeypatch):
