@@ -415,8 +415,7 @@ class Dataset(Readable):
             equal_steps: all of them get equally many elements of an epoch; what cannot be divided is left out.
             consumer_index: which of them this is; None: the lowest that is free.
             sharing: not yet.
-            workers: a number, (least, most), or "auto": as few as feed the consumer, where the service can tell; or
-                "cheapest": as many as make an element cost least, the consumer's accelerators included.
+            workers: a number, (least, most), "auto" (as few as feed the consumer) or "cheapest" (for an element).
             target_workers: not yet.
             accelerators: behind this consumer; for what an epoch costs, and what is cheapest.
             tasks: number of tasks of an epoch; None: by the data's size.
