@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal
 
-from millrace.clusters.service import Service, keeping, scaling
+from millrace.clusters.service import Service, keeping, limiting, scaling
 from millrace.errors import PipelineError
 
 
@@ -28,6 +29,7 @@ class LocalService(Service):
             those of Kubernetes' HPA.
         prices: TOML file that says what workers and training hosts cost, for jobs with ``workers="cheapest"``. None:
             usual ones.
+        quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.
         token: that clients must present.
@@ -53,6 +55,7 @@ class LocalService(Service):
         work_dir: str | None = None,
         scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
         prices: str | None = None,
+        quotas: Mapping[str, int] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
@@ -69,6 +72,7 @@ class LocalService(Service):
                 *("--local-workers", f"{min_workers}-{workers}", "--threads", str(threads)),
                 *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling(scaling_policy, prices),
+                *limiting(quotas),
             ],
             token,
         )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millrace.clusters.service import Service, keeping, scaling
+from millrace.clusters.service import Service, keeping, limiting, scaling
 from millrace.errors import PipelineError, ServiceError
 
 
@@ -37,6 +37,7 @@ class RayService(Service):
         work_dir: folder on this machine in which the dispatcher keeps its journal. None: nothing is kept.
         scaling_policy: see :class:`millrace.LocalService`.
         prices: likewise.
+        quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
         host: address to listen on; None: that of this machine in the Ray cluster.
         port: to listen on; 0 takes a free one.
         token: that clients must present; None: that of the environment (MILLRACE_TOKEN), or else one is drawn.
@@ -70,6 +71,7 @@ class RayService(Service):
         work_dir: str | None = None,
         scaling_policy: Literal["millrace", "cachew", "hpa"] = "millrace",
         prices: str | None = None,
+        quotas: Mapping[str, int] | None = None,
         host: str | None = None,
         port: int = 0,
         token: str | None = None,
@@ -94,6 +96,7 @@ class RayService(Service):
                 *("--port", str(port)),
                 *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling(scaling_policy, prices),
+                *limiting(quotas),
             ],
             token,
         )

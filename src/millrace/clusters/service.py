@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
@@ -61,6 +61,24 @@ def scaling(scaling_policy: str, prices: str | None) -> list[str]:
         *("--scaling-policy", scaling_policy),
         *(() if prices is None else ("--prices", os.path.abspath(prices))),
     ]
+
+
+def limiting(quotas: Mapping[str, int] | None) -> list[str]:
+    """The options of ``millrace dispatcher`` for how many workers the jobs of tenants may have together.
+
+    Args:
+        quotas: by tenant, from 1 on.
+
+    Raises:
+        PipelineError: they make no sense.
+    """
+    for tenant, workers in (quotas or {}).items():
+        given: Any = tenant  # whatever was given
+        if not (isinstance(given, str) and given and type(workers) is int and workers >= 1):
+            raise PipelineError(
+                f"quotas are whole numbers of workers from 1 on, by the names of tenants, not {tenant!r}: {workers!r}"
+            )
+    return [word for tenant, workers in (quotas or {}).items() for word in ("--quota", f"{tenant}={workers}")]
 
 
 class Service:
