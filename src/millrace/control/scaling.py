@@ -73,11 +73,14 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     used = _used(turn, sight)
     if used is None or not scalers.look_over(kind, fewest, waits, turn.now - sight.marked):
         return
+    elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
+    if not scalers.look_counts(kind, elements, came, waits):
+        _mark(turn, sight)
+        return
     busy, cpu = used
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
-    read = sum(reading.elements for reading in seen) / max(1, sum(reading.came for reading in seen))
-    look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, read), _noise(seen))
+    look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
     _mark(turn, sight)
     rates = (turn.state.settings.prices or USUAL).rates(len(seen), job.spec.accelerators)
     before = job.scaling.search

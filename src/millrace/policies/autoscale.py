@@ -37,8 +37,10 @@ LOOK_ELEMENTS = 100
 """Elements of a look (Cachew 4.3)."""
 PAUSE_ELEMENTS = 150
 """Elements after a change of workers that say nothing yet (Cachew 4.3)."""
+CLEAR = 0.5
+"""A consumer that waits for more of the time clearly needs many more workers."""
 QUICK = 0.2
-"""Of both, this part is enough while the consumer waits for more than half of the time: it clearly needs many more."""
+"""Of both, this part is enough then."""
 MARGIN = 0.03
 """Differences below are none, however small the noise (Cachew 4.3)."""
 WITHIN = 0.03
@@ -116,12 +118,12 @@ class Scale(msgspec.Struct, frozen=True):
 
 def look_elements(waits: float) -> int:
     """Elements of a look, by the share of the time that the consumer waits."""
-    return round(LOOK_ELEMENTS * (QUICK if waits > 0.5 else 1.0))
+    return round(LOOK_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
 
 
 def pause_elements(waits: float) -> int:
     """Elements that say nothing after workers have come or gone, likewise."""
-    return round(PAUSE_ELEMENTS * (QUICK if waits > 0.5 else 1.0))
+    return round(PAUSE_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
 
 
 def begin(workers: int, limits: Limits) -> Decision[Scale]:

@@ -107,6 +107,18 @@ def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
     return elements >= autoscale.look_elements(waits)
 
 
+def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:
+    """Whether a look says anything: a consumer that lives on what lies ready does not wait, whatever comes.
+
+    Args:
+        kind: of the policy; others than millrace's own don't ask.
+        elements: that were read.
+        came: elements that came meanwhile.
+        waits: share of the time that consumers wait, from 0 to 1.
+    """
+    return kind in {"cachew", "hpa"} or waits > autoscale.CLEAR or came >= (1 - autoscale.MARGIN) * elements
+
+
 def settled(before: Scale | Other | None, scale: Scale | Other) -> bool:
     """No other number is being looked for; Kubernetes' rule never ends, and has nothing to change for now."""
     if isinstance(scale, HpaScale):

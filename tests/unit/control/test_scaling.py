@@ -212,3 +212,26 @@ def test_what_is_computed_for_later_does_not_count():
         service.say(inp.ConsumerSaid(trainer.client, report))
         trainer.settle()
     assert abs(len(trainer.serving) - 8) <= 1
+
+
+def test_a_consumer_that_lives_on_what_lies_ready_says_nothing_about_the_workers_it_has():
+    """With eight workers of the fifteen it needs it does not wait until what came as they began is read."""
+    trainer = Trainer(0.1, 1.5, service=begun(first_workers=8))
+    service, stock = trainer.service, 200.0
+    for _ in range(60):
+        workers = len(trainer.serving)
+        coming = BEAT_S * workers / trainer.cost_s
+        elements = round(min(BEAT_S / trainer.own_s, stock + coming))
+        stock += coming - elements
+        service.now += BEAT_S
+        waited_s = BEAT_S - elements * trainer.own_s
+        pace = trainer.pace
+        trainer.pace = Pace(pace.elements + elements, pace.read_s + BEAT_S, pace.waited_s + waited_s)
+        for worker in trainer.serving:
+            trainer.busy_s[worker.id] += BEAT_S * min(1.0, elements / coming)
+            service.report(worker.id, busy_s=trainer.busy_s[worker.id])
+        report = msg.ConsumerReport(0, pace=trainer.pace, arrived=trainer.pace.elements + round(stock))
+        service.say(inp.ConsumerSaid(trainer.client, report))
+        trainer.settle()
+        assert len(trainer.serving) > 8 or trainer.scaling.scale.phase == "search"
+    assert abs(len(trainer.serving) - 15) <= 1
