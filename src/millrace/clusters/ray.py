@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,8 @@ class RayCluster:
 
     Args:
         dispatcher: says where the dispatcher listens; asked whenever a worker is started.
-        ray_address: of the Ray cluster, as of ``ray.init``; ``auto``: the one that this machine is a node of.
+        ray_address: of the Ray cluster; ``auto``: the one that ``RAY_ADDRESS`` in the environment names, or else that
+            this machine is a node of.
         num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
         memory: bytes that Ray sets aside for each; None: it does not count them.
         resources: others that it sets aside, by name.
@@ -68,17 +70,7 @@ class RayCluster:
             self._arguments += ["--buffer-bytes", str(buffer_bytes)]
         if not shared_memory:
             self._arguments.append("--no-shared-memory")
-        advice = (
-            "this machine has to be one of its nodes: `ray start --head` begins a cluster, `ray start --address"
-            " HOST:PORT` joins one"
-        )
-        # Ray itself takes minutes to find that out.
-        if ":" in ray_address and not answers(ray_address, ANSWER_S):
-            raise ServiceError(f"there is no Ray cluster at {ray_address}: nobody answers; {advice}")
-        try:
-            ray.init(ray_address, namespace="millrace", logging_level="warning")
-        except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
-            raise ServiceError(f"the Ray cluster {ray_address!r} cannot be joined: {error}; {advice}") from error
+        _join(ray_address)
         self._holder = ray.remote(_Holder).options(
             num_cpus=num_cpus,
             memory=memory,
@@ -117,6 +109,13 @@ class RayCluster:
             self._followers.add(follower)
             follower.add_done_callback(self._followers.discard)
 
+    async def forgo(self, workers: int) -> int:
+        """Gives up so many of those that Ray has no room for, the last ones first."""
+        waiting = [name for name in reversed(self._actors) if name not in self._nodes][:workers]
+        for name in waiting:
+            ray.kill(self._actors.pop(name))
+        return len(waiting)
+
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these, those that don't react within seconds by force; those that Ray has no room for are given up."""
         await asyncio.gather(*(self._end(name, self._actors[name]) for name in workers if name in self._actors))
@@ -141,10 +140,34 @@ class RayCluster:
             how = await actor.wait.remote()
         except RayError as error:
             how = in_words(error, self._nodes.get(name, ""))
-        # Ray ends an actor that nobody holds once it has answered all calls.
-        del self._actors[name]
         self._nodes.pop(name, None)
-        self._ended(name, how)
+        # Ray ends an actor that nobody holds once it has answered all calls.
+        if self._actors.pop(name, None) is not None:  # else it was given up
+            self._ended(name, how)
+
+
+def _join(address: str) -> None:
+    """Connects this process to a Ray cluster.
+
+    Raises:
+        ServiceError: there is none, or it cannot be joined.
+    """
+    where, told = address, ""
+    if address == "auto" and (named := os.environ.get("RAY_ADDRESS")):
+        where, told = named, " (RAY_ADDRESS in the environment)"
+    advice = (
+        "this machine has to be one of its nodes: `ray start --head` begins a cluster, `ray start --address HOST:PORT`"
+        " joins one"
+    )
+    if "://" in where:
+        raise ServiceError(f"workers could not reach a dispatcher that is a client of {where}{told}; {advice}")
+    # Ray itself takes minutes to find that out.
+    if ":" in where and not answers(where, ANSWER_S):
+        raise ServiceError(f"there is no Ray cluster at {where}{told}: nobody answers; {advice}")
+    try:
+        ray.init(where, namespace="millrace", logging_level="warning")
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        raise ServiceError(f"the Ray cluster {where!r}{told} cannot be joined: {error}; {advice}") from error
 
 
 def in_words(error: RayError, node: str) -> str:

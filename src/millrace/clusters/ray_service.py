@@ -28,8 +28,8 @@ class RayService(Service):
         num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
         memory: bytes that Ray sets aside for each worker; None: it does not count them.
         resources: others that Ray sets aside for each worker, by name.
-        ray_address: of the Ray cluster; None: the one that this process is connected to, or else that this machine is a
-            node of.
+        ray_address: of the Ray cluster; None: the one that this process is connected to, or else that ``RAY_ADDRESS``
+            in the environment names, or else that this machine is a node of.
         cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, that all nodes reach, in which workers keep what
             is expensive to make; see :class:`millrace.LocalService`, as for the others below.
         cache_bytes: that this may take; needed with ``cache_dir``.

@@ -170,6 +170,42 @@ def test_a_cluster_that_is_not_there_is_told_with_what_to_do():
         mr.RayService(1, 1, ray_address="127.0.0.2:1")
 
 
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("127.0.0.2:1", r"no Ray cluster at 127\.0\.0\.2:1 \(RAY_ADDRESS in the environment\): nobody answers"),
+        ("ray://127.0.0.2:1", r"a client of ray://127\.0\.0\.2:1 \(RAY_ADDRESS in the environment\)"),
+    ],
+)
+def test_so_is_one_that_the_environment_names(named, words, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", named)
+    with pytest.raises(mr.ServiceError, match=rf"(?s){words}.*`ray start --head`"):
+        mr.RayService(1, 1)
+
+
+def test_workers_that_have_no_room_are_given_up_and_those_that_run_are_not(nodes):
+    async def ask_for_more_than_there_is_room_for() -> None:
+        def cluster(address: Callable[[], str]) -> contextlib.AbstractAsyncContextManager[RayCluster]:
+            return contextlib.nullcontext(RayCluster(address, ray_address=nodes.address))
+
+        async def story(stage: cluster_stage.Stage) -> None:
+            await stage.cluster.start(6)
+            workers = await stage.until_there(4)
+            assert await stage.cluster.forgo(1) == 1
+            assert await stage.cluster.forgo(5) == 1
+            assert await stage.cluster.forgo(5) == 0
+            await stage.cluster.stop(list(workers)[:1])
+            await stage.until(lambda: stage.ended)
+            await stage.cluster.start(1)  # takes the room that there is now, for which nobody else waits
+            await stage.until(lambda: len(stage.seen) == 5)
+            assert len(stage.workers) == 4
+            assert len(stage.ended) == 1
+
+        await cluster_stage.play(story, cluster)
+
+    asyncio.run(ask_for_more_than_there_is_room_for())
+
+
 def test_a_worker_that_has_no_room_is_given_up_when_stopped(nodes):
     ended: list[tuple[str, str]] = []
 
