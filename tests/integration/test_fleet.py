@@ -14,6 +14,7 @@ class Paper:
 
     def __init__(self, failing=0):
         self.asked, self.stopped, self.failing = [], [], failing
+        self.waiting, self.given_up = 0, []
         self.changed = asyncio.Event()
 
     def watch(self, ended):
@@ -26,6 +27,14 @@ class Paper:
             raise ServiceError("no machine is to be had")
         self.asked += [workers] if workers else []
         self.changed.set()
+
+    async def forgo(self, workers):
+        await asyncio.sleep(0)
+        found = min(workers, self.waiting)
+        self.waiting -= found
+        self.given_up.append(found)
+        self.changed.set()
+        return found
 
     async def stop(self, workers):
         self.stopped += workers
@@ -76,6 +85,50 @@ def test_a_worker_that_is_too_many_may_end_and_any_other_is_replaced():
         assert fleet.requested == 3
         assert ended == [("a", "exit status 0"), ("b", "exit status 0"), ("c", "was killed by SIGKILL")]
         assert not told
+        await fleet.close()
+
+    asyncio.run(story())
+
+
+def test_those_that_have_not_begun_are_given_up_when_fewer_are_planned():
+    async def story():
+        cluster = Paper()
+        fleet, _, told = fleet_of(cluster)
+        await fleet.start()
+        fleet.resize(8)
+        await asked(cluster, 8)
+        cluster.waiting = 4  # there is no room for these
+        fleet.resize(5)
+        fleet.resize(2)
+        while len(cluster.given_up) < 2:
+            cluster.changed.clear()
+            await asyncio.wait_for(cluster.changed.wait(), 20)
+        await asyncio.sleep(0)
+        assert (sum(cluster.given_up), fleet.requested) == (4, 4)  # those that run leave by themselves
+        for name in ("a", "b"):
+            fleet._ended(name, "exit status 0")
+        assert (fleet.requested, sum(cluster.asked)) == (2, 8)
+        fleet.resize(3)
+        await asked(cluster, 9)
+        assert not told
+        await fleet.close()
+
+    asyncio.run(story())
+
+
+def test_more_that_are_planned_while_some_are_given_up_are_asked_for_again():
+    async def story():
+        cluster = Paper()
+        fleet, *_ = fleet_of(cluster)
+        await fleet.start()
+        fleet.resize(8)
+        await asked(cluster, 8)
+        cluster.waiting = 8
+        fleet.resize(1)
+        await asyncio.sleep(0)  # it asks
+        fleet.resize(6)
+        await asked(cluster, 13)
+        assert (cluster.given_up, fleet.requested) == ([7], 6)
         await fleet.close()
 
     asyncio.run(story())

@@ -124,6 +124,18 @@ class KubernetesCluster:
             self._spare += claimed
             raise
 
+    async def forgo(self, workers: int) -> int:
+        """Has so many replicas fewer of those in which no process has run; pods that wait for a node go by name."""
+        begun = sum(1 for pod in self._pods.values() if pod.has_run and not pod.told)
+        given_up = min(workers, self._wanted, self._wanted + self._spare - begun)
+        if given_up <= 0:
+            return 0
+        for pod in [pod for pod in self._pods.values() if not (pod.has_run or pod.told)][-given_up:]:
+            pod.condemned = pod.told = True  # nobody asks for it any more
+        self._wanted -= given_up
+        await self._settle_quietly()
+        return given_up
+
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these pods, with a second for their processes to go in, and waits until they have ended."""
         named = set(workers)

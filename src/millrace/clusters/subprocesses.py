@@ -97,6 +97,11 @@ class LocalCluster:
             self._processes[name] = process
         return name, process
 
+    async def forgo(self, workers: int) -> int:
+        """None: this machine has room, and each begins when it is asked for."""
+        del workers
+        return 0
+
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these processes, those that don't react within seconds by force."""
         with self._lock:

@@ -25,6 +25,13 @@ class Cluster(Protocol):
             ServiceError: if they can't be asked for.
         """
 
+    async def forgo(self, workers: int) -> int:
+        """Give up so many of those that were asked for and have not begun, e.g. as there is no room for them.
+
+        Returns:
+            How many were given up, which is fewer if more have begun: those are left alone. ``ended`` is not called.
+        """
+
     async def stop(self, workers: Sequence[str]) -> None:
         """End these workers' processes, at once if need be; ids of others are ignored."""
 

@@ -46,6 +46,7 @@ class Fleet:
         self._notice = notice
         self._deaths: list[float] = []
         self._starting: asyncio.TimerHandle | None = None
+        self._asking = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -63,10 +64,12 @@ class Fleet:
         await self._cluster.start(self.plan)
 
     def resize(self, plan: int) -> None:
-        """There are to be so many."""
+        """There are to be so many. Those that are too many leave, or are given up if they have not begun."""
         self.plan = plan
         if self._starting is None:
             self._refill()
+        if self._cluster is not None and self.requested > plan and not self._closed:
+            self._run(self._forgo(self._cluster))
 
     async def close(self) -> None:
         """End all of them."""
@@ -112,9 +115,17 @@ class Fleet:
             self.requested = self.plan
             self._run(self._start(self._cluster, missing))
 
+    async def _forgo(self, cluster: Cluster) -> None:
+        async with self._asking:
+            if self.requested > self.plan:
+                self.requested -= await cluster.forgo(self.requested - self.plan)
+        if self._starting is None:
+            self._refill()  # more may be planned again
+
     async def _start(self, cluster: Cluster, workers: int) -> None:
         try:
-            await cluster.start(workers)
+            async with self._asking:  # what comes of it is counted before anything else is asked for
+                await cluster.start(workers)
         except MillraceError as error:
             self.requested = max(0, self.requested - workers)
             self.why = str(error)

@@ -85,6 +85,20 @@ async def test_some_start_while_others_end(stage):
 
 
 @on_every_cluster
+async def test_those_that_have_not_begun_are_given_up_and_no_others(stage):
+    await stage.cluster.start(1)
+    workers = await stage.until_there(1)
+    await stage.cluster.start(3)
+    given_up = await stage.cluster.forgo(2)
+    assert given_up <= 2
+    await stage.until_there(4 - given_up)
+    await stage.cluster.start(given_up)  # for as many as were given up there is room again, and not for more
+    assert workers.items() <= (await stage.until_there(4)).items()
+    assert await stage.cluster.forgo(0) == 0
+    assert stage.ended == []
+
+
+@on_every_cluster
 async def test_all_may_die_at_once(stage):
     await stage.cluster.start(3)
     workers = await stage.until_there(3)

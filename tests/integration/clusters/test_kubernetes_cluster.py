@@ -249,6 +249,33 @@ async def test_pods_that_come_late_are_not_taken_for_those_that_were_named(stage
 
 
 @on_a_fake
+async def test_pods_that_wait_for_a_node_are_given_up_and_those_that_run_are_not(stage, fake, folder):
+    await stage.cluster.start(2)
+    workers = await stage.until_there(2)
+    fake.hold_pods()
+    await stage.cluster.start(4)
+    await stage.until(lambda: len(fake.pods) == 6)
+    assert await stage.cluster.forgo(3) == 3
+    assert fake.replicas == 3
+    assert await stage.cluster.forgo(5) == 1
+    assert fake.replicas == 2
+    assert await stage.cluster.forgo(5) == 0
+    await stage.until(lambda: fake.pods.keys() == workers.keys())
+    fake.release_pods()
+    await stage.cluster.start(1)
+    assert workers.items() <= (await stage.until_there(3)).items()
+    assert stage.ended == []
+
+
+@on_a_fake
+async def test_replicas_for_which_there_is_not_even_a_pod_are_given_up(stage, fake, folder):
+    fake._create = lambda: None  # a quota of the namespace refuses them
+    await stage.cluster.start(3)
+    assert await stage.cluster.forgo(2) == 2
+    assert fake.replicas == 1
+
+
+@on_a_fake
 async def test_why_a_pod_does_not_start_is_logged_once(stage, fake, folder):
     with logged() as said:
         fake.hold_pods()
