@@ -47,6 +47,8 @@ WITHIN = 0.03
 """Of two numbers of workers that differ by less, or by one, neither is looked for further."""
 JUMP = 8
 """At most so many times the workers at once."""
+VAGUE = 0.25
+"""A consumer that waits for more of the time does wait, however large the noise: elements may come in bursts."""
 DRIFT = 0.10
 """A settled job's batch time differs by more when something has changed."""
 LOOKS = 2
@@ -146,7 +148,7 @@ def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
         return Decision(Scale(workers), f"{_count(workers)}, as its limits say", inputs)
     if look.workers != scale.workers or look.batch_s <= 0:
         return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
-    decision = _watch(scale, look) if scale.phase == "settled" else _search(scale, look, limits)
+    decision = _watch(scale, look, limits) if scale.phase == "settled" else _search(scale, look, limits)
     chosen = msgspec.structs.replace(decision.value, workers=_within(decision.value.workers, limits))
     return Decision(chosen, decision.reason, inputs)
 
@@ -159,7 +161,7 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     scale = msgspec.structs.replace(scale, seen=(*scale.seen, (count, look.batch_s)))
     waits = look.wait_s / look.batch_s
     own_s = max(look.batch_s - look.wait_s, 1e-9)
-    if waits <= margin:
+    if waits <= min(margin, VAGUE):
         needed = math.ceil(count * look.busy)
         return _narrow(scale, look, limits, scale.low, count, needed, f"the consumer waits {_share(waits)} of the time")
     if scale.floor_s is not None:
@@ -242,13 +244,13 @@ def _settle(scale: Scale, look: Look, workers: int, reason: str) -> Decision[Sca
 # -- settled -----------------------------------------------------------------------------------------------------------
 
 
-def _watch(scale: Scale, look: Look) -> Decision[Scale]:
+def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     then = scale.settled
     if then is None:
         return Decision(msgspec.structs.replace(scale, settled=look), f"{_count(look.workers)} are enough")
     over = scale.looks == TRIM_LOOKS
     if over:
-        trimmed = _trim(scale, then)
+        trimmed = _trim(scale, then, limits)
         if trimmed.value.workers != scale.workers:
             return trimmed
         scale = trimmed.value
@@ -282,20 +284,22 @@ def _watch(scale: Scale, look: Look) -> Decision[Scale]:
     return Decision(Scale(look.workers), f"{reason}: looks for another number")
 
 
-def _trim(scale: Scale, mean: Look) -> Decision[Scale]:
+def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
     """The mean of many looks is sharper than those by which the search went, and slow changes are seen in it."""
     workers = scale.workers
     waits = mean.wait_s / mean.batch_s
     needed = workers
-    if mean.busy < 1 - MARGIN or (waits <= DRIFT and scale.floor_s is None):
+    if mean.busy < 1 - MARGIN or scale.floor_s is None:
         needed = math.ceil(workers * mean.busy / (1 - waits if scale.floor_s is None else 1))
-    elif scale.floor_s is not None and mean.batch_s > (1 + MARGIN / 2) * scale.floor_s:
+    elif mean.batch_s > (1 + MARGIN / 2) * scale.floor_s:
         needed = math.ceil(workers * mean.batch_s / scale.floor_s)
-    elif scale.floor_s is not None and scale.means >= PROBE_MEANS and workers > 1:
+    elif scale.means >= PROBE_MEANS and workers > 1:
         fewer = math.floor((1 - DRIFT) * workers)
         probe = Scale(fewer, high=workers, floor_s=mean.batch_s, seen=((workers, mean.batch_s),))
         return Decision(probe, f"{_count(workers)} were enough for long, though the consumer waits: tries {fewer}")
-    if abs(needed - workers) <= max(1, _near(workers) // 2):
+    needed = min(_within(needed, limits), JUMP * workers)
+    starved = waits > DRIFT and scale.floor_s is None
+    if needed == workers or (abs(needed - workers) <= max(1, _near(workers) // 2) and not starved):
         again = Scale(workers, "settled", floor_s=scale.floor_s, settled=mean, means=scale.means + 1)
         return Decision(again, f"{_count(workers)} are enough")
     reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"

@@ -62,6 +62,29 @@ def test_it_jumps_to_the_estimate():
     assert search(100)[1] == [1, JUMP, JUMP**2, 100]
 
 
+def test_bursts_are_no_reason_to_believe_that_a_consumer_does_not_wait():
+    """While a cache is written what has been computed comes all at once."""
+    bursts = Look(1, 10 * OWN_S, 9 * OWN_S, 1.0, noise=0.6)
+    assert step(begin(1, LIMITS).value, bursts, LIMITS).value.workers == JUMP
+
+
+def test_one_that_waits_for_long_gets_more_workers_unless_more_are_no_use():
+    waiting = Look(2, 4 * OWN_S, 3 * OWN_S, 1.0)
+
+    def after(scale, limits=LIMITS):
+        for _ in range(2 * TRIM_LOOKS):
+            scale = step(scale, waiting, limits).value
+            if scale.workers != waiting.workers:
+                break
+        return scale.workers
+
+    assert after(Scale(2, "settled", settled=waiting)) == 8
+    assert after(Scale(2, "settled", settled=waiting), Limits(1, 4)) == 4
+    assert after(Scale(2, "settled", settled=waiting), Limits(1, 3)) == 3
+    assert after(Scale(2, "settled", settled=waiting), Limits(1, 2)) == 2
+    assert after(Scale(2, "settled", settled=waiting, floor_s=4 * OWN_S)) == 2
+
+
 @given(st.integers(2, 200), st.floats(1.3, 4), st.integers(1, 300))
 def test_where_a_store_gives_no_more_it_takes_as_many_as_get_all_of_it(knee, slower, first):
     floor_s = OWN_S * slower
