@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 
 from millrace.control.messages import ConsumerReport
 from millrace.control.observed import Reading, ScaleSight
@@ -55,7 +56,7 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
         what = "the mode of its cache" if _regime(job) != job.scaling.regime else "the scaling policy of the service"
         _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
     sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
-    there = frozenset(worker.id for worker in turn.state.crew.by_job.get(job.name, ()))
+    there = frozenset(_serving(turn.state, job.name))
     if there != sight.workers:  # what was seen with others says nothing
         sight.workers, sight.settling = there, True
         _mark(turn, sight)
@@ -64,20 +65,20 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     seen = [reading for reading in readings if reading is not None]
     if not there or len(seen) < len(readings) or (job.points and job.caching.kind == "profile"):
         return  # one experiment at a time
-    waits, fewest = _waits(seen), min(reading.elements for reading in seen)
+    waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(turn, sight)
     if sight.settling:
-        if scalers.pause_over(kind, fewest, waits):
+        begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
+        if scalers.pause_over(kind, fewest, waits if begun else 0.0):
             sight.settling = False
             _mark(turn, sight)
         return
-    used = _used(turn, sight)
     if used is None or not scalers.look_over(kind, fewest, waits, turn.now - sight.marked):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
     if not scalers.look_counts(kind, elements, came, waits):
         _mark(turn, sight)
         return
-    busy, cpu = used
+    busy, cpu = map(statistics.fmean, used)
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
     look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
@@ -99,6 +100,14 @@ def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
     if other is not None and scalers.settled(None if job.scaling is None else job.scaling.search, other):
         scale = Scale(other.workers, "settled")
     turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now, other))
+
+
+def _serving(state: State, job: str) -> Iterator[str]:
+    """Workers that make its elements, also if they are to leave."""
+    yield from (worker.id for worker in state.crew.by_job.get(job, ()))
+    for worker in state.crew.retiring:
+        if any(task[0] == job for task in worker.unfinished.values()):
+            yield worker.id
 
 
 def _limits(state: State, job: Job) -> Limits:
@@ -161,8 +170,8 @@ def _noise(readings: list[Reading]) -> float:
     return statistics.fmean(found) / math.sqrt(len(found)) if found else 0.0
 
 
-def _used(turn: Turn, sight: ScaleSight) -> tuple[float, float] | None:
-    """Mean shares of the time since the mark in which workers computed, and their cores; None: one has not said yet."""
+def _used(turn: Turn, sight: ScaleSight) -> tuple[list[float], list[float]] | None:
+    """Shares of the time since the mark in which workers computed, and their cores; None: one has not said yet."""
     busy, cpu = [], []
     for worker, (busy_s, cpu_s, at) in sight.used.items():
         seen = turn.observed.workers.get(worker)
@@ -170,7 +179,7 @@ def _used(turn: Turn, sight: ScaleSight) -> tuple[float, float] | None:
             return None
         busy.append(_share(seen.report.busy_s - busy_s, seen.reported - at))
         cpu.append(_share(seen.report.cpu_s - cpu_s, seen.reported - at))
-    return statistics.fmean(busy), statistics.fmean(cpu)
+    return busy, cpu
 
 
 def _share(part_s: float, seconds: float) -> float:

@@ -19,6 +19,11 @@ class Trainer:
 
     Reports are a heartbeat apart; workers come as soon as they are planned, and go when they are told to. They keep
     cores busy for a part of the time in which they compute.
+
+    Attributes:
+        ready: elements that lie ready; None: workers don't compute ahead.
+        idle: of the workers that came last, so many have not begun yet.
+        lingers: heartbeats for which a worker that is to leave goes on with what it has begun.
     """
 
     burns = 1.0
@@ -29,6 +34,9 @@ class Trainer:
     ) -> None:
         self.service = service or begun()
         self.own_s, self.cost_s, self.job = own_s, cost_s, job
+        self.ready: float | None = None
+        self.idle, self.lingers = 0, 0
+        self.beats, self.told = 0, dict[str, int]()
         self.pace = Pace()
         self.busy_s: dict[str, float] = defaultdict(float)
         self.client = f"{job}-reader"
@@ -54,6 +62,8 @@ class Trainer:
         for worker in list(self.service.workers.values()):
             self.service.plan_tasks(worker)
         for retiring in list(self.service.state.crew.retiring):  # what it has in hand is done, and read
+            if self.beats < self.told.setdefault(retiring.id, self.beats) + self.lingers:
+                continue
             worker = self.service.workers[retiring.id]
             for lease in list(worker.leases):
                 self.service.finish(worker, lease)
@@ -64,20 +74,26 @@ class Trainer:
 
     def beat(self, seconds: float = BEAT_S) -> None:
         """A heartbeat's worth of reading, of which these seconds have not passed yet."""
-        workers = len(self.serving)
-        batch_s = max(self.own_s, self.cost_s / max(1, workers))
-        elements = round(BEAT_S / batch_s)
+        there = [*self.serving, *(worker for worker in self.service.state.crew.retiring if worker.unfinished)]
+        at_work = there[: len(there) - self.idle]
+        coming = BEAT_S * len(at_work) / self.cost_s
+        elements = round(min(BEAT_S / self.own_s, coming + (self.ready or 0.0)))
+        busy = 1.0
+        if self.ready is None:
+            busy = min(1.0, BEAT_S / self.own_s / coming)
+        else:
+            self.ready += coming - elements
+        self.beats += 1
         self.service.now += seconds
-        self.pace = Pace(
-            self.pace.elements + elements,
-            self.pace.read_s + elements * batch_s,
-            self.pace.waited_s + elements * (batch_s - self.own_s),
-        )
-        for worker in self.serving:
-            self.busy_s[worker.id] += BEAT_S * self.cost_s / workers / batch_s
+        read_s = max(BEAT_S, elements * self.own_s)
+        pace = self.pace
+        self.pace = Pace(pace.elements + elements, pace.read_s + read_s, pace.waited_s + read_s - elements * self.own_s)
+        for worker in there:
+            self.busy_s[worker.id] += BEAT_S * busy if worker in at_work else 0.0
             busy_s = self.busy_s[worker.id]
             self.service.report(worker.id, busy_s=busy_s, cpu_s=self.burns * busy_s)
-        report = msg.ConsumerReport(0, pace=self.pace, arrived=self.pace.elements, queue_elements=self.queue)
+        arrived = self.pace.elements + round(self.ready or 0.0)
+        report = msg.ConsumerReport(0, pace=self.pace, arrived=arrived, queue_elements=self.queue)
         self.service.say(inp.ConsumerSaid(self.client, report))
         self.settle()
 
@@ -197,41 +213,35 @@ def test_a_dispatcher_that_comes_back_goes_on_with_what_was_found():
 def test_what_is_computed_for_later_does_not_count():
     """Elements may be small, and buffers large: workers find something to do though nobody waits."""
     trainer = Trainer(0.1, 0.8, service=begun(first_workers=16))
-    arrived = 0
-    for _ in range(60):
-        workers = len(trainer.serving)
-        service = trainer.service
-        service.now += BEAT_S
-        elements = round(BEAT_S / trainer.own_s)
-        trainer.pace = Pace(trainer.pace.elements + elements, trainer.pace.read_s + BEAT_S, 0.0)
-        arrived += round(BEAT_S * workers / trainer.cost_s)
-        for worker in trainer.serving:
-            trainer.busy_s[worker.id] += BEAT_S
-            service.report(worker.id, busy_s=trainer.busy_s[worker.id])
-        report = msg.ConsumerReport(0, pace=trainer.pace, arrived=max(arrived, trainer.pace.elements))
-        service.say(inp.ConsumerSaid(trainer.client, report))
-        trainer.settle()
-    assert abs(len(trainer.serving) - 8) <= 1
+    trainer.ready = 0.0
+    assert abs(trainer.run()[-1] - 8) <= 1
 
 
 def test_a_consumer_that_lives_on_what_lies_ready_says_nothing_about_the_workers_it_has():
     """With eight workers of the fifteen it needs it does not wait until what came as they began is read."""
     trainer = Trainer(0.1, 1.5, service=begun(first_workers=8))
-    service, stock = trainer.service, 200.0
-    for _ in range(60):
-        workers = len(trainer.serving)
-        coming = BEAT_S * workers / trainer.cost_s
-        elements = round(min(BEAT_S / trainer.own_s, stock + coming))
-        stock += coming - elements
-        service.now += BEAT_S
-        waited_s = BEAT_S - elements * trainer.own_s
-        pace = trainer.pace
-        trainer.pace = Pace(pace.elements + elements, pace.read_s + BEAT_S, pace.waited_s + waited_s)
-        for worker in trainer.serving:
-            trainer.busy_s[worker.id] += BEAT_S * min(1.0, elements / coming)
-            service.report(worker.id, busy_s=trainer.busy_s[worker.id])
-        report = msg.ConsumerReport(0, pace=trainer.pace, arrived=trainer.pace.elements + round(stock))
-        service.say(inp.ConsumerSaid(trainer.client, report))
-        trainer.settle()
-        assert len(trainer.serving) > 8 or trainer.scaling.scale.phase == "search"
-    assert abs(len(trainer.serving) - 15) <= 1
+    trainer.ready = 200.0
+    while len(trainer.serving) == 8:
+        assert trainer.scaling.scale.phase == "search"
+        trainer.beat()
+    assert abs(trainer.run()[-1] - 15) <= 1
+
+
+def test_those_that_are_to_leave_give_elements_until_they_have_left():
+    """What they add would look as if those that stay were too many, too."""
+    trainer = Trainer(0.1, 0.8, service=begun(first_workers=32))
+    trainer.ready, trainer.lingers = 0.0, 10
+    assert trainer.run(30)[-1] == 8
+
+
+def test_workers_that_have_not_begun_yet_do_not_say_that_there_is_nothing_to_do():
+    trainer = Trainer(0.1, 1.6)
+    while len(trainer.serving) == 1:
+        trainer.beat()
+    assert len(trainer.serving) == 8
+    trainer.idle = 6
+    for _ in range(16):
+        trainer.beat()
+        assert len(trainer.serving) == 8
+    trainer.idle = 0
+    assert abs(trainer.run()[-1] - 16) <= 1
