@@ -19,6 +19,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.papers.drawings import DRAWINGS, pyplot
+
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = os.path.join(_ROOT, "docs", "performance.md")
 GUARANTEES = os.path.join(_ROOT, "docs", "guarantees.md")
@@ -134,6 +136,30 @@ TARGETS = (
     ),
     Target("workers chosen in Figure 6, off the knee by", "papers.figure6", "off", "service", most=1),
     Target("the batch time with them, of the best", "papers.figure6", "of the best", "service", most=1.05),
+    Target("decisions after a training's speed has changed", "papers.step_change", "decisions", "service", most=2),
+    Target("changes of the number of workers after these", "papers.step_change", "changes", "service", most=0),
+    Target("scaling and caching together: cost, of HPA's", "papers.timelines", "cost", "service", most=1.0),
+    *(
+        Target(
+            f"rate from a source 50 ms away, asked for by {kind}, of a near one's",
+            "papers.latency",
+            "rate",
+            kind,
+            least=0.95,
+        )
+        for kind in ("its own function", "from_files")
+    ),
+    *(
+        Target(
+            f"CPU time with workers on another host, {kind}, of in process",
+            "papers.cpu_overhead",
+            kind,
+            "service, another host",
+            "in process",
+            most=1.5,
+        )
+        for kind in ("150 KB", "9.6 MB")
+    ),
     Target("from a worker's death to the next batch, s", "recovery", "total", "killed, on another host", most=4.0),
     Target("the same where nothing says that it is dead, s", "recovery", "total", "silent", most=4.0),
 )
@@ -152,7 +178,9 @@ def main(arguments: Sequence[str]) -> int:
         if name == "memory":
             texts[name] = memory_table(report)
         elif "table" in report:
-            texts[name] = f"{_table(report['table'])}\n\n`{report['command']}`. {_machine(report)}."
+            lines = DRAWINGS[name](report, PLOTS) if name in DRAWINGS else []
+            how = f"`{report['command']}`. {_machine(report)}."
+            texts[name] = "\n\n".join([_table(report["table"]), how, *lines])
         elif name == "accuracy":
             _rewrite(GUARANTEES, {name: accuracy_table(report)})
         elif name == "accuracy_caching":
@@ -310,12 +338,7 @@ def _plot(name: str, figure: str, report: Report) -> str:
     found = [(who, results[figure]) for who, results in report["results"].items() if figure in results]
     if len(found) < 2:
         return ""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "millrace"  # the same figures make the same file
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     drawing, axes = plt.subplots(figsize=(8, 0.34 * len(found) + 0.9), layout="constrained")
     medians = [result["median"] for _, result in found]
     spread = [

@@ -112,6 +112,12 @@ class Reading:
         )
         return batch_s
 
+    def empty(self) -> None:
+        """Reads for a second as fast as it can: what comes after that is made after that."""
+        until = time.perf_counter() + 1.0
+        while time.perf_counter() < until:
+            next(self._elements)
+
     def settle(self, limit_s: float) -> int:
         """Reads until the number of workers is found, and returns it.
 

@@ -1,0 +1,115 @@
+"""Plots of experiments about numbers of workers, for :mod:`benchmarks.plot`: curves, and what happened over time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Report = Mapping[str, Any]
+"""What an experiment wrote."""
+
+_OURS, _CACHEW, _PODS = "#1f77b4", "#2ca02c", "#d62728"
+_MODES = {"profile": "#fff3c4", "compute": "#fff3c4", "put": "#d6e6fb", "get": "#d9f2d9"}
+"""Colours of the modes of a cache, as in Cachew's Figures 9 and 11."""
+
+
+def figure6(report: Report, folder: str) -> list[str]:
+    """Batch time over workers with what each policy chooses, and choice over threshold (Figure 7)."""
+    results = report["results"]
+    plt = pyplot()
+    drawing, rows = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
+    for axes, (name, found) in zip(rows.flat, results.items(), strict=True):
+        curve = {int(workers): 1e3 * batch_s for workers, batch_s in found["sweep"].items()}
+        axes.plot(list(curve), list(curve.values()), color="#888888", marker=".", label="fixed numbers")
+        chosen = ((found["chosen"]["workers"], _OURS, "millrace"), (found["hpa"], _PODS, "HPA"))
+        for workers, colour, label in (*chosen, (found["cachew"]["3%"], _CACHEW, "Cachew's rules")):
+            axes.axvline(workers, color=colour, label=label, linestyle=":" if colour == _CACHEW else "-")
+        axes.set_title(name, fontsize=9)
+        axes.set_ylim(bottom=0)
+    rows[0][0].legend(fontsize=7)
+    _label(rows, "workers", "ms of an element")
+    lines = [_saved(plt, drawing, folder, "papers.figure6-curves.svg", report)]
+    drawing, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    for number, (name, found) in enumerate(results.items()):
+        percent = [float(threshold.rstrip("%")) for threshold in found["cachew"]]
+        colour = f"C{number}"
+        axes.plot(percent, list(found["cachew"].values()), color=colour, marker=".", label=name)
+        axes.axhline(found["chosen"]["workers"], color=colour, linestyle=":", linewidth=1)
+    axes.set_xlabel("threshold of Cachew's rules, % (dotted: millrace, which has none)")
+    axes.set_ylabel("workers")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return [*lines, _saved(plt, drawing, folder, "papers.figure6-thresholds.svg", report)]
+
+
+def step_change(report: Report, folder: str) -> list[str]:
+    """Workers and batch time while the consumer changes its speed."""
+    return [_over_time({"": report["timeline"]}, folder, "papers.step_change-timeline.svg", report)]
+
+
+def timelines(report: Report, folder: str) -> list[str]:
+    """Workers, mode and batch time of each job (Figures 9 and 11)."""
+    panels = {name: found["timeline"] for name, found in report["results"].items()}
+    return [_over_time(panels, folder, "papers.timelines-timeline.svg", report)]
+
+
+DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
+    "papers.figure6": figure6,
+    "papers.step_change": step_change,
+    "papers.timelines": timelines,
+}
+"""By benchmark: what draws its plots into a folder, and returns the lines of the page that show them."""
+
+
+def _over_time(panels: Mapping[str, Sequence[Mapping[str, Any]]], folder: str, file: str, report: Report) -> str:
+    """One panel a job, of rows with ``seconds``, ``workers``, ``batch_s``, and perhaps ``mode`` and ``epoch``."""
+    plt = pyplot()
+    drawing, rows = plt.subplots(
+        len(panels), 1, figsize=(9, 2.3 * len(panels) + 0.4), layout="constrained", squeeze=False, sharex=True
+    )
+    for axes, (name, timeline) in zip(rows.flat, panels.items(), strict=True):
+        seconds = [each["seconds"] for each in timeline]
+        began = 0.0
+        for mode, stretch in itertools.groupby(timeline, lambda row: row.get("mode", "")):
+            ended = [row["seconds"] for row in stretch][-1]
+            axes.axvspan(began, ended, color=_MODES.get(mode, "white"), linewidth=0)
+            began = ended
+        axes.step(seconds, [each["workers"] for each in timeline], color=_OURS, where="pre")
+        axes.set_ylabel("workers", color=_OURS)
+        axes.set_ylim(bottom=0)
+        axes.set_title(name, fontsize=9)
+        for before, row in itertools.pairwise(timeline):
+            if before.get("epoch") != row.get("epoch"):
+                axes.axvline(before["seconds"], color="#888888", linestyle=":", linewidth=1)
+        batches = axes.twinx()
+        batches.plot(seconds, [1e3 * each["batch_s"] for each in timeline], color="#d9822b", linewidth=1)
+        batches.set_ylabel("ms of an element", color="#d9822b")
+        batches.set_ylim(bottom=0)
+    colours = " (yellow: profile or compute, blue: put, green: get)"
+    rows[-1][0].set_xlabel("seconds" + (colours if "mode" in timeline[0] else ""))
+    return _saved(plt, drawing, folder, file, report)
+
+
+def _label(rows: Any, x: str, y: str) -> None:
+    for axes in rows[-1]:
+        axes.set_xlabel(x)
+    for axes in rows[:, 0]:
+        axes.set_ylabel(y)
+
+
+def _saved(plt: Any, drawing: Any, folder: str, file: str, report: Report) -> str:
+    drawing.savefig(os.path.join(folder, file), metadata={"Date": None})
+    plt.close(drawing)
+    return f"![{report['question']}](performance/{file})"
+
+
+def pyplot() -> Any:
+    """``matplotlib.pyplot``, which draws the same file from the same figures."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "millrace"
+    import matplotlib.pyplot as plt
+
+    return plt
