@@ -70,6 +70,7 @@ def test_a_service_asks_for_what_it_was_told(started):
         "--workers": "1-3",
         "--port": "7",
         "--work-dir": "/there",
+        "--scaling-policy": "millrace",
     }
     assert len(token) == 64
 
