@@ -112,10 +112,9 @@ class Dataset(Readable):
             seed: of the choices, which are the same in every epoch; None: the pipeline's.
             stop_on_empty_dataset: end when a dataset that has ended is chosen; else go on with the others.
         """
-        label = "sample_from_datasets"
+        label, stop = "sample_from_datasets", bool(stop_on_empty_dataset)
         inputs = tuple(arguments.node(label, dataset) for dataset in datasets)
-        chosen = arguments.weights(label, weights, len(inputs))
-        number, stop = arguments.seed(label, seed), bool(stop_on_empty_dataset)
+        chosen, number = arguments.weights(label, weights, len(inputs)), arguments.seed(label, seed)
         return Dataset(g.SampleFromDatasets(inputs=inputs, weights=chosen, seed=number, stop_on_empty_dataset=stop))
 
     # -- operators -----------------------------------------------------------------------------------------------------
@@ -354,8 +353,6 @@ class Dataset(Readable):
         """
         return self._then(g.WithOptions, **arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites))
 
-    # -- running -------------------------------------------------------------------------------------------------------
-
     def __iter__(self) -> LocalIterator:
         """One epoch, computed in this process."""
         return self.read_epoch()
@@ -394,7 +391,8 @@ class Dataset(Readable):
         consumer_index: int | None = None,
         sharing: Sharing | None = None,
         workers: int | tuple[int, int] | str = "auto",
-        target_workers: str = "auto",
+        target_workers: Literal["auto", "local", "remote", "any"] = "auto",
+        local_workers: int | None = None,
         accelerators: int = 1,
         tasks: int | None = None,
         compression: Literal["lz4", "zstd"] | None = None,
@@ -416,7 +414,8 @@ class Dataset(Readable):
             consumer_index: which of them this is; None: the lowest that is free.
             sharing: not yet.
             workers: a number, (least, most), "auto" (as few as feed the consumer) or "cheapest" (for an element).
-            target_workers: not yet.
+            target_workers: "local": only in this host; "remote": only the service's; "any"; "auto": local ones first.
+            local_workers: processes that this host may have for it; None: for "auto" none, else the cores but one.
             accelerators: behind this consumer; for what an epoch costs, and what is cheapest.
             tasks: number of tasks of an epoch; None: by the data's size.
             compression: of what comes from other hosts; pays on slow links (``millrace bench link`` measures).
@@ -442,6 +441,7 @@ class Dataset(Readable):
             sharing=sharing,
             workers=workers,
             target_workers=target_workers,
+            local_workers=local_workers,
             accelerators=accelerators,
             tasks=tasks,
             compression=compression,

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from millrace.arguments import one_of
+from millrace.engine.host import siblings
 from millrace.errors import JobConflictError, PipelineError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
@@ -24,6 +25,7 @@ from millrace.planning.shapes import Varying
 if TYPE_CHECKING:
     from millrace.client.session import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
+    from millrace.clusters.training_host import TrainingHost
     from millrace.dataset import Dataset
     from millrace.wire.compression import Compression
 
@@ -80,6 +82,7 @@ class DistributedDataset(Readable):
         sharing: Sharing | None,
         workers: Any,
         target_workers: Any,
+        local_workers: Any,
         accelerators: int,
         tasks: int | None,
         compression: Compression | None,
@@ -99,7 +102,8 @@ class DistributedDataset(Readable):
         self._consumer_index = consumer_index
         _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
         _check_equal(equal_steps, num_consumers, visitation)
-        _check_later(sharing, target_workers, accelerators)
+        _check_where(target_workers, local_workers, service)
+        _check_later(sharing, accelerators)
         _check_claim(priority, tenant)
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
@@ -116,13 +120,16 @@ class DistributedDataset(Readable):
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
             "priority": float(priority),
             "tenant": tenant,
+            "target_workers": "any" if service is None else target_workers,
         }
         self._named = job_name is not None
         self._seed_is_chosen = seed is not None or dataset.graph.seed() is not None
         self._workers = workers
+        self._local_workers = 0 if service is None else _local_workers(target_workers, local_workers)
         self._buffer_bytes = dataset.graph.options().buffer_bytes or 0
         self._structure, self._bundle = _ship(dataset, sharding)
         self._embedded: LocalService | None = None
+        self._local: TrainingHost | None = None
         self._session: ConsumerSession | None = None
         self._share: Share | None = None
         self._passes = Passes()
@@ -233,13 +240,15 @@ class DistributedDataset(Readable):
     def close(self) -> None:
         """Leaves the job; stops the service if it is an embedded one. Idempotent."""
         session, self._session = self._session, None
+        local, self._local = self._local, None
         service, self._embedded = self._embedded, None
         try:
             if session is not None:
                 session.close()
         finally:
-            if service is not None:
-                service.close()
+            for each in (local, service):
+                if each is not None:
+                    each.close()
 
     def __enter__(self) -> Self:
         return self
@@ -263,6 +272,7 @@ class DistributedDataset(Readable):
             **self.__dict__,
             "_dataset": None,
             "_embedded": None,
+            "_local": None,
             "_session": None,
             "_service": service,
             "_passes": self._passes.copy(),
@@ -315,7 +325,21 @@ class DistributedDataset(Readable):
                 states=states,
             )
             self._share = share
+            self._start_local(address, spec.name, share)
         return self._session
+
+    def _start_local(self, address: str, job: str, share: Share | None) -> None:
+        """Starts the workers inside this host, unless they are there; of several helpers the first one does."""
+        if not self._local_workers or (share is not None and share[0] > 0):
+            return
+        if self._local is not None and self._local.usable and self._local.job == job:
+            return
+        if self._local is not None:
+            self._local.close()
+
+        from millrace.clusters.training_host import TrainingHost
+
+        self._local = TrainingHost(address, job, self._local_workers, self._token)
 
     def _place(self, share: Share | None) -> tuple[int | None, dict[str, Any]]:
         """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
@@ -422,11 +446,30 @@ def _range(workers: Any) -> tuple[int, int] | None:
     return (workers, workers) if isinstance(workers, int) else workers
 
 
-def _check_later(sharing: Any, target_workers: Any, accelerators: int) -> None:
+def _check_where(target_workers: Any, local_workers: Any, service: str | None) -> None:
+    one_of("distribute", "target_workers", target_workers, ("auto", "local", "remote", "any"))
+    whole = isinstance(local_workers, int) and not isinstance(local_workers, bool)
+    if local_workers is not None and not (whole and local_workers >= 1):
+        raise PipelineError(f"local_workers is None or a number of at least 1, not {local_workers!r}")
+    if service is None and (target_workers == "remote" or local_workers is not None):
+        raise PipelineError(
+            "without the address of a service all workers are processes of this machine: say how many with workers="
+        )
+    if target_workers == "remote" and local_workers is not None:
+        raise PipelineError('target_workers="remote" has no local workers: leave local_workers out, or say "auto"')
+
+
+def _local_workers(target_workers: str, local_workers: int | None) -> int:
+    """How many processes of this host to start: those that the user allows, or the cores but one of each training."""
+    if local_workers is not None or target_workers in {"auto", "remote"}:
+        return local_workers or 0
+    trainings = siblings()
+    return max(1, ((os.cpu_count() or 1) - trainings) // trainings)
+
+
+def _check_later(sharing: Any, accelerators: int) -> None:
     """Parameters that the service doesn't act on yet are refused rather than ignored."""
     if sharing is not None:
         raise PipelineError("sharing between jobs is not there yet; leave sharing out")
-    if target_workers != "auto":
-        raise PipelineError('target_workers can only be "auto" yet')
     if accelerators < 1:
         raise PipelineError(f"accelerators must be at least 1, not {accelerators}")

@@ -79,6 +79,9 @@ def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_memory(command)
     command.add_argument("--name", help="unique in the service (default: drawn)")
     command.add_argument(
+        "--job", default="", metavar="NAME", help="serve this job alone, which is read on this machine (default: any)"
+    )
+    command.add_argument(
         "--drain-timeout",
         type=float,
         default=30.0,
@@ -177,6 +180,7 @@ def _worker(options: argparse.Namespace) -> int:
         shared_memory=options.shared_memory,
         name=options.name,
         drain_timeout=options.drain_timeout,
+        job=options.job,
     )
     end_with(worker.stop, parent_pipe=options.parent_pipe)
     try:

@@ -421,7 +421,7 @@ class Conversation:
                     epoch, tasks, handed, *rates[:3], arrived=arrived, all_here=all_here, pace=rates.pace
                 )
             known = dict(zip(("reruns", "differed", "impure"), self._reruns.told, strict=True))
-            self._send(msgspec.structs.replace(report, left_out=self.left_out, **known))
+            self._send(msgspec.structs.replace(report, left_out=self.left_out, came=self.feed.came, **known))
             self._taken = False
 
     def _compared(self, epoch: int, rerun: Rerun) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import Arrival, EpochInbox, Rerun
 from millrace.control.messages import TaskProgress, TaskRead
+from millrace.control.reports import Flow
 from millrace.errors import (
     AuthenticationError,
     ElementTooLargeError,
@@ -75,6 +76,9 @@ class Feed:
         self._failure: MillraceError | None = None
         self._closed = False
         self._retry: set[str] = set()
+        self._local: set[str] = set()
+        self.came = Flow(), Flow()
+        """What came so far, over all epochs: from local workers, and from others."""
         self._threads: dict[str, threading.Thread] = {}
         self._connections: dict[str, BulkConnection] = {}
 
@@ -115,6 +119,8 @@ class Feed:
             if self._closed or self._inbox is None or self._inbox.number != epoch:
                 return
             for read in reads:
+                if read.local:
+                    self._local.add(read.address)
                 start = self._inbox.assign(read.task, read.lease, read.address, read.start)
                 if self._inbox.wanted(read.task):
                     orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
@@ -325,6 +331,8 @@ class Feed:
                     skipped=header.skipped,
                     changed=header.changed,
                 )
+                if fresh:
+                    self._count(address, header.count, size)
                 reruns, inbox.reruns = inbox.reruns, []
                 upto, complete = inbox.holds(header.task)
                 # Said before the user can have it: what may be sent again to a successor was never written to here.
@@ -337,6 +345,12 @@ class Feed:
             self._compared(header.epoch, rerun)
         if complete or held:
             self._wake()
+
+    def _count(self, address: str, elements: int, size: int) -> None:
+        local, others = self.came
+        came = local if address in self._local else others
+        came = Flow(came.elements + elements, came.bytes + size)
+        self.came = (came, others) if address in self._local else (local, came)
 
     def _short(self, address: str, header: delivery.Short) -> None:
         with self._lock:

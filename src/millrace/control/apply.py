@@ -28,7 +28,7 @@ def _dispatcher_started(state: State, event: ev.DispatcherStarted) -> None:
 def _worker_joined(state: State, event: ev.WorkerJoined) -> None:
     worker = state.workers.get(event.worker)
     if worker is None:
-        worker = Worker(event.worker, event.address, event.host, event.pid, event.cores)
+        worker = Worker(event.worker, event.address, event.host, event.pid, event.cores, only=event.only)
         state.workers[event.worker] = worker
     worker.address = event.address
     worker.lost_at = None

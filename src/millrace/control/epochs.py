@@ -111,7 +111,8 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
         live = epoch.live[task]
         worker = turn.state.workers.get(live.worker)
         if worker is not None and (end is None or task < end):
-            reads.append(TaskRead(task, live.lease, worker.id, worker.address, epoch.starts.get(task, 0)))
+            start, local = epoch.starts.get(task, 0), bool(worker.only)
+            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, local))
     if reads:
         turn.to_consumer(job, consumer, ReadTasks(number, reads))
 

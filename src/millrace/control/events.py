@@ -20,7 +20,7 @@ from millrace.control.messages import (
     Failure,
     TaskProgress,
 )
-from millrace.control.scale_events import FleetPlanned, ScaleChosen
+from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
@@ -45,13 +45,17 @@ class DispatcherStarted(Event, frozen=True):
 
 
 class WorkerJoined(Event, frozen=True):
-    """A worker registered, or came back after its session broke (then only its address may have changed)."""
+    """A worker registered, or came back after its session broke (then only its address may have changed).
+
+    ``only``: the one job that it is local to.
+    """
 
     worker: str
     address: str
     host: str = ""
     pid: int = 0
     cores: int = 1
+    only: str = ""
 
 
 class WorkerDisconnected(Event, frozen=True):
@@ -436,6 +440,7 @@ class Progressed(Event, frozen=True):
 AnyEvent = (
     DispatcherStarted
     | ScaleChosen
+    | HomeChosen
     | FleetPlanned
     | WorkerJoined
     | WorkerDisconnected

@@ -8,10 +8,11 @@ from __future__ import annotations
 from millrace.control.actions import ResizeFleet
 from millrace.control.membership import retire
 from millrace.control.scale_events import FleetPlanned
-from millrace.control.scaling import scales, wanted
+from millrace.control.scaling import scales
 from millrace.control.state import State, Worker
 from millrace.control.supply import by_worker
 from millrace.control.turn import Turn
+from millrace.control.where import wanted
 
 _NAMED = 8
 """Jobs that a reason names, at most."""
@@ -32,11 +33,8 @@ def resize(turn: Turn) -> None:
     state, settings = turn.state, turn.state.settings
     if not scales(state):
         return
-    each = {
-        job.name: wanted(job) or settings.first_workers
-        for job in state.jobs.values()
-        if job.failure is None and job.consumers
-    }
+    there = {job.name: wanted(state, job) for job in state.jobs.values() if job.failure is None and job.consumers}
+    each = {name: settings.first_workers if most is None else most for name, most in there.items()}
     if each.keys() != turn.observed.jobs:
         turn.observed.jobs, turn.observed.jobs_changed = set(each), turn.now
     total = max(settings.least_workers, min(sum(each.values()), settings.most_workers))
@@ -58,7 +56,7 @@ def _dismiss(turn: Turn) -> None:
         job = state.jobs.get(worker.job)
         if over <= 0:
             return
-        if (job is None or counts[worker.job] > (wanted(job) or 0)) and not _owns(state, worker):
+        if (job is None or counts[worker.job] > (wanted(state, job) or 0)) and not _owns(state, worker):
             retire(turn, worker.id, state.settings.drain_s)
             counts[worker.job] -= 1
             over -= 1

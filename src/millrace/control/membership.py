@@ -23,6 +23,7 @@ from millrace.control.poison import planning_died, suspect
 from millrace.control.state import Worker
 from millrace.control.supply import by_worker, runs_again
 from millrace.control.turn import Turn
+from millrace.control.where import may_serve
 
 MISSED_HEARTBEATS = 2
 """A worker is lost when so many reports in a row did not come."""
@@ -38,7 +39,8 @@ def hello(turn: Turn, message: WorkerHello) -> None:
         return
     known = turn.state.workers.get(message.worker)
     keeping.greeted(turn, message.worker)
-    turn.emit(ev.WorkerJoined(message.worker, message.address, message.host, message.pid, max(1, message.cores)))
+    cores = max(1, message.cores)
+    turn.emit(ev.WorkerJoined(message.worker, message.address, message.host, message.pid, cores, message.only))
     worker = turn.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
@@ -126,8 +128,9 @@ def retire(turn: Turn, name: str, within_s: float) -> None:
 
 def _hand_over(turn: Turn, name: str) -> None:
     """Others do what it was asked or fixed to do."""
-    heirs = [w.id for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
+    there = [w for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
     for job in turn.state.jobs.values():
+        heirs = [worker.id for worker in there if may_serve(job, worker)]
         if job.lister == name and name not in turn.state.workers:
             turn.emit(ev.ListingAsked(job.name, ""))
         for number, epoch in job.epochs.items():

@@ -23,7 +23,7 @@ import msgspec
 
 from millrace.control.base import Message
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
-from millrace.control.reports import LaneReport, NodeMeasure, Pace
+from millrace.control.reports import Flow, LaneReport, NodeMeasure, Pace
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
@@ -78,6 +78,8 @@ class WorkerHello(Message, frozen=True):
     version: str = ""
     python: str = ""
     held: list[HeldTask] = []
+    only: str = ""
+    """The one job that it serves, on the host of a consumer of that job, which started it; empty: any."""
 
 
 class WorkerReport(Message, frozen=True):
@@ -340,6 +342,8 @@ class ConsumerReport(Message, frozen=True):
     """Elements, over all epochs, that were not used as other consumers had no more."""
     pace: Pace = Pace()
     """How the epoch was read so far."""
+    came: tuple[Flow, Flow] = (Flow(), Flow())
+    """From local workers, and from those of the service, since the session began."""
 
 
 class LeaveJob(Message, frozen=True):
@@ -393,7 +397,7 @@ class StepsReady(Message, frozen=True):
 
 
 class TaskRead(msgspec.Struct, frozen=True, array_like=True):
-    """Where a task can be read. A later one for the same task replaces it (the worker was lost).
+    """Where a task can be read, ``local``: at a local worker. A later one for the same task replaces it.
 
     Outputs before ``start`` are not this consumer's: another one had them and is gone, or a state says that they were
     read.
@@ -404,6 +408,7 @@ class TaskRead(msgspec.Struct, frozen=True, array_like=True):
     worker: str
     address: str
     start: int = 0
+    local: bool = False
 
 
 class ReadTasks(Message, frozen=True):

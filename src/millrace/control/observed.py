@@ -16,7 +16,7 @@ from millrace.control.messages import (
     TaskReturned,
     WorkerReport,
 )
-from millrace.control.reports import NodeMeasure, Pace
+from millrace.control.reports import Flow, NodeMeasure, Pace
 from millrace.control.state import Crew
 from millrace.policies.autocache import Look
 from millrace.policies.decision import Decision
@@ -114,6 +114,7 @@ class ScaleSight(msgspec.Struct):
         readings: by consumer.
         marked: when that was.
         used: by worker, seconds in which it had computed at the mark, those of its processor, and when it had said so.
+        came: by consumer, what had come from local workers and from others, at the mark.
     """
 
     workers: frozenset[str] = frozenset()
@@ -121,6 +122,7 @@ class ScaleSight(msgspec.Struct):
     readings: dict[int, Reading] = {}
     marked: float = 0.0
     used: dict[str, tuple[float, float, float]] = {}
+    came: dict[int, tuple[Flow, Flow]] = {}
 
 
 class Spent(msgspec.Struct):

@@ -14,6 +14,7 @@ from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
 
 SHARDINGS = ("dynamic", "static", "off", "custom")
 VISITATIONS = ("exactly_once", "at_most_once", "zero_once_or_more")
+TARGETS = ("auto", "local", "remote", "any")
 
 
 class Refused(Exception):  # noqa: N818 - no error of ours but an answer on its way
@@ -90,6 +91,8 @@ def _wrong_value(spec: JobSpec) -> str:
         return f"tasks is at least 1, not {spec.tasks}"
     if not MIN_PRIORITY <= spec.priority <= MAX_PRIORITY:
         return f"priority is a number from {MIN_PRIORITY:g} to {MAX_PRIORITY:g}, not {spec.priority:g}"
+    if spec.target_workers not in TARGETS:
+        return f"target_workers is one of {', '.join(TARGETS)}, not {spec.target_workers!r}"
     if not spec.tenant:
         return 'tenant is a name, and this one is empty; leave it out to belong to "default"'
     return ""
@@ -137,6 +140,7 @@ def same_job(job: Job, spec: JobSpec) -> None:
         "equal_steps",
         "priority",
         "tenant",
+        "target_workers",
     ):
         mine, theirs = getattr(spec, field), getattr(job.spec, field)
         if mine != theirs:

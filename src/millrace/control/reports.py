@@ -23,6 +23,13 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
     waited_s: float = 0.0
 
 
+class Flow(msgspec.Struct, frozen=True, array_like=True):
+    """Elements that came to a consumer, and their bytes."""
+
+    elements: int = 0
+    bytes: int = 0
+
+
 class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """What one operator did in this worker for this job, so far."""
 

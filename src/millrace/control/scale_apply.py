@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.control import scale_events as ev
-from millrace.control.scaled import REMEMBERED, FleetPlan, Scaling
+from millrace.control.scaled import REMEMBERED, FleetPlan, Home, Scaling
 from millrace.control.state import State
 
 
@@ -23,11 +23,16 @@ def _scale_chosen(state: State, event: ev.ScaleChosen) -> None:
         del state.sizes[next(iter(state.sizes))]
 
 
+def _home_chosen(state: State, event: ev.HomeChosen) -> None:
+    state.jobs[event.job].home = Home(event.reason, event.at) if event.home else None
+
+
 def _fleet_planned(state: State, event: ev.FleetPlanned) -> None:
     state.fleet = FleetPlan(event.workers, event.reason, event.at)
 
 
 SCALE_APPLY: dict[type, Callable[[State, Any], None]] = {
     ev.ScaleChosen: _scale_chosen,
+    ev.HomeChosen: _home_chosen,
     ev.FleetPlanned: _fleet_planned,
 }

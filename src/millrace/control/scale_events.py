@@ -21,6 +21,15 @@ class ScaleChosen(Event, frozen=True):
     other: Other | None = None
 
 
+class HomeChosen(Event, frozen=True):
+    """The job uses its local workers alone from now on, or (``home`` is false) others as well."""
+
+    job: str
+    home: bool
+    reason: str
+    at: float
+
+
 class FleetPlanned(Event, frozen=True):
     """How many workers there are to be."""
 

@@ -36,6 +36,13 @@ class Scaling(msgspec.Struct, frozen=True):
         return self.scale if self.other is None else self.other
 
 
+class Home(msgspec.Struct, frozen=True):
+    """A job uses its local workers alone, since ``at``; ``reason`` in words."""
+
+    reason: str
+    at: float
+
+
 class FleetPlan(msgspec.Struct, frozen=True):
     """How many workers there are to be; ``reason`` in words, ``at`` when that was decided."""
 

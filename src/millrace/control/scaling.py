@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
+from millrace.control import where
 from millrace.control.messages import ConsumerReport
 from millrace.control.observed import Reading, ScaleSight
 from millrace.control.reports import Pace
@@ -31,14 +32,9 @@ def scales(state: State) -> bool:
     return state.settings.most_workers > state.settings.least_workers
 
 
-def wanted(job: Job) -> int | None:
-    """How many workers the job is to have; None: as many as there are."""
-    return job.scaling.scale.workers if job.scaling is not None else None
-
-
 def begin(turn: Turn, job: Job) -> None:
     """The job's sources are known: it begins with what one of its kind had in the end."""
-    if not scales(turn.state) or job.scaling is not None:
+    if job.scaling is not None or job.tables is None or not (scales(turn.state) or where.local_first(turn.state, job)):
         return
     known = turn.state.sizes.get(job.kind)
     first = known or turn.state.settings.first_workers
@@ -48,6 +44,7 @@ def begin(turn: Turn, job: Job) -> None:
 
 def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     """A consumer says how it reads."""
+    begin(turn, job)  # local workers may have come since
     if job.scaling is None or job.failure is not None:
         return
     kind = _kind(turn.state, job)
@@ -59,10 +56,11 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     there = frozenset(_serving(turn.state, job.name))
     if there != sight.workers:  # what was seen with others says nothing
         sight.workers, sight.settling = there, True
-        _mark(turn, sight)
+        _mark(turn, job, sight)
     _read(sight, consumer, report)
-    readings = [sight.readings.get(index) for index, place in job.consumers.items() if place.lost_at is None]
-    seen = [reading for reading in readings if reading is not None]
+    readings = [index for index, place in job.consumers.items() if place.lost_at is None]
+    by_consumer = {index: sight.readings[index] for index in readings if index in sight.readings}
+    seen = list(by_consumer.values())
     if not there or len(seen) < len(readings) or (job.points and job.caching.kind == "profile"):
         return  # one experiment at a time
     waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(turn, sight)
@@ -70,19 +68,24 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
         begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
         if scalers.pause_over(kind, fewest, waits if begun else 0.0):
             sight.settling = False
-            _mark(turn, sight)
+            _mark(turn, job, sight)
         return
     if used is None or not scalers.look_over(kind, fewest, waits, turn.now - sight.marked):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
     if not scalers.look_counts(kind, elements, came, waits):
-        _mark(turn, sight)
+        _mark(turn, job, sight)
         return
     busy, cpu = map(statistics.fmean, used)
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
     look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
-    _mark(turn, sight)
+    moved = where.look(turn, job, sight, by_consumer, waits)
+    _mark(turn, job, sight)
+    if moved:
+        anew = scalers.begin(kind, turn.state.crew.locals[job.name], _limits(turn.state, job))
+        _chosen(turn, job, anew.value, "begins anew with its local workers")
+        return
     rates = (turn.state.settings.prices or USUAL).rates(len(seen), job.spec.accelerators)
     before = job.scaling.search
     decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn.state, job))
@@ -104,18 +107,23 @@ def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
 
 def _serving(state: State, job: str) -> Iterator[str]:
     """Workers that make its elements, also if they are to leave."""
-    yield from (worker.id for worker in state.crew.by_job.get(job, ()))
+    for there in (state.crew.local, state.crew.by_job):
+        yield from (worker.id for worker in there.get(job, ()))
     for worker in state.crew.retiring:
         if any(task[0] == job for task in worker.unfinished.values()):
             yield worker.id
 
 
 def _limits(state: State, job: Job) -> Limits:
-    least, most = job.spec.workers or (1, state.settings.most_workers)
-    if len(state.jobs) == 1 and job.spec.workers is None:
+    """Of all workers: its local ones, which it has in any case, and those of the service."""
+    local = state.crew.locals[job.name]
+    others = state.settings.most_workers if scales(state) else len(state.crew.workers)
+    room = local if where.at_home(state, job) else local + others
+    least, most = job.spec.workers or (1, room)
+    if len(state.jobs) == 1 and job.spec.workers is None and not local:
         least = max(least, state.settings.least_workers)  # they are there, and nobody else's
-    most = max(1, min(most, state.settings.most_workers))
-    return Limits(max(1, min(least, most)), most)
+    most = max(1, local, min(most, room))
+    return Limits(max(1, min(max(least, where.at_least(state, job)), most)), most)
 
 
 def _regime(job: Job) -> str:
@@ -126,8 +134,9 @@ def _regime(job: Job) -> str:
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
-def _mark(turn: Turn, sight: ScaleSight) -> None:
+def _mark(turn: Turn, job: Job, sight: ScaleSight) -> None:
     """What comes from here on counts."""
+    sight.came = where.came(turn, job)
     sight.readings = {
         consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
         for consumer, reading in sight.readings.items()

@@ -129,7 +129,7 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
         # A consumer with nothing to read gets a task although no worker has room: lanes are per consumer, and those
         # that fill the room may be waiting for a consumer that does not read.
         if starving(job, consumer):
-            for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
+            for worker in _by_room(job, workers):
                 found = offer(turn.state, job, worker, consumer, cap=cap, ahead=False)
                 if found is not None:
                     lease(turn, job, worker, consumer, found)
@@ -139,13 +139,24 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
     while progress and any(_takes_more(turn, job, consumer, cap) for consumer in active(job)):
         progress = False
         open_next(turn, job)
-        for worker in sorted(workers, key=lambda w: (len(w.unfinished), w.id)):
+        for worker in _by_room(job, workers):
             if len(worker.unfinished) >= turn.observed.want(worker.id):
                 continue
             leased = _lease_one(turn, job, worker, workers, cap)
             progress = progress or bool(leased)
-            if leased is None and not by_worker(job):
+            if leased is None and _alike(turn, job):
                 return  # nor is there anything for another one
+
+
+def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
+    """Those with the least in hand first, but local ones before all others, unless any will do."""
+    alike = job.spec.target_workers == "any"
+    return sorted(workers, key=lambda worker: (not (alike or worker.only), len(worker.unfinished), worker.id))
+
+
+def _alike(turn: Turn, job: Job) -> bool:
+    """What one of the job's workers could run, any other could."""
+    return not by_worker(job) and job.name not in turn.state.crew.local
 
 
 def _takes_more(turn: Turn, job: Job, consumer: int, cap: int) -> bool:
@@ -165,7 +176,7 @@ def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> No
                 if len(worker.unfinished) < turn.observed.want(worker.id):
                     return
                 offers.append((worker, item))
-            elif not by_worker(job):
+            elif _alike(turn, job):
                 return  # nor is there anything for another one
         if not offers:
             return

@@ -27,6 +27,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         python: "major.minor" of the consumers; the bundle can be read by no other.
         priority: weight of the job where there are too few workers for all, see :mod:`millrace.policies.sharing`.
         tenant: whose quota of workers it counts against.
+        target_workers: where they may be: "auto", "local", "remote" or "any"; see :mod:`millrace.control.where`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: float = 1.0
     tenant: str = "default"
     cheapest: bool = False
+    target_workers: str = "auto"
 
     @property
     def ranks(self) -> int | None:

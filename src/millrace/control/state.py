@@ -6,6 +6,7 @@ from the events, so that replaying a journal gives an equal state; plans are der
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -17,8 +18,8 @@ from millrace.control.events import AnyEvent
 from millrace.control.messages import (
     Failure,
 )
-from millrace.control.scale_events import ScaleChosen
-from millrace.control.scaled import FleetPlan, Scaling
+from millrace.control.scale_events import HomeChosen, ScaleChosen
+from millrace.control.scaled import FleetPlan, Home, Scaling
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.graph.nodes import Graph
@@ -137,6 +138,8 @@ class Worker(msgspec.Struct):
         kept: the same of tasks that it has finished and still holds outputs or leftovers of.
         open: jobs that it was told of and not yet told to close.
         served: by job, the number of the turn in which it began or ended to serve it.
+        only: the one job that it may serve: it is local to that, started by a consumer and no part of the service's
+            fleet; empty: it is the service's.
     """
 
     id: str
@@ -156,6 +159,7 @@ class Worker(msgspec.Struct):
     kept: dict[int, tuple[str, int, int]] = {}
     open: dict[str, None] = {}
     served: dict[str, int] = {}
+    only: str = ""
 
 
 class Consumer(msgspec.Struct):
@@ -274,6 +278,7 @@ class Job(msgspec.Struct):
         prints: what identifies its data.
         points: its cache points; ``caching``: what it does about them.
         scaling: how many workers it is to have; None: whatever there are.
+        home: why it uses its local workers alone although it could have others; None: it does not.
     """
 
     name: str
@@ -306,6 +311,7 @@ class Job(msgspec.Struct):
     points: list[CachePoint] = []
     caching: ModeOf = ModeOf()
     scaling: Scaling | None = None
+    home: Home | None = None
 
     @property
     def kind(self) -> str:
@@ -326,6 +332,7 @@ CREW_CHANGES = (
     ev.JobBroke,
     ev.JobRemoved,
     ScaleChosen,
+    HomeChosen,
 )
 """Events after which a :class:`Crew` is another."""
 
@@ -334,19 +341,26 @@ class Crew:
     """Who serves what: derived from the state, and looked up for many decisions before it changes.
 
     Attributes:
-        workers: those that can be given something, by id.
-        by_job: those that serve each job ("": none).
+        workers: those of the service that can be given something, by id.
+        by_job: those of them that serve each job ("": none).
+        local: by job, workers that are local to it and can be given something; ``locals``: how many there are, those
+            included whose sessions broke a moment ago.
         open_to_several: workers that some job which they no longer serve is still open at.
         retiring: workers that wait to be told that they can go.
         sharded: jobs whose sharding fixes which worker runs what.
     """
 
-    __slots__ = ("by_job", "open_to_several", "retiring", "sharded", "workers")
+    __slots__ = ("by_job", "local", "locals", "open_to_several", "retiring", "sharded", "workers")
 
     def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
         there = [workers[name] for name in sorted(workers)]
         self.retiring = [worker for worker in there if worker.retiring and not worker.released]
-        self.workers = [worker for worker in there if worker.lost_at is None and not worker.retiring]
+        self.workers = [w for w in there if w.lost_at is None and not w.retiring and not w.only]
+        self.locals = Counter(worker.only for worker in there if worker.only and not worker.retiring)
+        self.local: dict[str, list[Worker]] = {}
+        for worker in there:
+            if worker.only and worker.lost_at is None and not worker.retiring:
+                self.local.setdefault(worker.only, []).append(worker)
         self.open_to_several = [worker for worker in self.workers if len(worker.open) > 1]
         self.by_job: dict[str, list[Worker]] = {}
         for worker in self.workers:

@@ -93,6 +93,9 @@ def suspicious(job: Job) -> bool:
 def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ahead: bool) -> Offer | None:
     """What ``worker`` could run next for ``consumer``.
 
+    A local worker serves consumers on its host: others would get its elements through that host's network. Remote ones
+    leave tails whose leftovers lie at a local worker to those, as nobody promises that they can connect to it.
+
     Args:
         state: of the dispatcher.
         job: one whose tables are known.
@@ -103,6 +106,8 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
     """
     last = newest(job)
     place = job.consumers.get(consumer)
+    if not _near(job, worker, consumer):
+        return None
     reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
     full = unread(job, consumer) >= cap
     for number in sorted(job.epochs):
@@ -123,6 +128,26 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(consumer, ())):
             return None
     return None
+
+
+def _near(job: Job, worker: Worker, consumer: int) -> bool:
+    if not worker.only or by_worker(job):
+        return True
+    place = job.consumers.get(consumer)
+    return place is not None and place.host == worker.host
+
+
+def _left_to_local(
+    state: State, job: Job, epoch: Epoch, worker: Worker, consumer: int, inputs: tuple[int, ...]
+) -> bool:
+    local = state.crew.local.get(job.name)
+    if not local or worker.only:
+        return False
+    lives = [epoch.live.get(task) for task in inputs]
+    holders = [state.workers.get(live.worker) for live in lives if live is not None and live.leftovers]
+    if not any(holder is not None and holder.only for holder in holders):
+        return False
+    return any(_near(job, other, consumer) for other in local)
 
 
 def some_pending(state: State, job: Job, consumer: int) -> bool:
@@ -164,7 +189,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
     for task in sorted(tasks):
         inputs = () if off else state.plan(job).task(task).inputs
         if inputs:
-            if not _ready(job, number, task, inputs):
+            if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, consumer, inputs):
                 continue
         elif by_worker(job) and not (epoch.owners and owner(epoch, task) == worker.id):
             continue

@@ -17,10 +17,10 @@ from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
 from millrace.control.messages import CloseJob
 from millrace.control.observed import Division
-from millrace.control.scaling import wanted
 from millrace.control.state import Job, Worker
 from millrace.control.supply import active, by_worker, newest, offer
 from millrace.control.turn import Turn
+from millrace.control.where import wanted
 from millrace.policies.assignment import JobNeed, assign
 from millrace.policies.sharing import Need, Standing, gives, share
 
@@ -29,6 +29,11 @@ SPARE_CAP = 4
 
 def serving(turn: Turn, job: Job) -> list[Worker]:
     """Workers that serve the job and can be given something."""
+    return [*turn.state.crew.local.get(job.name, ()), *_given(turn, job)]
+
+
+def _given(turn: Turn, job: Job) -> list[Worker]:
+    """Those of them that are the service's."""
     return turn.state.crew.by_job.get(job.name, [])
 
 
@@ -59,7 +64,7 @@ def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
         cap += 2 * turn.observed.want(worker.id)
     return turn.state.once(
         job.name,
-        (cap, worker.id if by_worker(job) else ""),  # otherwise one worker is as good as another
+        (cap, worker.id if by_worker(job) or worker.only else ""),  # otherwise one worker is as good as another
         lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
     )
 
@@ -79,7 +84,9 @@ def divide(turn: Turn) -> Division:
     counts = {name: len(crew.by_job.get(name, ())) for name in jobs}
     idle = frozenset(name for name in jobs if not counts[name] and not _has_work(turn, name))
     needs = [
-        Need(name, job.spec.tenant, job.spec.priority, wanted(job)) for name, job in jobs.items() if name not in idle
+        Need(name, job.spec.tenant, job.spec.priority, wanted(turn.state, job))
+        for name, job in jobs.items()
+        if name not in idle
     ]
     waited = {} if known is None else known.waiting
     shares = share(needs, len(crew.workers), turn.state.settings.quotas)
@@ -98,7 +105,9 @@ def divide(turn: Turn) -> Division:
 
 def _has_work(turn: Turn, name: str) -> bool:
     job, workers = turn.state.jobs.get(name), turn.state.crew.workers
-    return job is not None and any(runnable(turn, job, worker) for worker in [*workers[:1], *_owners(turn, job)])
+    if job is None or wanted(turn.state, job) == 0:
+        return False
+    return any(runnable(turn, job, worker) for worker in [*workers[:1], *_owners(turn, job)])
 
 
 def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
@@ -115,8 +124,8 @@ def _owns(job: Job, worker: Worker) -> bool:
 
 def _sated(turn: Turn, job: Job, besides: Worker | None = None) -> bool:
     """The job has all the workers that it wants."""
-    most = wanted(job)
-    return most is not None and sum(worker is not besides for worker in serving(turn, job)) >= most
+    most = wanted(turn.state, job)
+    return most is not None and sum(worker is not besides for worker in _given(turn, job)) >= most
 
 
 def _full(turn: Turn, tenant: str, besides: Worker | None = None) -> bool:
@@ -134,7 +143,7 @@ def _surplus(turn: Turn) -> set[str]:
     """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
     chosen: set[str] = set()
     jobs, quotas = turn.state.jobs.values(), turn.state.settings.quotas
-    limited = [(serving(turn, job), most) for job in jobs if (most := wanted(job)) is not None]
+    limited = [(_given(turn, job), most) for job in jobs if (most := wanted(turn.state, job)) is not None]
     limited += [(_of_tenant(turn, tenant), quota) for tenant, quota in quotas.items()]
     for workers, most in limited:
         if len(workers) > most:
@@ -180,7 +189,9 @@ def _owners(turn: Turn, job: Job) -> list[Worker]:
     """Workers elsewhere that own shares of the job."""
     names = {name for epoch in job.epochs.values() for name in epoch.owned}
     owners = (turn.state.workers.get(name) for name in sorted(names))
-    return [w for w in owners if w is not None and w.job != job.name and w.lost_at is None and not w.retiring]
+    return [
+        w for w in owners if w is not None and w.job != job.name and w.lost_at is None and not (w.retiring or w.only)
+    ]
 
 
 def _take(turn: Turn, job: Job, givers: Sequence[str], standings: Mapping[str, Standing], chosen: set[str]) -> None:
@@ -239,6 +250,7 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
 
 def assign_workers(turn: Turn, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
+    _take_in(turn)
     crew = turn.state.crew
     nothing_for: set[tuple[str, int, bool]] = set()
     division, standings = None, dict[str, Standing]()
@@ -275,6 +287,17 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
             nothing_for.add(alike)  # nor is there for others like it
         leaving.discard(worker.id)  # its turn begins, be it with the same job
         turn.touched.add(worker.job)
+
+
+def _take_in(turn: Turn) -> None:
+    """Local workers serve the job that they are local to, as soon as there is one."""
+    crew = turn.state.crew
+    for name in sorted(crew.local.keys() & turn.state.jobs.keys()):
+        if turn.state.jobs[name].failure is None:
+            for worker in crew.local[name]:
+                if worker.job != name:
+                    _switch(turn, worker, name, f"it is local to {name}")
+                    turn.touched.add(name)
 
 
 def _served(turn: Turn, job: Job, worker: Worker) -> int:

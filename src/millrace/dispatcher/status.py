@@ -11,6 +11,7 @@ from millrace.control.keeping import benefits
 from millrace.control.observed import Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
+from millrace.control.where import told
 from millrace.control.whereabouts import Poison
 from millrace.policies.decision import listed
 from millrace.policies.scalers import kind_of
@@ -43,7 +44,7 @@ def status(
         why: a sentence about the difference, if there is something to say.
     """
     jobs = [state.jobs[name] for name in sorted(state.jobs)]
-    here = sum(worker.lost_at is None for worker in state.workers.values())
+    here = sum(worker.lost_at is None and not worker.only for worker in state.workers.values())
     return {
         "version": state.settings.version,
         "heartbeat_s": state.settings.heartbeat_s,
@@ -82,6 +83,12 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "cache": _caching(job),
         "sharding": job.spec.sharding,
         "workers": _scaling(job, len(serving)),
+        "where": {
+            "target": job.spec.target_workers,
+            "local": sum(bool(worker.only) for worker in serving),
+            "remote": sum(not worker.only for worker in serving),
+            "why": told(state, job),
+        },
         "sharing": _sharing(state, observed, job, now),
         "accelerators": job.spec.accelerators,
         "spent": _spent(observed, job),
@@ -262,8 +269,10 @@ def _why_job(state: State, observed: Observed, job: Job, serving: list[Worker], 
         return (
             f"job {name} has failed: {job.failure.message.splitlines()[0] if job.failure.message else job.failure.kind}"
         )
+    if not serving and job.spec.target_workers == "local":
+        return f"job {name} waits for local workers, which its consumers start"
     if not serving:
-        others = [worker for worker in state.workers.values() if worker.lost_at is None]
+        others = [worker for worker in state.workers.values() if worker.lost_at is None and not worker.only]
         if not others:
             return f"job {name} waits for a worker: none is registered"
         return _why_waiting(state, observed, job, others, now)
@@ -332,6 +341,7 @@ def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dic
         "pid": worker.pid,
         "cores": worker.cores,
         "job": worker.job or None,
+        "local": bool(worker.only),
         "leases": len(worker.unfinished),
         "kept": len(worker.kept),
         "lanes": [
@@ -353,6 +363,8 @@ def _why_worker(state: State, worker: Worker, blocked: list[float], now: float) 
         return f"its session broke {max(0.0, now - worker.lost_at):.0f} s ago; it may come back"
     if worker.retiring:
         return "is leaving: it gets no more tasks"
+    if worker.only and not worker.job:
+        return f"waits for job {worker.only}, which it is local to"
     if not worker.job:
         return "waits for a job" if not state.jobs else "has nothing to do: no job has work for it"
     job = state.jobs.get(worker.job)

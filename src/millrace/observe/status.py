@@ -56,7 +56,7 @@ def worker_rows(status: Mapping[str, Any]) -> list[Row]:
     return [
         (
             worker["id"][:8],
-            f"{worker['host']}:{worker['pid']}",
+            f"{worker['host']}:{worker['pid']}{' (local)' if worker['local'] else ''}",
             worker["job"] or "-",
             str(worker["leases"]),
             _share(worker["busy_share"]),

@@ -61,6 +61,22 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def own_host(peer: str) -> str:
+    """The address of this host that connections to ``peer`` come from, e.g. ``10.0.0.7``. Nothing is sent.
+
+    Raises:
+        ServiceError: if ``peer`` is no address, or its host is not known or cannot be reached from here.
+    """
+    host, port = parse_address(peer)
+    try:
+        (family, *_, resolved), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(resolved)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ServiceError(f"{peer} cannot be reached from this host: {error.strerror or error}") from error
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens at ``host:port`` (0: any free port), with close-on-exec.
 

@@ -62,6 +62,7 @@ class Worker:
         shared_memory: lend consumers on this host the memory that batches are in.
         drain_timeout: seconds that an orderly end may take; what is not done by then goes to other workers.
         name: unique in the service; None draws one.
+        job: the one job that it serves, which is read on this host; empty: any.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class Worker:
         shared_memory: bool = True,
         drain_timeout: float = DRAIN_S,
         name: str | None = None,
+        job: str = "",
     ) -> None:
+        self._job = job
         self.id = name or uuid.uuid4().hex
         self._dispatcher = dispatcher
         self._token = token
@@ -216,6 +219,7 @@ class Worker:
                     __version__,
                     f"{sys.version_info.major}.{sys.version_info.minor}",
                     self._desk.held(),
+                    self._job,
                 )
             )
             if self._leaving:

@@ -129,13 +129,21 @@ class Service:
 
 def wait_for_end(process: subprocess.Popen[bytes]) -> int:
     """Exit status of a process that is about to end."""
-    handle = os.pidfd_open(process.pid)
+    wait_until_gone(process.pid)
+    return process.wait()
+
+
+def wait_until_gone(pid: int) -> None:
+    """Waits for the end of any process that is about to end."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
     try:
         ready, _, _ = select.select([handle], [], [], WAIT_S)
-        assert ready, f"process {process.pid} is still there"
+        assert ready, f"process {pid} is still there"
     finally:
         os.close(handle)
-    return process.wait()
 
 
 def job_of(status: dict[str, Any], name: str) -> dict[str, Any]:

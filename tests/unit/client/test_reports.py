@@ -10,6 +10,7 @@ from millrace.client.conversation import Conversation
 from millrace.client.meter import Rates
 from millrace.client.purity import Reruns
 from millrace.control.messages import BeginEpoch, ConsumerReport, TaskProgress
+from millrace.control.reports import Flow
 
 READ = [TaskProgress(4, 70, complete=True)]
 
@@ -26,6 +27,7 @@ class Feed:
     """The reader goes on to the next epoch after the beating thread took what was read, before that was sent."""
 
     arrived = (70, True)
+    came = (Flow(), Flow())
 
     def __init__(self, conversation, reader):
         self._conversation, self._reader = conversation, reader

@@ -70,8 +70,9 @@ def _tasks(mains: int, fan_in: int) -> list[Task]:
 
 
 class FakeWorker:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, **fields: Any) -> None:
         self.name = name
+        self.fields = fields
         self.leases: dict[int, msg.LeaseTask] = {}
         self.finished: dict[tuple[str, int, int], int] = {}
         self.leftovers: set[tuple[str, int, int]] = set()
@@ -151,6 +152,7 @@ class FakeConsumer:
         self.notices: list[str] = []
         self.connected = True
         self.spec: Any = None
+        self.host = ""
         self.wanted = -1
         self.closed = False
 
@@ -288,8 +290,8 @@ class Service:
     # -- workers
 
     def add_worker(self, name: str, **fields: Any) -> FakeWorker:
-        self.workers[name] = FakeWorker(name)
-        self.hello(name, **fields)
+        self.workers[name] = FakeWorker(name, **fields)
+        self.hello(name)
         return self.workers[name]
 
     def hello(self, name: str, **fields: Any) -> None:
@@ -300,7 +302,9 @@ class Service:
             msg.HeldTask(msg.TaskRef(*key), lease, 0, True, 1, key in worker.leftovers)
             for key, lease in worker.finished.items()
         ]
-        hello = msg.WorkerHello(name, f"{name}:1", **{"version": "1", "python": "3.11", "held": held, **fields})
+        hello = msg.WorkerHello(
+            name, f"{name}:1", **{"version": "1", "python": "3.11", "held": held, **worker.fields, **fields}
+        )
         self.say(inp.WorkerSaid(name, hello))
 
     def plan_tasks(self, worker: FakeWorker) -> None:
@@ -376,7 +380,7 @@ class Service:
         peer = self.consumers.setdefault(client, FakeConsumer(client))
         if peer.joined is not None:
             extra.setdefault("generation", peer.joined.generation)
-        peer.spec = spec
+        peer.spec, peer.host = spec, extra.get("host", "")
         self.say(inp.JoinRequested(msg.JoinJob(spec, client, consumer, **extra), f"job-of-{client}", 11))
         if begin and peer.failure is None:
             self.begin(peer)
@@ -391,7 +395,8 @@ class Service:
         """Its session broke; it says anew all that matters."""
         peer.connected = True
         place = peer.joined
-        join = msg.JoinJob(peer.spec, peer.client, place.consumer, resume=True, generation=place.generation)
+        known = {"host": peer.host, "resume": True, "generation": place.generation}
+        join = msg.JoinJob(peer.spec, peer.client, place.consumer, **known)
         self.say(inp.JoinRequested(join, f"job-of-{peer.client}", 11))
         if peer.epoch is not None and peer.failure is None:
             everything = [msg.TaskProgress(task, 1, complete=True) for task in peer.complete]

@@ -160,7 +160,7 @@ def turns_settings(service, **changes):
 
 
 def test_no_more_workers_than_a_job_wants(monkeypatch):
-    monkeypatch.setattr(turns, "wanted", lambda job: {"a": 1, "b": None}[job.name])
+    monkeypatch.setattr(turns, "wanted", lambda state, job: {"a": 1, "b": None}[job.name])
     service = service_of(5, {"a": {}, "b": {}})
     run(service, 10)
     assert counts(service) == {"a": 1, "b": 4}

@@ -21,7 +21,7 @@ from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.cache_messages import CacheUsed, StoreMeasured
 from millrace.control.cached import StoreCost
-from millrace.control.reports import Pace
+from millrace.control.reports import Flow, LaneReport, Pace
 from millrace.control.snapshot import dump
 from millrace.dispatcher.journal import SqliteJournal
 from millrace.planning.points import CachePoint
@@ -48,6 +48,7 @@ def live() -> Service:
     _go_on(service)
     _cache(service)
     _scale(service)
+    _go_home(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -203,6 +204,23 @@ def _scale(service: Service) -> None:
     service.restart()
     for name in service.workers:
         service.hello(name)
+
+
+def _go_home(service: Service) -> None:
+    """A job with a local worker, to which the link brings next to nothing from the others."""
+    service.add_worker("local", only="homely")
+    peer = service.join("homely", "homely")
+    for worker in list(service.workers.values()):
+        service.plan_tasks(worker)
+    for count in range(1, 6):
+        service.now += 2.0
+        for name in service.workers:
+            service.report(name, busy_s=2.0 * count, lanes=[LaneReport(0, True, 0.0, 1 << 30)])
+        pace = Pace(200 * count, 2.0 * count, 1.9 * count)
+        came = Flow(199 * count, 1 << 20), Flow(count, 1 << 20)
+        service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, pace=pace, arrived=200 * count, came=came)))
+    assert service.state.jobs["homely"].home is not None
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:

@@ -42,6 +42,7 @@ BUSY = {
             "host": "h",
             "pid": 8,
             "job": None,
+            "local": False,
             "leases": 0,
             "lanes": [],
             "busy_share": None,

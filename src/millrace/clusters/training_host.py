@@ -1,0 +1,119 @@
+"""Workers inside the training host: processes that one training process starts for its own job on a service.
+
+They register with the service's dispatcher like any others, but belong to that job. They end when they are closed, or
+with the process that started them, however it ends; one that ends by itself is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+import time
+import weakref
+from typing import NoReturn
+
+from millrace.clusters.processes import hang_up, how_ended, reap, spawn
+from millrace.clusters.subprocesses import STDERR
+from millrace.errors import ShippingError
+from millrace.policies.respawn import respawn_at
+from millrace.wire.address import own_host
+
+_REMEMBERED = 100
+_logger = logging.getLogger(__name__)
+
+
+class TrainingHost:
+    """Local workers of one job, as long as this object lives.
+
+    Args:
+        dispatcher: address of the service.
+        job: name of the job.
+        workers: how many processes, each of which keeps one core busy.
+        token: of the service.
+
+    Raises:
+        ServiceError: ``dispatcher`` is no address, or of no host that is known here.
+    """
+
+    def __init__(self, dispatcher: str, job: str, workers: int, token: str | None) -> None:
+        self.job = job
+        # Where the dispatcher sees this host: others may have to fetch from there what tasks leave over.
+        command = ["worker", "--dispatcher", dispatcher, "--job", job, "--threads", "1", "--host", own_host(dispatcher)]
+        self._places = _Places(command, workers, {"MILLRACE_TOKEN": token} if token else {})
+        # Dropped without close(), which may happen in any thread, inside anything: only hang up.
+        self._finalizer = weakref.finalize(self, self._places.let_go)
+
+    @property
+    def usable(self) -> bool:
+        """It was not closed, and is of this process."""
+        return self._finalizer.alive and self._places.owner == os.getpid()
+
+    def close(self) -> None:
+        """Ends the processes. May be called any number of times."""
+        if self._finalizer.detach() is not None:
+            self._places.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ShippingError("workers of a training host cannot be pickled: another process starts its own")
+
+
+class _Places:
+    """A number of processes of one kind: a thread for each starts it, waits for its end, and starts it again."""
+
+    def __init__(self, command: list[str], count: int, extra: dict[str, str]) -> None:
+        self.owner = os.getpid()
+        self._command, self._count, self._extra = command, count, extra
+        self._gone = False
+        self._over = threading.Event()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._deaths: list[float] = []
+        self._threads = [
+            threading.Thread(target=self._keep, name=f"millrace-local-{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _keep(self) -> None:
+        while how := self._run():
+            with self._lock:
+                now = time.monotonic()
+                self._deaths = [*self._deaths, now][-_REMEMBERED:]
+                again = respawn_at(self._deaths, now, self._count)
+            _logger.warning("a local worker of this training %s; %s", how, again.reason)
+            if self._over.wait(max(0.0, again.value - now)):
+                return
+
+    def _run(self) -> str:
+        """One process from its start to its end; how it ended, "" if that is the end of all."""
+        try:
+            process = spawn(self._command, worker=True, stdout=STDERR, extra=self._extra)
+        except OSError as error:
+            return f"could not be started ({error})"
+        self._running.add(process)
+        if self._gone:  # since before it was known here
+            hang_up(process)
+        how = how_ended(process.wait())
+        self._running.discard(process)
+        hang_up(process)
+        return "" if self._gone else how
+
+    def let_go(self) -> None:
+        """Has all of them end, without waiting for that, and without any lock."""
+        if os.getpid() == self.owner:  # else forked: they are the parent's
+            self._gone = True
+            for process in list(self._running):
+                hang_up(process)
+
+    def close(self) -> None:
+        """Ends all of them and waits for that."""
+        if os.getpid() != self.owner:
+            return
+        self.let_go()
+        self._over.set()
+        for process in list(self._running):
+            reap(process)
+        for thread in self._threads:
+            thread.join()
