@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -18,8 +17,9 @@ import numpy.typing as npt
 from millrace.blocks.format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
 from millrace.blocks.keys import KEY_BYTES, Keys, KeyTable, block_name
 from millrace.blocks.store import Block
-from millrace.elements.codec import array_rows, decode
+from millrace.elements.codec import decode, rows_of
 from millrace.elements.exporting import Bytes
+from millrace.elements.rows import Rows, make
 from millrace.errors import BlockDamagedError, CodecError
 from millrace.wire.compression import Compression
 
@@ -27,22 +27,6 @@ _FEW_ROWS = 4
 """Of a message that has many, up to so many are read one by one."""
 _TAIL_BYTES = 64 << 10
 """Read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
-
-
-class Row(NamedTuple):
-    """How each element of a message lies there, where all are arrays of one dtype and shape.
-
-    Attributes:
-        start: of the first, in bytes from the start of the message; the others follow at once.
-        nbytes: of each.
-        dtype: of each.
-        shape: of each.
-    """
-
-    start: int
-    nbytes: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
 
 
 class Seen:
@@ -57,7 +41,7 @@ class Seen:
     def __init__(self, version: object, messages: int) -> None:
         self.version = version
         self.verified = np.zeros(messages, np.bool_)
-        self.rows: list[Row | None] = [None] * messages
+        self.rows: list[Rows | None] = [None] * messages
 
 
 class BlockIndex:
@@ -258,27 +242,25 @@ class BlockReader:
     def _rows(self, starts: npt.NDArray[np.int64], messages: npt.NDArray[np.int64]) -> list[list[Any]] | None:
         """The elements with these numbers, which lie in these messages, read without what is beside them.
 
-        None where that cannot be, or wouldn't pay: messages were not read before, are compressed, hold no arrays of one
-        shape, or are wanted nearly whole.
+        None where that cannot be, or wouldn't pay: messages were not read before, are compressed, have leaves of
+        several sizes, or are wanted nearly whole.
         """
         seen, index = self.index.seen, self.index
         listed = messages.tolist()
-        rows = [seen.rows[message] for message in listed]
-        if not all(rows) or len(rows) > _FEW_ROWS * len(set(listed)):
+        rows = [each for message in listed if (each := seen.rows[message]) is not None]
+        if len(rows) < len(listed) or len(rows) > _FEW_ROWS * len(set(listed)):
             return None
-        begins = index.offsets[messages].tolist()
         numbers = (starts - index.rows[messages]).tolist()
-        ranges, nbytes = [], 0
-        for row, begin, number in zip(rows, begins, numbers, strict=True):
-            assert row is not None
-            start = begin + row.start + number * row.nbytes
-            ranges.append((start, start + row.nbytes))
-            nbytes += row.nbytes
-        with self._reads.reading(len(ranges), nbytes):
-            found = _read_exactly(self._block, ranges)
+        ranges = [
+            (at := begin + leaf.start + number * leaf.nbytes, at + leaf.nbytes)
+            for each, begin, number in zip(rows, index.offsets[messages].tolist(), numbers, strict=True)
+            for leaf in each.leaves
+        ]
+        with self._reads.reading(len(ranges), sum(stop - start for start, stop in ranges)):
+            found = iter(_read_exactly(self._block, ranges))
         if self._block.version() != seen.version:  # behind the reads: who writes meanwhile changes the version first
             return None
-        return [[np.ndarray(row.shape, row.dtype, data)] for row, data in zip(rows, found, strict=True) if row]
+        return [[make(each.root, found)] for each in rows]
 
     def _alone(self, messages: npt.NDArray[np.int64]) -> list[Any]:
         """The elements of these messages, each of which has one: large items, as they lie in the block."""
@@ -349,16 +331,15 @@ class BlockReader:
             seen = self.index.seen = Seen(version, len(seen.rows))
         return seen
 
-    def _row(self, message: int, data: Bytes) -> Row | None:
+    def _row(self, message: int, data: Bytes) -> Rows | None:
         """How single elements of a message can be read, if they can."""
         try:
-            found = array_rows(data)
+            found = rows_of(data)
         except CodecError as error:
             raise _damaged(self._block, f"message {message} of {len(self.index.checksums)}: {error}") from error
-        if found is None or found[0] != self.index.rows[message + 1] - self.index.rows[message]:
+        if found is None or found.elements != self.index.rows[message + 1] - self.index.rows[message]:
             return None
-        _, start, dtype, shape = found
-        return _shared(Row(start, dtype.itemsize * math.prod(shape), dtype, shape))
+        return _shared(found)
 
     def _expanded(self, message: int, raw: Bytes, length: int) -> Bytes:
         """A message as it was before compression."""
@@ -373,9 +354,9 @@ class BlockReader:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared(row: Row) -> Row:
+def _shared(rows: Rows) -> Rows:
     """The same object for all messages that are alike: there may be millions."""
-    return row
+    return rows
 
 
 def _read_exactly(block: Block, ranges: list[tuple[int, int]]) -> list[Bytes]:

@@ -15,6 +15,7 @@ from millrace.elements.layout import (
     ALIGNMENT,
     CELLS_PER_BYTE,
     GATHER,
+    PYTHON_DTYPES,
     BlobKind,
     Blobs,
     Fixed,
@@ -27,7 +28,6 @@ from millrace.elements.layout import (
 )
 from millrace.elements.pieces import Pieces
 
-_PYTHON_DTYPES = {"int": "<i8", "float": "<f8", "complex": "<c16", "bool": "|b1"}
 _INT64 = np.dtype("<i8")
 
 
@@ -98,8 +98,8 @@ class Reader:
         return [each.copy() for each in arrays] if self._own else arrays
 
     def _fixed(self, node: Fixed, rows: int, wanted: slice) -> list[Any]:
-        if node.kind in _PYTHON_DTYPES:
-            values: list[Any] = self._values(np.dtype(_PYTHON_DTYPES[node.kind]), (rows,))[wanted].tolist()
+        if node.kind in PYTHON_DTYPES:
+            values: list[Any] = self._values(np.dtype(PYTHON_DTYPES[node.kind]), (rows,))[wanted].tolist()
             return values
         dtype = parse_dtype(node.dtype)
         if node.kind == "scalar":

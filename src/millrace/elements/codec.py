@@ -23,6 +23,7 @@ import pyarrow as pa
 from millrace.elements.assemble import Reader
 from millrace.elements.layout import END, VERSION, Header, read_heads
 from millrace.elements.pieces import Pieces
+from millrace.elements.rows import Rows, fixed_rows
 from millrace.elements.shred import Body, Piece, shred
 from millrace.errors import CodecError
 
@@ -50,20 +51,18 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
     return body.message(Header(VERSION, len(elements), root))
 
 
-def array_rows(message: npt.NDArray[np.uint8]) -> tuple[int, int, np.dtype[Any], tuple[int, ...]] | None:
-    """Where the elements of a message lie one behind the other, if all are arrays of one dtype and shape; else None.
-
-    Returns:
-        Elements, the byte at which the first one starts, dtype and shape of each.
+def rows_of(message: npt.NDArray[np.uint8]) -> Rows | None:
+    """How single elements of ``message`` can be read; see :func:`millrace.elements.rows.fixed_rows`.
 
     Raises:
         CodecError: if these are not the first bytes of a message.
     """
     try:
-        header, start, _, array = read_heads(message)
+        return fixed_rows(message)
+    except CodecError:
+        raise
     except _MALFORMED as error:
         raise CodecError(f"these bytes are not the first of a message of elements: {error}") from error
-    return None if array is None else (header.rows, start, *array)
 
 
 def decode(

@@ -34,6 +34,9 @@ MAX_DEPTH = 56
 GATHER = 16 * 1024
 """Bytes from which a value is sent from where it lies: below, copying costs less than one more entry for sendmsg."""
 
+PYTHON_DTYPES = {"int": "<i8", "float": "<f8", "complex": "<c16", "bool": "|b1"}
+"""As what Python's numbers lie in a message, by the kind of :class:`Fixed`."""
+
 FIXED_SIZE_MAX = 2**31 - 1
 _REMEMBERED_BYTES = 16 << 10
 """Schema messages up to this size are remembered."""

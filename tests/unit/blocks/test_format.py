@@ -57,8 +57,8 @@ def write(store: BlockStore, items: Sequence[Sequence[Any]], compression: Any = 
 def same(found: Any, expected: Any) -> bool:
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
-    if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, list | tuple):
+        return type(found) is type(expected) and len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, np.ndarray):
         return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
     return type(found) is type(expected) and found == expected
@@ -193,26 +193,37 @@ def test_only_the_messages_of_what_is_asked_for_are_read():
     assert BlockReader(store.open(POINT, write(store, [[]]))).read([0]) == [[]]
 
 
+MADE_OF = {
+    "array": lambda array, number: array,
+    "dict": lambda array, number: {"image": array, "label": number},
+    "nested": lambda array, number: ([array, None, number / 7], {"": (number % 2 == 0, array.T.copy())}),
+    "scalar": lambda array, number: np.float32(number),
+    "complex": lambda array, number: number * 1j,
+}
 uniform = st.tuples(
-    st.sampled_from(["u1", "<f4", "<M8[s]"]), hnp.array_shapes(min_dims=0, max_dims=2, max_side=40), st.integers(1, 90)
+    st.sampled_from(list(MADE_OF)),
+    st.sampled_from(["u1", "<f4", "<M8[s]"]),
+    hnp.array_shapes(min_dims=0, max_dims=2, max_side=40),
+    st.integers(1, 90),
 )
 
 
 @given(uniform, st.sampled_from(COMPRESSIONS), st.data())
-def test_arrays_that_are_alike_come_back_one_by_one(uniform, compression, data):
-    dtype, shape, count = uniform
-    arrays = [np.full(shape, number).astype(dtype) for number in range(count)]
+def test_elements_that_are_alike_come_back_one_by_one(uniform, compression, data):
+    kind, dtype, shape, count = uniform
+    made = [MADE_OF[kind](np.full(shape, number).astype(dtype), number) for number in range(count)]
     store = MemoryStore()
-    reader = BlockReader(store.open(POINT, write(store, [[array] for array in arrays], compression)))
+    reader = BlockReader(store.open(POINT, write(store, [[element] for element in made], compression)))
     everything = reader.read(range(count))
     for _ in range(3):
         asked = data.draw(st.lists(st.integers(0, count - 1), max_size=6, unique=True))
-        found = [array for (array,) in reader.read(asked)]
-        assert same(found, [arrays[number] for number in asked])
-        for array in found:
-            array[...] = np.zeros((), dtype)
-    assert same([array for (array,) in everything], arrays), "they share no memory"
-    assert same([array for (array,) in reader.read(range(count))], arrays)
+        found = [element for (element,) in reader.read(asked)]
+        assert same(found, [made[number] for number in asked])
+        for leaf in flatten(found)[0]:
+            if isinstance(leaf, np.ndarray):
+                leaf[...] = np.zeros((), dtype)
+    assert same([element for (element,) in everything], made), "they share no memory"
+    assert same([element for (element,) in reader.read(range(count))], made)
 
 
 def test_of_arrays_that_are_alike_only_those_are_read_once_their_message_was_found_right():

@@ -1,0 +1,100 @@
+"""Single elements of a message, where every leaf is as long in each: read without what is beside them.
+
+The columns of such a message are known from its head alone, so that one element's bytes are too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.elements.exporting import Bytes
+from millrace.elements.layout import ALIGNMENT, PYTHON_DTYPES, Fixed, Node, Nothing, Record, parse_dtype, read_heads
+
+_MOST_LEAVES = 16
+"""Each is a read of its own."""
+
+
+class Leaf(NamedTuple):
+    """A column of a message.
+
+    Attributes:
+        start: of the first element's values, in bytes from the start of the message.
+        nbytes: of each element's; those of the next one follow at once.
+    """
+
+    start: int
+    nbytes: int
+
+
+class Rows(NamedTuple):
+    """How the elements of a message lie there.
+
+    Attributes:
+        elements: of the message.
+        leaves: one or more.
+        root: what elements are made of.
+    """
+
+    elements: int
+    leaves: tuple[Leaf, ...]
+    root: Node
+
+
+def fixed_rows(message: npt.NDArray[np.uint8]) -> Rows | None:
+    """How to read single elements of ``message``; None if that cannot be told from its head.
+
+    Raises:
+        As :func:`millrace.elements.layout.read_heads`, and CodecError for a dtype that cannot be had here.
+    """
+    header, start, stop, _ = read_heads(message)
+    leaves: list[Leaf] = []
+    if header.rows < 1 or not _walk(header.root, header.rows, start, leaves):
+        return None
+    if not 0 < len(leaves) <= _MOST_LEAVES or leaves[-1].start + header.rows * leaves[-1].nbytes > stop:
+        return None
+    return Rows(header.rows, tuple(leaves), header.root)
+
+
+def _walk(node: Node, rows: int, start: int, leaves: list[Leaf]) -> bool:
+    """Adds the node's columns in the order of the body; False: they are not all of one size in each element."""
+    match node:
+        case Fixed():
+            if not isinstance(node.dtype, str) or min(node.shape, default=0) < 0:
+                return False
+            dtype = _dtype(node)
+            if dtype.kind not in "biufcmM":
+                return False
+            at = leaves[-1].start + rows * leaves[-1].nbytes if leaves else start
+            leaves.append(Leaf(at + (start - at) % ALIGNMENT, dtype.itemsize * math.prod(node.shape)))
+            return True
+        case Record():
+            whole = node.kind != "dict" or len(node.keys) == len(node.children)
+            return whole and all(_walk(child, rows, start, leaves) for child in node.children)
+        case Nothing():
+            return True
+    return False
+
+
+def make(node: Node, values: Iterator[Bytes]) -> Any:
+    """One element, with arrays that are views of the bytes of its leaves."""
+    match node:
+        case Fixed(kind="array"):
+            return np.ndarray(node.shape, _dtype(node), next(values))
+        case Fixed():
+            value = np.ndarray((), _dtype(node), next(values))
+            return value[()] if node.kind == "scalar" else value.item()
+        case Record():
+            children = [make(child, values) for child in node.children]
+            if node.kind == "dict":
+                return dict(zip(node.keys, children, strict=True))
+            return tuple(children) if node.kind == "tuple" else children
+    return None
+
+
+def _dtype(node: Fixed) -> np.dtype[Any]:
+    return parse_dtype(PYTHON_DTYPES.get(node.kind, node.dtype))
