@@ -421,7 +421,7 @@ class Dataset(Readable):
             compression: of what comes from other hosts; pays on slow links (``millrace bench link`` measures).
             seed: of everything random without a seed of its own; None: the pipeline's.
             priority: weight where jobs want more workers than there are: 2 is to have twice what 1 has (0.01 to 100).
-            tenant: whose quota of workers the job counts against, if the dispatcher has one for it.
+            tenant: whose quota of workers the job counts against, and whose elements it reads from the service's cache.
             token: of the service; None: ``MILLRACE_TOKEN`` of the environment.
 
         Raises:

@@ -50,13 +50,14 @@ class Catalog:
     Args:
         store: where the blocks are.
         point: under what.
+        writer: who is to have made them. A block that bears another name, or none, is as good as damaged.
 
     Attributes:
         reads: what reading took.
     """
 
-    def __init__(self, store: BlockStore, point: str) -> None:
-        self._store, self._point = store, point
+    def __init__(self, store: BlockStore, point: str, writer: str = "") -> None:
+        self._store, self._point, self._writer = store, point, writer
         self._lock = threading.Lock()
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -76,7 +77,7 @@ class Catalog:
                     continue
             try:
                 with closing(self._store.open(self._point, name)) as block:
-                    found[name] = read_index(block)
+                    found[name] = read_index(block, self._writer)
             except CacheError:
                 with self._lock:
                     self._lost.append(name)

@@ -50,6 +50,7 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
         lengths: uint64 per message: bytes before compression, or 0 if it is stored as it is.
         checksums: uint32 per message, of its bytes in the file.
         compression: how those messages are compressed that are.
+        writer: the tenant for whose job the block was made; empty where there are no tenants.
     """
 
     keys: bytes
@@ -59,6 +60,7 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
     lengths: bytes
     checksums: bytes
     compression: Compression | None = None
+    writer: str = ""
 
 
 encode_index = msgspec.msgpack.Encoder().encode

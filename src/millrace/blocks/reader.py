@@ -52,6 +52,7 @@ class BlockIndex:
         keys: uint8 of shape (items, 16), in the order in which items were added.
         counts: int64 of shape (items,): elements of each item.
         compression: how messages are compressed that became smaller by it.
+        writer: whoever made the block says so.
         starts: int64 of shape (items + 1,): number of each item's first element in the block, and of all.
         rows: int64 of shape (messages + 1,): number of each message's first element, and of all.
         offsets: int64 of shape (messages + 1,): first byte of each message, and the end of the last.
@@ -70,6 +71,7 @@ class BlockIndex:
         self.keys: Keys = np.frombuffer(index.keys, np.uint8).reshape(-1, KEY_BYTES)
         self.counts = np.frombuffer(index.counts, "<u4").astype(np.int64)
         self.compression: Compression | None = index.compression
+        self.writer = index.writer
         self.starts = _sums(self.counts)
         self.rows = _sums(np.frombuffer(index.rows, "<u4"))
         self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
@@ -99,11 +101,15 @@ def _sums(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return sums
 
 
-def read_index(block: Block) -> BlockIndex:
+def read_index(block: Block, writer: str | None = None) -> BlockIndex:
     """The index at the end of a block, in one read, or two where it is long.
 
+    Args:
+        block: open.
+        writer: who is to have made it; None: whoever.
+
     Raises:
-        BlockDamagedError: it is not what was written, or belongs to a block of another name.
+        BlockDamagedError: it is not what was written, or belongs to a block of another name or by somebody else.
         BlockMissingError, CacheError: the block cannot be read.
     """
     tail = _read_exactly(block, [(max(0, block.nbytes - _TAIL_BYTES), block.nbytes)])[0]
@@ -131,6 +137,8 @@ def read_index(block: Block) -> BlockIndex:
         raise _damaged(block, f"its messages have {end - size} bytes, and by its index {index.offsets[-1]}")
     if index.name != block.name:
         raise _damaged(block, f"it holds the items of block {index.name}")
+    if writer is not None and index.writer != writer:
+        raise _damaged(block, f"it bears the name of {index.writer or 'nobody'!r}, where only {writer!r} writes")
     return index
 
 

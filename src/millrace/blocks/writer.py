@@ -47,15 +47,17 @@ class BlockWriter:
     Args:
         file: takes the bytes from its start on. Who made it publishes it after :meth:`finish`, or throws it away.
         compression: of messages that become smaller by it; None: of none.
+        writer: the tenant for whose job the block is made; empty where there are no tenants.
 
     Attributes:
         items: how many there are so far.
         nbytes_written: bytes that the file has so far.
     """
 
-    def __init__(self, file: Writable, compression: Compression | None = None) -> None:
+    def __init__(self, file: Writable, compression: Compression | None = None, writer: str = "") -> None:
         self._file = file
         self._compression = compression
+        self._name = writer
         self.items = 0
         self._keys = bytearray()
         self._counts, self._rows, self._checksums = array.array("I"), array.array("I"), array.array("I")
@@ -125,6 +127,7 @@ class BlockWriter:
                 lengths=_packed(self._lengths),
                 checksums=_packed(self._checksums),
                 compression=self._compression,
+                writer=self._name,
             )
         )
         trailer = TRAILER.pack(MAGIC, VERSION, crc32(index), len(index))

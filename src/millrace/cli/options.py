@@ -151,6 +151,15 @@ def quota(text: str) -> tuple[str, int]:
     return tenant, positive(number)
 
 
+def trust(text: str) -> tuple[str, list[str]]:
+    """A tenant, and others, at least one."""
+    reader, _, writers = text.partition("=")
+    names = writers.split(",")
+    if not (reader and all(names)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and whom it trusts, such as vision=speech,ads")
+    return reader, names
+
+
 def a_port(text: str) -> int:
     """A port, or 0."""
     value = _whole(text)

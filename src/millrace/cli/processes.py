@@ -22,6 +22,7 @@ from millrace.cli.options import (
     positive,
     quota,
     token_of,
+    trust,
 )
 from millrace.errors import PipelineError
 
@@ -55,6 +56,14 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="workers that the jobs of a tenant may have together (default: all); may be given for several",
     )
     add_scaling(command)
+    command.add_argument(
+        "--trust",
+        type=trust,
+        action="append",
+        default=[],
+        metavar="READER=WRITER,...",
+        help="tenants of whose jobs another one's read what the cache has (default: none); may be given for several",
+    )
     command.add_argument(
         "--recover", action="store_true", help="of a damaged journal keep what is good, and say what was lost"
     )
@@ -143,6 +152,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         quotas=dict(options.quotas),
         scaling_policy=options.scaling_policy,
         prices=read_prices(options.prices) if options.prices else None,
+        trust=_merged(options.trust),
     )
     address = f"grpc://{await dispatcher.start()}"
     try:
@@ -154,6 +164,11 @@ async def _dispatch(options: argparse.Namespace) -> None:
         await over.wait()
     finally:
         await dispatcher.stop()
+
+
+def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:
+    """By reader all writers, whether they were given at once or one by one."""
+    return {each: [name for reader, names in trust if reader == each for name in names] for each, _ in trust}
 
 
 def _worker(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from millrace.control.state import State
 def promise(state: State, event: TaskLeased) -> None:
     """A lease may read from a point, and perhaps add to it."""
     if event.place:
-        state.caches.promises[event.lease] = Promise(event.place, event.room)
+        state.caches.promises[event.lease] = Promise(event.place, event.room, also=event.also)
 
 
 def lease_ended(state: State, lease: int) -> None:
@@ -38,19 +38,21 @@ def _mode_chosen(state: State, event: ev.ModeChosen) -> None:
     )
 
 
-def _point(state: State, place: str) -> CachedPoint:
-    return state.caches.points.setdefault(place, CachedPoint(path=place.partition("@")[2]))
+def _point(state: State, place: str, writer: str) -> CachedPoint:
+    point = state.caches.points.setdefault(place, CachedPoint(path=place.partition("@")[2]))
+    point.writer = writer or point.writer
+    return point
 
 
 def _point_used(state: State, event: ev.PointUsed) -> None:
-    point = _point(state, event.place)
+    point = _point(state, event.place, event.writer)
     point.label = event.label
     point.whole = event.whole or point.whole
     point.uses[event.job] = Use(event.saves, event.at)
 
 
 def _blocks_published(state: State, event: ev.BlocksPublished) -> None:
-    point = _point(state, event.place)
+    point = _point(state, event.place, event.writer)
     for block in event.blocks:
         point.blocks[block.name] = block
     held = state.caches.promises.get(event.lease)
@@ -62,7 +64,11 @@ def _blocks_published(state: State, event: ev.BlocksPublished) -> None:
 
 
 def _blocks_given_up(state: State, event: ev.BlocksGivenUp) -> None:
-    leases = [lease for lease, held in state.caches.promises.items() if held.place == event.place and not held.over]
+    leases = [
+        lease
+        for lease, held in state.caches.promises.items()
+        if not held.over and (held.place == event.place or event.place in held.also)
+    ]
     point = state.caches.points[event.place]
     for name in event.names:
         point.going[name] = leases

@@ -21,7 +21,7 @@ class ModeChosen(Event, frozen=True):
 
 
 class PointUsed(Event, frozen=True):
-    """The job reads from a point, or will; ``whole`` and ``saves`` as in :class:`millrace.control.cached.CachedPoint`.
+    """The job reads from a point, or will; the last three as in :class:`millrace.control.cached.CachedPoint`.
 
     ``whole`` 0: as before.
     """
@@ -32,6 +32,7 @@ class PointUsed(Event, frozen=True):
     saves: float
     label: str
     whole: int = 0
+    writer: str = ""
 
 
 class BlocksPublished(Event, frozen=True):
@@ -40,12 +41,14 @@ class BlocksPublished(Event, frozen=True):
     Attributes:
         lease: they are all that it added; -1: of nobody.
         wanted: bytes for which it would have needed room.
+        writer: of all at that place; empty: as it is known.
     """
 
     place: str
     blocks: list[KeptBlock]
     lease: int = -1
     wanted: int = 0
+    writer: str = ""
 
 
 class BlocksGivenUp(Event, frozen=True):

@@ -11,6 +11,8 @@ from millrace.control.cached import KeptBlock, StoreCost
 class CacheUsed(Message, frozen=True):
     """What a run did with a cache point; before it is said how the run ended.
 
+    Of what it read beside its own it says only what was lost, in another message.
+
     Attributes:
         job: that the run was for.
         place: of the point.
@@ -65,12 +67,16 @@ class CacheUse(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         node: of the point.
-        place: where its blocks lie.
+        place: where those of its blocks lie that were made for the job's tenant.
         random: something random is below it.
-        room: bytes that may be added.
+        room: bytes that may be added there.
+        writer: that tenant; empty in a pipeline's own folder.
+        also: by place, the writers of blocks that may be read beside these.
     """
 
     node: int
     place: str
     random: bool
     room: int = 0
+    writer: str = ""
+    also: dict[str, str] = {}

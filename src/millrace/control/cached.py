@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from millrace.policies.autocache import Kind
@@ -45,11 +47,13 @@ class Use(msgspec.Struct):
 
 
 class CachedPoint(msgspec.Struct):
-    """What is kept of one point.
+    """What one writer has kept of one point.
 
     Attributes:
         label: of the operator whose output it is.
         path: where, if that is not where the service keeps its blocks.
+        writer: the tenant for whose jobs it was made; empty: nobody has put his name to it, and nobody reads it, but
+            for what is in a pipeline's own folder.
         whole: bytes that all of it would take, as last estimated; 0: unknown.
         largest: bytes that one task has added at most.
         blocks: by name, the oldest first. They count until they are deleted.
@@ -64,6 +68,7 @@ class CachedPoint(msgspec.Struct):
     blocks: dict[str, KeptBlock] = {}
     going: dict[str, list[int]] = {}
     uses: dict[str, Use] = {}
+    writer: str = ""
 
     @property
     def bytes(self) -> int:
@@ -85,14 +90,16 @@ class Promise(msgspec.Struct, array_like=True):
     """What a lease may read and write.
 
     Attributes:
-        place: of the point.
-        room: bytes that it may add.
+        place: of the point; there it may add
+        room: so many bytes.
         over: the lease has ended, and nobody has said what it added: that counts until the store was listed.
+        also: places of others that it may read, too.
     """
 
     place: str
     room: int = 0
     over: bool = False
+    also: list[str] = []
 
 
 class Caches(msgspec.Struct):
@@ -139,12 +146,20 @@ class ModeOf(msgspec.Struct, frozen=True):
     history: list[tuple[int, str]] = []
 
 
-def place_of(fingerprint: str, path: str) -> str:
-    """Where blocks of a point lie: the same for all who may share them."""
-    return f"{fingerprint}@{path}" if path else fingerprint
+def place_of(fingerprint: str, path: str, writer: str) -> str:
+    """Where the blocks of a point lie that were made for one tenant's jobs.
+
+    Args:
+        fingerprint: of the point.
+        path: of a pipeline's own folder, whose blocks have no writer; empty: where the service keeps them.
+        writer: the tenant, whose name may have any characters and any length; empty: nobody.
+    """
+    if path:
+        return f"{fingerprint}@{path}"
+    return f"{fingerprint}-{hashlib.blake2b(writer.encode(), digest_size=8).hexdigest()}" if writer else fingerprint
 
 
-def split_place(place: str) -> tuple[str, str]:
-    """The fingerprint and the path of a place."""
-    fingerprint, _, path = place.partition("@")
-    return fingerprint, path
+def split_place(place: str) -> tuple[str, str, str]:
+    """The fingerprint of a place, the name of its folder in the store, and the path of that."""
+    folder, _, path = place.partition("@")
+    return folder.partition("-")[0], folder, path

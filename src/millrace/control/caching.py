@@ -29,9 +29,26 @@ def usable(state: State, job: Job) -> list[CachePoint]:
     return [point for point in job.points if point.fingerprint and (point.path or state.settings.cache)]
 
 
-def place(point: CachePoint) -> str:
-    """Where its blocks lie."""
-    return place_of(point.fingerprint, point.path)
+def writer(job: Job, point: CachePoint) -> str:
+    """Whose name is on what the job keeps of a point; empty in a folder of its own."""
+    return "" if point.path else job.spec.tenant
+
+
+def place(job: Job, point: CachePoint) -> str:
+    """Where the job's blocks of a point lie."""
+    return place_of(point.fingerprint, point.path, writer(job, point))
+
+
+def others(state: State, job: Job, point: CachePoint) -> dict[str, str]:
+    """Where blocks of the point lie that the job reads beside its own: their writers, by place."""
+    trusted = () if point.path else state.settings.trust.get(job.spec.tenant, ())
+    return {place_of(point.fingerprint, "", name): name for name in trusted if name != job.spec.tenant}
+
+
+def known(state: State, job: Job, point: CachePoint) -> list[CachedPoint]:
+    """What is kept of the point that the job may read."""
+    places = (place(job, point), *others(state, job, point))
+    return [state.caches.points[name] for name in places if name in state.caches.points]
 
 
 def active(job: Job) -> CachePoint | None:
@@ -47,14 +64,14 @@ def reused_in(job: Job, number: int) -> int:
     return point.node if point is not None and point.fixed and not point.always and number > 0 else -1
 
 
-def share_kept(state: State, point: CachePoint) -> float:
-    """How much of a point is in the store, from 0 to 1."""
-    cached = state.caches.points.get(place(point))
-    if cached is None or not cached.blocks:
-        return 0.0
-    if point.items > 0 and cached.items:
-        return min(1.0, cached.items / point.items)
-    return min(1.0, cached.bytes / cached.whole) if cached.whole else 0.0
+def share_kept(state: State, job: Job, point: CachePoint) -> float:
+    """How much of a point is in the store and may be read by the job, from 0 to 1."""
+    kept = known(state, job, point)
+    items = sum(cached.items for cached in kept)
+    if point.items > 0 and items:
+        return min(1.0, items / point.items)
+    whole = max((cached.whole for cached in kept), default=0)
+    return min(1.0, sum(cached.bytes for cached in kept) / whole) if whole else 0.0
 
 
 def begin(turn: Turn, job: Job) -> None:
@@ -122,9 +139,9 @@ def _missing(state: State, job: Job, sight: CacheSight) -> float:
     if point is None:
         return 0.0
     if point.items > 0:
-        return 1.0 - share_kept(state, point)
+        return 1.0 - share_kept(state, job, point)
     asked = sight.hits + sight.misses
-    return sight.misses / asked if asked else 1.0 - share_kept(state, point)
+    return sight.misses / asked if asked else 1.0 - share_kept(state, job, point)
 
 
 def look(turn: Turn, job: Job) -> None:
@@ -204,15 +221,15 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
     first = newest(job) if job.first is None else newest(job) - job.first
     later = policy.later_epochs(max(0, first), job.spec.epochs)
     cost = turn.observed.cost or state.caches.costs.get("")
-    store = _store(state, points, cost) if cost is not None else None
+    store = _store(state, job, points, cost) if cost is not None else None
     sight = _sight(turn, job)
-    wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, point) for point in points}
+    wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, job, point) for point in points}
     candidates = [
         policy.Point(
             point.node,
             point.label,
             point.mode,
-            1.0 if point.node == now.node and sight.hits and not sight.misses else share_kept(state, point),
+            1.0 if point.node == now.node and sight.hits and not sight.misses else share_kept(state, job, point),
             max(1, wholes[point.node]),
             now.undone.get(point.node),
         )
@@ -251,9 +268,12 @@ def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reaso
 
 
 def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
-    others = [use.saves for use in turn.state.caches.points.get(place(point), CachedPoint()).uses.values()]
-    saves = 1.0 if point.always else job.caching.saves.get(point.node, max(others, default=0.5))
-    turn.emit(ev.PointUsed(job.name, place(point), turn.now, saves, point.label, whole))
+    theirs = [use.saves for cached in known(turn.state, job, point) for use in cached.uses.values()]
+    saves = 1.0 if point.always else job.caching.saves.get(point.node, max(theirs, default=0.5))
+    turn.emit(ev.PointUsed(job.name, place(job, point), turn.now, saves, point.label, whole, writer(job, point)))
+    for name, other in others(turn.state, job, point).items():
+        if name in turn.state.caches.points:
+            turn.emit(ev.PointUsed(job.name, name, turn.now, saves, point.label, writer=other))
 
 
 def have_measured(turn: Turn) -> None:
@@ -271,11 +291,12 @@ def have_measured(turn: Turn) -> None:
             return
 
 
-def _known_whole(state: State, point: CachePoint) -> int:
-    cached = state.caches.points.get(place(point))
-    if cached is None or not cached.items or point.items < 0:
-        return cached.whole if cached is not None else 0
-    return sum(block.bytes for block in cached.readable) * point.items // cached.items
+def _known_whole(state: State, job: Job, point: CachePoint) -> int:
+    kept = known(state, job, point)
+    items = sum(cached.items for cached in kept)
+    if not items or point.items < 0:
+        return max((cached.whole for cached in kept), default=0)
+    return sum(block.bytes for cached in kept for block in cached.readable) * point.items // items
 
 
 def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> int:
@@ -292,15 +313,15 @@ def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> 
     return min(found, default=passed.bytes)
 
 
-def _store(state: State, points: list[CachePoint], cost: StoreCost) -> Store:
-    own = {place(point) for point in points}
-    used = others = 0
+def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) -> Store:
+    own = {name for point in points for name in (place(job, point), *others(state, job, point))}
+    used = unused = 0
     for name, cached in state.caches.points.items():
         if not cached.path:
             used += cached.bytes
             # What nobody uses any more makes room.
-            others += cached.bytes if name not in own and not any(each in state.jobs for each in cached.uses) else 0
+            unused += cached.bytes if name not in own and not any(each in state.jobs for each in cached.uses) else 0
     large = sum(cached.whole for cached in state.caches.points.values()) > cost.memory / 2 > 0
-    room = max(0, state.settings.cache_bytes - used + others)
+    room = max(0, state.settings.cache_bytes - used + unused)
     read = cost.cold if large else cost.read
     return Store(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)

@@ -298,7 +298,8 @@ class TaskLeased(Event, frozen=True):
         run: the plan's task, where that differs from ``task``; else -1.
         fresh: leased for the first time in this epoch.
         cursors: positions reached by this in the epoch's walks, by walk.
-        place: of the cache point that it uses, if any; it may add ``room`` bytes there.
+        place: of the cache point that it uses, if any; it may add ``room`` bytes there, and read what is ``also`` kept
+            of the point elsewhere.
         alone: its tail has begun without it: what it would leave over it gives itself.
     """
 
@@ -314,6 +315,7 @@ class TaskLeased(Event, frozen=True):
     place: str = ""
     room: int = 0
     alone: bool = False
+    also: list[str] = []
 
 
 class TaskEnded(Event, frozen=True):

@@ -58,11 +58,12 @@ class ClientSessionLost(msgspec.Struct, frozen=True):
 class StoreListed(msgspec.Struct, frozen=True):
     """All blocks in the service's store, by place, after ``leases`` had ended; None: it could not be listed.
 
-    Those that were known with this size have no number of items.
+    Those that were known with this size have no number of items; of a place where others are the writer is told.
     """
 
     blocks: dict[str, list[KeptBlock]] | None
     leases: list[int] = []
+    writers: dict[str, str] = {}
 
 
 class BlocksGone(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from millrace.control import cache_events as ev
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
 from millrace.control.cached import CachedPoint, KeptBlock
-from millrace.control.caching import active, have_measured, place, share_kept
+from millrace.control.caching import active, have_measured, others, place, share_kept, writer
 from millrace.control.inputs import BlocksGone, StoreListed
 from millrace.control.state import Job, State
 from millrace.control.supply import newest
@@ -43,28 +43,35 @@ def use_of(turn: Turn, job: Job, number: int) -> CacheUse | None:
     if point.fixed and not point.always and number > 0 and job.epochs[number].reused != point.node:
         return None  # this epoch began with random values of its own
     room = _room(turn, job, point) if _keeps(turn.state, job, point) else 0
-    return CacheUse(point.node, place(point), point.random, room)
+    also = others(turn.state, job, point)
+    return CacheUse(point.node, place(job, point), point.random, room, writer(job, point), also)
 
 
 def _keeps(state: State, job: Job, point: CachePoint) -> bool:
     """The job adds to its point, or another one does and this one helps."""
     if job.caching.kind == "put":
         return True
-    if share_kept(state, point) >= 1.0:
+    if share_kept(state, job, point) >= 1.0:
         return False
-    cached = state.caches.points.get(place(point), CachedPoint())
-    others = (state.jobs[name] for name in cached.uses if name in state.jobs and name != job.name)
-    return any(other.caching.kind == "put" and _place_now(other) == place(point) for other in others)
+    cached = state.caches.points.get(place(job, point), CachedPoint())
+    users = (state.jobs[name] for name in cached.uses if name in state.jobs and name != job.name)
+    return any(user.caching.kind == "put" and _place_now(user) == place(job, point) for user in users)
 
 
 def _place_now(job: Job) -> str:
+    """Where the job adds what it keeps."""
     point = active(job)
-    return "" if point is None else place(point)
+    return "" if point is None else place(job, point)
+
+
+def _reads_now(state: State, job: Job, name: str) -> bool:
+    point = active(job)
+    return point is not None and (name == place(job, point) or name in others(state, job, point))
 
 
 def _room(turn: Turn, job: Job, point: CachePoint) -> int:
     """Bytes that one more task may add; 0 if that isn't worth what would have to go."""
-    state, name = turn.state, place(point)
+    state, name = turn.state, place(job, point)
     if point.path:
         return UNBOUNDED  # of the user's own folder
     cached = state.caches.points.get(name, CachedPoint())
@@ -92,7 +99,7 @@ def benefits(state: State, now: float) -> dict[str, float]:
     for name, cached in state.caches.points.items():
         uses = []
         for job, use in cached.uses.items():
-            there = job in state.jobs and _place_now(state.jobs[job]) == name
+            there = job in state.jobs and _reads_now(state, state.jobs[job], name)
             uses.append(eviction.Use(use.saves, now if there else use.last))
         found[name] = eviction.benefit(uses, max(1, cached.whole, cached.bytes), now)
     return found
@@ -196,7 +203,7 @@ def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
     held = turn.state.caches.promises.get(message.lease)
     cached = turn.state.caches.points.get(message.place)
     known = cached.blocks if cached is not None else {}
-    if message.blocks or (held is not None and held.room):
+    if message.blocks or (held is not None and held.room and held.place == message.place):
         _published(turn, message.place, message.blocks, message.lease, message.wanted)
     if message.blocks and held is None:
         _fit(turn)  # it has written for longer than anybody waited for it
@@ -208,8 +215,8 @@ def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
         sweep(turn)
 
 
-def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0) -> None:
-    turn.emit(ev.BlocksPublished(name, blocks, lease, wanted))
+def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0, by: str = "") -> None:
+    turn.emit(ev.BlocksPublished(name, blocks, lease, wanted, by))
     if turn.observed.listing is not None:
         turn.observed.listing.update((name, block.name) for block in blocks)
     # Those that go are there again, perhaps after they were deleted: they are deleted once more.
@@ -224,11 +231,11 @@ def listed(turn: Turn, message: StoreListed) -> None:
     """The store was listed."""
     since, turn.observed.listing = turn.observed.listing or set(), None
     if message.blocks is not None:
-        _found(turn, message.blocks, message.leases, since)
+        _found(turn, message.blocks, message, since)
     have_measured(turn)
 
 
-def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], leases: list[int], since: set[tuple[str, str]]) -> None:
+def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], message: StoreListed, since: set[tuple[str, str]]) -> None:
     points = turn.state.caches.points
     for name in sorted(blocks.keys() | {name for name, cached in points.items() if not cached.path}):
         there = {block.name: block for block in blocks.get(name, ())}
@@ -239,15 +246,15 @@ def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], leases: list[int], si
             if block.items and (name, block.name) not in since and known.get(block.name) != block
         ]
         if new:
-            _published(turn, name, new)
+            _published(turn, name, new, by=message.writers.get(name, ""))
         # Of those that are to be deleted the answer tells: until then one that comes again is deleted once more.
         sure = since | turn.observed.deleting.keys()
         missing = [block for block in known if block not in there and (name, block) not in sure]
         if missing:
             turn.emit(ev.BlocksDeleted(name, missing))
             _announce(turn, name, gone=missing)
-    if leases:
-        turn.emit(ev.PromisesKept(leases))
+    if message.leases:
+        turn.emit(ev.PromisesKept(message.leases))
     _fit(turn)
 
 

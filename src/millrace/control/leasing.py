@@ -37,7 +37,8 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     first = before is None or before.lease == 0
     alone = first and job.spec.sharding != "off" and began_without(turn.state, job, found.epoch, found.task)
     if use is not None:
-        tell_blocks(turn, worker.id, use.place)
+        for place in (use.place, *use.also):
+            tell_blocks(turn, worker.id, place)
     turn.emit(
         ev.TaskLeased(
             job.name,
@@ -52,6 +53,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             alone=alone,
             place="" if use is None else use.place,
             room=0 if use is None else use.room,
+            also=[] if use is None else list(use.also),
         )
     )
     epoch = job.epochs[found.epoch]

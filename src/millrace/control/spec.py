@@ -26,7 +26,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         cheapest: as many workers as make an element cheapest, and not as many as feed the consumers.
         python: "major.minor" of the consumers; the bundle can be read by no other.
         priority: weight of the job where there are too few workers for all, see :mod:`millrace.policies.sharing`.
-        tenant: whose quota of workers it counts against.
+        tenant: whose quota of workers it counts against, and whose name is on what it keeps in the service's cache.
         target_workers: where they may be: "auto", "local", "remote" or "any"; see :mod:`millrace.control.where`.
     """
 

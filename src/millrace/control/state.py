@@ -98,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True):
         quotas: by tenant, how many workers its jobs may have together; of others: all.
         scaling_policy: that finds out how many workers a job needs.
         prices: for what is said to cost what; None: nobody has said any.
+        trust: by tenant, the others whose blocks its jobs read.
     """
 
     version: str = ""
@@ -121,6 +122,7 @@ class Settings(msgspec.Struct, frozen=True):
     quotas: dict[str, int] = {}
     scaling_policy: Kind = "millrace"
     prices: PriceTable | None = None
+    trust: dict[str, list[str]] = {}
 
 
 CARE = 2

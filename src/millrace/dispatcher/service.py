@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from millrace.control import actions as act
@@ -70,6 +70,7 @@ class Dispatcher:
         quotas: by tenant, how many workers its jobs may have together; of others: all.
         scaling_policy: that finds out how many workers a job needs, of :mod:`millrace.policies.scalers`.
         prices: by which jobs that want to be cheap are, and epochs cost what is said; None: some that are usual.
+        trust: by tenant, the others of whose jobs its own read what the cache has; of others: none.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -95,6 +96,7 @@ class Dispatcher:
         quotas: Mapping[str, int] | None = None,
         scaling_policy: Kind = "millrace",
         prices: PriceTable | None = None,
+        trust: Mapping[str, Iterable[str]] | None = None,
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
@@ -116,6 +118,7 @@ class Dispatcher:
             quotas=dict(quotas or {}),
             scaling_policy=scaling_policy,
             prices=prices,
+            trust={reader: list(writers) for reader, writers in (trust or {}).items()},
         )
         self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)

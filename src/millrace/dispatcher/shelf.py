@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from millrace.blocks import calibration
-from millrace.blocks.reader import read_index
+from millrace.blocks.reader import BlockIndex, read_index
 from millrace.blocks.store import BlockStore, open_store
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
-from millrace.control.cached import KeptBlock
+from millrace.control.cached import KeptBlock, place_of, split_place
 from millrace.errors import CacheError, MillraceError, ServiceError
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Shelf:
     def _list(self, action: ListStore) -> inp.Input:
         assert self._store is not None
         found: dict[str, list[KeptBlock]] = {}
+        writers: dict[str, str] = {}
         try:
             blocks = self._store.blocks()
         except CacheError as error:
@@ -80,21 +81,27 @@ class Shelf:
         for (point, name), size in blocks.items():
             if point == calibration.POINT:
                 continue
-            items = 0 if action.known.get(point, {}).get(name) == size else self._items(point, name)
-            if items is not None:
-                found.setdefault(point, []).append(KeptBlock(name, size, items))
-        return inp.StoreListed(found, action.leases)
+            if action.known.get(point, {}).get(name) == size:
+                found.setdefault(point, []).append(KeptBlock(name, size))
+            elif (index := self._index(point, name)) is not None:
+                found.setdefault(point, []).append(KeptBlock(name, size, len(index)))
+                writers[point] = index.writer
+        return inp.StoreListed(found, action.leases, writers)
 
-    def _items(self, point: str, name: str) -> int | None:
-        """How many items a block has; None if it is none, and then it is removed."""
+    def _index(self, point: str, name: str) -> BlockIndex | None:
+        """Of a block; None if it is none, or lies where only others write, and then it is removed."""
         assert self._store is not None
         try:
             with closing(self._store.open(point, name)) as block:
-                return len(read_index(block))
+                index = read_index(block)
+            fingerprint, _, _ = split_place(point)
+            if place_of(fingerprint, "", index.writer) == point:
+                return index
+            _logger.warning("%s bears the name of %r, who does not write there", block.location, index.writer)
         except CacheError as error:
             _logger.warning("%s", error)
-            self._remove(point, name)
-            return None
+        self._remove(point, name)
+        return None
 
     def _delete(self, action: DeleteBlocks) -> inp.Input:
         stay = [name for name in action.names if not self._remove(action.place, name)]

@@ -80,7 +80,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "name": job.name,
         "epoch": number,
         "mode": job.caching.kind,
-        "cache": _caching(job),
+        "cache": _caching(state, job),
         "sharding": job.spec.sharding,
         "workers": _scaling(job, len(serving)),
         "where": {
@@ -169,7 +169,7 @@ def _scaling(job: Job, serving: int) -> dict[str, Any]:
     }
 
 
-def _caching(job: Job) -> dict[str, Any]:
+def _caching(state: State, job: Job) -> dict[str, Any]:
     """What the job does about its cache points, and why."""
     labels = {point.node: point.label for point in job.points}
     return {
@@ -177,6 +177,7 @@ def _caching(job: Job) -> dict[str, Any]:
         "why": job.caching.reason or "the pipeline has no cache point that this service could use",
         "history": [{"epoch": epoch, "mode": kind} for epoch, kind in job.caching.history],
         "unused": [{"point": point.label, "why": point.why} for point in job.points if point.why],
+        "trusts": state.settings.trust.get(job.spec.tenant, []),
     }
 
 
@@ -194,6 +195,7 @@ def _cache(state: State, now: float) -> dict[str, Any] | None:
         "points": [
             {
                 "point": name,
+                "writer": cached.writer or None,
                 "label": cached.label,
                 "bytes": cached.bytes,
                 "blocks": len(cached.blocks),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from millrace.blocks.catalog import Catalog, Found
+from millrace.blocks.catalog import Found
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed
@@ -26,6 +26,7 @@ from millrace.planning.units import UnitMap, Yield
 
 if TYPE_CHECKING:
     from millrace.blocks.keys import Keys
+    from millrace.blocks.union import Lookup
     from millrace.engine.kept import Kept
     from millrace.engine.task import NodeContext
 
@@ -54,7 +55,7 @@ class Point:
     number: int
     fingerprint: bytes
     random: bool
-    catalog: Catalog
+    catalog: Lookup
     hits: int = 0
     misses: int = 0
 

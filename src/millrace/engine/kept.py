@@ -44,6 +44,7 @@ class Kept:
         point: under what.
         room: bytes that they may have together.
         compression: of what becomes smaller by it.
+        writer: whose name is on them; empty where there are no tenants.
 
     Attributes:
         blocks: those that are published.
@@ -51,9 +52,11 @@ class Kept:
         wanted: bytes for which there was no room, with all that was kept; 0: there was. Then what came before is kept.
     """
 
-    def __init__(self, store: BlockStore, point: str, room: int, compression: Compression | None = None) -> None:
+    def __init__(
+        self, store: BlockStore, point: str, room: int, compression: Compression | None = None, writer: str = ""
+    ) -> None:
         self._store, self._point, self._room = store, point, room
-        self.compression = compression
+        self.compression, self.writer = compression, writer
         self._lock = threading.Lock()
         self._idle: list[_Writing] = []
         self._writings: list[_Writing] = []
@@ -218,7 +221,7 @@ class _Writing:
         if self._writer is None:
             draft = self._stack.enter_context(self._store.draft())
             self._draft = self._stack.enter_context(behind(draft, self._kept.files))
-            self._writer = BlockWriter(self._draft, self._kept.compression)
+            self._writer = BlockWriter(self._draft, self._kept.compression, self._kept.writer)
         self._writer.begin(key)
 
     def publish(self) -> None:

@@ -9,7 +9,7 @@ from typing import IO, Any
 from millrace.errors import PipelineError
 from millrace.observe.status import Row, columns
 
-POINTS: Row = ("point", "after", "kept", "of", "blocks", "items", "saves per GiB", "jobs")
+POINTS: Row = ("point", "writer", "after", "kept", "of", "blocks", "items", "saves per GiB", "jobs")
 
 
 def of(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,6 +32,7 @@ def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     rows = [
         (
             point["point"],
+            point["writer"] or "-",
             point["label"] or "?",
             size(point["bytes"]),
             "?" if point["whole"] is None else size(max(point["whole"], point["bytes"])),
@@ -56,6 +57,8 @@ def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     print(f"promised to tasks that run: {size(promised)}", file=out)
     for job in status["jobs"]:
         print(f"job {job['name']}: {job['mode']}: {job['cache']['why']}", file=out)
+        if job["cache"]["trusts"]:
+            print(f"  it reads what {' and '.join(job['cache']['trusts'])} kept, too", file=out)
         for unused in job["cache"]["unused"]:
             print(f"  the cache after {unused['point']} is not used: {unused['why']}", file=out)
 

@@ -30,8 +30,11 @@ class CacheChecks:
         self._outside: set[tuple[str, str]] = set()
         self._leases: dict[tuple[str, str], int] = {}
 
-    def published(self, place: str, block: Block) -> None:
-        """A worker has published a block."""
+    def published(self, job: str, place: str, block: Block) -> None:
+        """A worker has published a block that was made for a job."""
+        tenant = self._town.tenants[job]
+        if block.writer != tenant:
+            raise Violation(f"job {job} of tenant {tenant} has kept a block in the name of {block.writer}")
         self._leases[place, block.kept.name] = block.lease
         dispatcher = self._town.dispatcher
         held = None if dispatcher is None else dispatcher.state.caches.promises.get(block.lease)
@@ -39,6 +42,12 @@ class CacheChecks:
             self._outside.add((place, block.kept.name))
         else:
             self._outside.discard((place, block.kept.name))
+
+    def read(self, job: str, writer: str) -> None:
+        """A run of a job has read what was made for one of a tenant's."""
+        tenant = self._town.tenants[job]
+        if writer not in {tenant, *self._town.settings.trust.get(tenant, ())}:
+            raise Violation(f"job {job} of tenant {tenant} has read what {writer} wrote, whom nobody said it trusts")
 
     def deleting(self, dispatcher: Dispatcher, place: str, name: str) -> None:
         """The dispatcher deletes a block: whoever runs under a lease and would read it was promised that it stays."""
@@ -48,7 +57,8 @@ class CacheChecks:
                 continue
             for lane in worker.lanes.values():
                 using = lane.using
-                if using is not None and using.use.place == place and _in_force(state, using.lease):
+                reads = using is not None and place in {using.use.place, *using.use.also}
+                if using is not None and reads and _in_force(state, using.lease):
                     raise Violation(f"{worker.name} reads block {name} under lease {using.lease}, and it is deleted")
 
     def decided(self, dispatcher: Dispatcher, events: Sequence[ev.AnyEvent]) -> None:

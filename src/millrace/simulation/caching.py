@@ -76,7 +76,8 @@ class Using:
         self.lease = lease.lease
         self._job = lease.ref.job
         self._catalogs, self._checks = catalogs, checks
-        self._lost = catalogs.open(self.use.place)
+        self._places = self.use.place, *self.use.also
+        self._lost = {place: catalogs.open(place) for place in self._places}
         self._keeps = self.use.room > 0 and not lease.care and not lease.poison
         self._made: dict[int, int] = {}
         self._draft: dict[int, int] = {}
@@ -86,16 +87,17 @@ class Using:
 
     def read(self, unit: int) -> int | None:
         """The epoch whose random values are kept of a unit; None if it is not kept."""
-        place = self.use.place
-        while name := self._catalogs.find(place, unit):
-            try:
-                found = self._catalogs.store.read(place, name, unit)
-            except UnreadableError:
-                self._catalogs.forget(place, name)
-                self._lost.append(name)
-            else:
-                self._hits += 1
-                return found
+        for place in self._places:
+            while name := self._catalogs.find(place, unit):
+                try:
+                    found, writer = self._catalogs.store.read(place, name, unit)
+                except UnreadableError:
+                    self._catalogs.forget(place, name)
+                    self._lost[place].append(name)
+                else:
+                    self._hits += 1
+                    self._checks.caches.read(self._job, writer)
+                    return found
         return None
 
     def made(self, unit: int, values: int) -> None:
@@ -120,28 +122,30 @@ class Using:
         if self._keeps and not self._error and self._draft:
             self._publish()
 
-    def told(self) -> CacheUsed:
+    def told(self) -> list[CacheUsed]:
         """What the dispatcher is told."""
-        return CacheUsed(
+        mine, *others = self._places
+        used = CacheUsed(
             self._job,
             self.lease,
-            self.use.place,
+            mine,
             self._blocks,
-            self._lost,
+            self._lost[mine],
             self._hits,
             self.count,
             error=self._error,
             wanted=self._wanted,
         )
+        return [used, *(CacheUsed(self._job, self.lease, place, lost=self._lost[place]) for place in others)]
 
     def _publish(self) -> None:
         draft, self._draft = self._draft, {}
         name = hashlib.blake2b(repr(sorted(draft)).encode(), digest_size=8).hexdigest()
-        block = Block(KeptBlock(name, sum(map(bytes_of, draft)), len(draft)), draft, self.lease)
+        block = Block(KeptBlock(name, sum(map(bytes_of, draft)), len(draft)), draft, self.lease, self.use.writer)
         try:
             self._catalogs.store.publish(self.use.place, block)
         except FullError:
             self._error = "the disk is full"
             return
         self._blocks.append(block.kept)
-        self._checks.caches.published(self.use.place, block)
+        self._checks.caches.published(self._job, self.use.place, block)

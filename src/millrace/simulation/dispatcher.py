@@ -221,7 +221,7 @@ class Dispatcher(Process):
         return bool(places)
 
     def _list(self, action: act.ListStore) -> None:
-        found = inp.StoreListed(self._store.listed(action.known), action.leases)
+        found = inp.StoreListed(self._store.listed(action.known), action.leases, self._store.writers())
         self.after(self.world.rng.expovariate(5.0), self._feed, found)
 
     def _delete(self, place: str, name: str) -> None:

@@ -206,7 +206,8 @@ class Lane:
             self._abandon(lease)
             outcome = msg.TaskFailed(lease.ref, lease.lease, msg.Failure("ElementError", str(error)))
         if self.using is not None:
-            self._worker.tell(self.using.told())
+            for used in self.using.told():
+                self._worker.tell(used)
             self.using = None
         if outcome is not None:
             self._worker.tell(outcome)

@@ -14,10 +14,11 @@ from millrace.client.inbox import EpochInbox
 from millrace.control import apply, caching, epochs, jobs, keeping, leasing, snapshot, supply, turns
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
-from millrace.control.cached import Caches
+from millrace.control.cached import Caches, split_place
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher import recovery
+from millrace.planning.points import CachePoint
 from millrace.simulation import dispatcher
 from millrace.simulation.consumer import Consumer
 from millrace.simulation.store import Store, UnreadableError
@@ -164,14 +165,24 @@ def _untold_deletion() -> AbstractContextManager[Any]:
     return mock.patch.object(keeping, "_announce", silent)
 
 
+def _no_trust() -> AbstractContextManager[Any]:
+    """A job reads what any tenant has kept of its point."""
+
+    def everybody(state: State, job: Job, point: CachePoint) -> dict[str, str]:
+        mine, kept = caching.place(job, point), state.caches.points
+        return {name: kept[name].writer for name in kept if name != mine and split_place(name)[0] == point.fingerprint}
+
+    return mock.patch.object(keeping, "others", everybody)
+
+
 def _torn_block() -> AbstractContextManager[Any]:
     """A damaged block is read as if it were whole."""
 
-    def trusting(self: Store, place: str, name: str, unit: int) -> int:
+    def trusting(self: Store, place: str, name: str, unit: int) -> tuple[int, str]:
         block = self.blocks.get((place, name))
         if block is None:
             raise UnreadableError
-        return block.items[unit] + block.damaged
+        return block.items[unit] + block.damaged, block.writer
 
     return mock.patch.object(Store, "read", trusting)
 
@@ -214,6 +225,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "too-much-promised": _too_much_promised,
     "hasty-deletion": _hasty_deletion,
     "untold-deletion": _untold_deletion,
+    "no-trust": _no_trust,
     "torn-block": _torn_block,
     "untold-reuse": _untold_reuse,
     "no-quota": _no_quota,

@@ -24,12 +24,14 @@ class Block:
         kept: its name, its size and how many items it has.
         items: by unit, the epoch whose random values are kept.
         lease: under which it was published.
+        writer: the tenant of its job.
         damaged: its index can be read, and nothing else.
     """
 
     kept: KeptBlock
     items: dict[int, int]
     lease: int
+    writer: str
     damaged: bool = False
 
 
@@ -67,8 +69,8 @@ class Store:
             raise UnreadableError
         return frozenset(self.blocks[place, name].items)
 
-    def read(self, place: str, name: str, unit: int) -> int:
-        """The epoch whose random values are kept of a unit.
+    def read(self, place: str, name: str, unit: int) -> tuple[int, str]:
+        """The epoch whose random values are kept of a unit, and who made the block.
 
         Raises:
             UnreadableError: the block is not there, or damaged.
@@ -76,7 +78,7 @@ class Store:
         block = self.blocks.get((place, name))
         if block is None or block.damaged or unit not in block.items:
             raise UnreadableError
-        return block.items[unit]
+        return block.items[unit], block.writer
 
     def delete(self, place: str, name: str) -> None:
         """Removes a block, if it is there."""
@@ -106,3 +108,7 @@ class Store:
             items = 0 if known.get(place, {}).get(name) == block.kept.bytes else block.kept.items
             found.setdefault(place, []).append(KeptBlock(name, block.kept.bytes, items))
         return found
+
+    def writers(self) -> dict[str, str]:
+        """Of the blocks at each place."""
+        return {place: block.writer for (place, _), block in self.blocks.items()}

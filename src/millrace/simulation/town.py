@@ -82,6 +82,7 @@ class Town(Fleet):
     Attributes:
         workers: by address, of all lives.
         pipelines: by the structure that a job's spec has.
+        tenants: by job.
         poison: the job of which a task fails, empty if none does.
     """
 
@@ -89,8 +90,12 @@ class Town(Fleet):
         self.seed = seed
         self.world = World(seed)
         rng = self.world.rng
-        quotas = {"small": rng.choice((1, 2))}
-        self.settings = msgspec.structs.replace(SETTINGS, cache_bytes=rng.choice(CACHE_BYTES), quotas=quotas)
+        self.settings = msgspec.structs.replace(
+            SETTINGS,
+            cache_bytes=rng.choice(CACHE_BYTES),
+            quotas={"small": rng.choice((1, 2))},
+            trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
+        )
         self.store = Store()
         self.checks = Checks(self)
         self.disk = Disk(rng.choice((30, 100, 1000)))
@@ -103,6 +108,7 @@ class Town(Fleet):
         self.expected = 0
         self.faults_to_come = 0
         self.poison = ""
+        self.tenants: dict[str, str] = {}
         self._poisoned_task = 0
         self._deadly: dict[str, int] = {}
         self._jobs = 0
@@ -210,6 +216,7 @@ class Town(Fleet):
             tenant=rng.choice(("default", "small")),
             **mode,
         )
+        self.tenants[name] = spec.tenant
         if not self.poison and pipeline.plan.length and rng.random() < 0.08:
             self.poison = name
             self._poisoned_task = rng.randrange(pipeline.plan.length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,15 @@ class Using:
     Attributes:
         point: None: there is no cache, or it cannot be used; then all is made.
         kept: None: nothing is added.
+        catalogs: what is read from, by place.
         whole: the run has come to its end: what was made may be kept.
     """
 
-    def __init__(self, point: Point | None = None, kept: Kept | None = None) -> None:
+    def __init__(
+        self, point: Point | None = None, kept: Kept | None = None, catalogs: Mapping[str, Catalog] | None = None
+    ) -> None:
         self.point, self.kept = point, kept
+        self.catalogs = catalogs or {}
         self.whole = False
 
 
@@ -86,29 +90,40 @@ class Caches:
         try:
             yield using, told
         finally:
-            told.append(self._end(lease, lease.cache.place, using))
+            told += self._end(lease, lease.cache.place, using)
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
+        from millrace.blocks.union import Union
         from millrace.engine.caching import Point
         from millrace.engine.kept import Kept
 
-        fingerprint, path = split_place(use.place)
+        fingerprint, folder, path = split_place(use.place)
         store = self.store(path)
+        writers = {use.place: use.writer, **use.also}
+        catalogs = {place: self._catalog(store, place, writer) for place, writer in writers.items()}
+        mine = catalogs[use.place]
+        point = Point(
+            use.node, bytes.fromhex(fingerprint), use.random, Union([*catalogs.values()]) if use.also else mine
+        )
+        kept = Kept(store, folder, use.room, self.compression, use.writer) if use.room and add else None
+        return Using(point, kept, catalogs)
+
+    def _catalog(self, store: BlockStore, place: str, writer: str) -> Catalog:
+        """What is known to lie at a place, its indexes read."""
+        from millrace.blocks.catalog import Catalog
+
+        _, folder, path = split_place(place)
         first = False
         with self._lock:
-            catalog = self._catalogs.get(use.place)
+            catalog = self._catalogs.get(place)
             if catalog is None:
-                from millrace.blocks.catalog import Catalog
-
-                catalog = self._catalogs[use.place] = Catalog(store, fingerprint)
+                catalog = self._catalogs[place] = Catalog(store, folder, writer)
                 first = True
-            news, self._news[use.place] = self._news.get(use.place, []), []
+            news, self._news[place] = self._news.get(place, []), []
         if first and path:  # of the user's own: the dispatcher does not list it
-            news += [name for _, name in store.blocks(fingerprint)]
+            news += [name for _, name in store.blocks(folder)]
         catalog.learn(news)
-        point = Point(use.node, bytes.fromhex(fingerprint), use.random, catalog)
-        keeps = use.room and add
-        return Using(point, Kept(store, fingerprint, use.room, self.compression) if keeps else None)
+        return catalog
 
     def store(self, path: str) -> BlockStore:
         """The store at a path; "" is the service's.
@@ -124,7 +139,7 @@ class Caches:
                 store = self._stores[path] = open_store(path or self.location)
             return store
 
-    def _end(self, lease: LeaseTask, place: str, using: Using) -> CacheUsed:
+    def _end(self, lease: LeaseTask, place: str, using: Using) -> list[CacheUsed]:
         point, kept = using.point, using.kept
         assert point is not None
         blocks: list[KeptBlock] = []
@@ -138,24 +153,25 @@ class Caches:
             error, wanted = kept.error, kept.wanted
             if error and not wanted:
                 self._complain(place, error)
-        reads, read_bytes, read_s = point.catalog.reads.take()
-        lost = point.catalog.lost()
-        if lost:
-            _logger.warning("%d blocks of cache point %s could not be read: their elements are made", len(lost), place)
-        return CacheUsed(
+        taken = [catalog.reads.take() for catalog in using.catalogs.values()]
+        lost = {place: names for place, catalog in using.catalogs.items() if (names := catalog.lost())}
+        for where, names in lost.items():
+            _logger.warning("%d blocks of cache point %s could not be read: their elements are made", len(names), where)
+        used = CacheUsed(
             lease.ref.job,
             lease.lease,
             place,
             blocks,
-            lost,
+            lost.pop(place, []),
             point.hits,
             point.misses,
-            reads,
-            read_bytes,
-            read_s,
+            sum(reads for reads, _, _ in taken),
+            sum(read_bytes for _, read_bytes, _ in taken),
+            sum(read_s for _, _, read_s in taken),
             error,
             wanted,
         )
+        return [used, *(CacheUsed(lease.ref.job, lease.lease, where, lost=names) for where, names in lost.items())]
 
     def _complain(self, place: str, error: object) -> None:
         with self._lock:

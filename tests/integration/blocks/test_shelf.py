@@ -11,23 +11,23 @@ from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.writer import BlockWriter
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
-from millrace.control.cached import KeptBlock
+from millrace.control.cached import KeptBlock, place_of
 from millrace.dispatcher.shelf import Shelf
 
 PLACE = "ab" * 16
 
 
-def put(store: DirectoryStore, point: str, *, whole: bool = True) -> KeptBlock:
+def put(store: DirectoryStore, point: str, writer: str = "", *, whole: bool = True) -> KeptBlock:
     """A block of three items, or what only looks like one."""
     with store.draft() as draft:
         if not whole:
             draft.write(b"no block")
             draft.publish(point, "cd" * 16)
             return KeptBlock("cd" * 16, 8)
-        writer = BlockWriter(draft)
+        items = BlockWriter(draft, writer=writer)
         for number in range(3):
-            writer.add(bytes([number]) * 16, [np.arange(number)])
-        info = writer.finish()
+            items.add(bytes([number]) * 16, [np.arange(number)])
+        info = items.finish()
         draft.publish(point, info.name)
     return KeptBlock(info.name, info.nbytes, info.items)
 
@@ -48,7 +48,7 @@ def test_blocks_are_listed_with_their_items_and_others_are_removed(tmp_path):
     block = put(store, PLACE)
     put(store, PLACE, whole=False)
     (answer,) = asyncio.run(asked(tmp_path, ListStore([7], {})))
-    assert answer == inp.StoreListed({PLACE: [block]}, [7])
+    assert answer == inp.StoreListed({PLACE: [block]}, [7], {PLACE: ""})
     assert list(store.blocks()) == [(PLACE, block.name)]
 
 
@@ -57,7 +57,21 @@ def test_blocks_that_are_known_with_their_size_are_not_looked_into(tmp_path):
     (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: block.bytes}})))
     assert answer == inp.StoreListed({PLACE: [KeptBlock(block.name, block.bytes)]})
     (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: 7}})))
-    assert answer == inp.StoreListed({PLACE: [block]})
+    assert answer == inp.StoreListed({PLACE: [block]}, writers={PLACE: ""})
+
+
+def test_blocks_are_listed_with_their_writers_and_those_in_anothers_place_are_removed(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    red, blue = (place_of(PLACE, "", tenant) for tenant in ("red", "blue"))
+    block = put(store, red, "red")
+    for writer in ("red", ""):
+        put(store, blue, writer)
+        (answer,) = asyncio.run(asked(tmp_path, ListStore([], {})))
+        assert answer == inp.StoreListed({red: [block]}, writers={red: "red"})
+        assert list(store.blocks()) == [(red, block.name)]
+    put(store, PLACE, "red")
+    asyncio.run(asked(tmp_path, ListStore([], {})))
+    assert list(store.blocks()) == [(red, block.name)]
 
 
 def test_a_block_that_was_truncated_is_removed(tmp_path):

@@ -345,21 +345,27 @@ class Service:
         if task.cache is None:
             return
         use = task.cache
-        there = self.store.setdefault(use.place, {})
         name = f"block{task.ref.task if task.run < 0 else task.run}"
-        known = worker.known.setdefault(use.place, set())
-        lost = [each for each in sorted(known) if each == name and each not in there]
-        known.difference_update(lost)
-        new = [] if name in known or use.room < self.block_bytes else [KeptBlock(name, self.block_bytes, 1)]
-        wanted = self.block_bytes if name not in known and 0 < use.room < self.block_bytes else 0
-        hit = int(name in known)
-        there.update((block.name, block) for block in new)
-        known.update(block.name for block in new)
-        used = CacheUsed(task.ref.job, task.lease, use.place, new, lost, hits=hit, misses=1 - hit, wanted=wanted)
+        lost: dict[str, list[str]] = {use.place: []}
+        hit = 0
+        for place in (use.place, *use.also):
+            known = worker.known.setdefault(place, set())
+            if name in known and name not in self.store.setdefault(place, {}):
+                known.remove(name)
+                lost[place] = [name]
+            hit = hit or int(name in known)
+        new = [] if hit or use.room < self.block_bytes else [KeptBlock(name, self.block_bytes, 1)]
+        wanted = self.block_bytes if not hit and 0 < use.room < self.block_bytes else 0
+        self.store.setdefault(use.place, {}).update((block.name, block) for block in new)
+        worker.known[use.place].update(block.name for block in new)
+        mine = lost.pop(use.place)
+        used = CacheUsed(task.ref.job, task.lease, use.place, new, mine, hits=hit, misses=1 - hit, wanted=wanted)
         if self.silent:
             self.silent -= 1
-        else:
-            self.say(inp.WorkerSaid(worker.name, used))
+            return
+        self.say(inp.WorkerSaid(worker.name, used))
+        for place, names in lost.items():
+            self.say(inp.WorkerSaid(worker.name, CacheUsed(task.ref.job, task.lease, place, lost=names)))
 
     def kill(self, name: str) -> None:
         """Its process ends, and the cluster says so."""

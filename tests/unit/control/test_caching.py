@@ -7,18 +7,19 @@ from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.cache_messages import CacheUsed, StoreMeasured
-from millrace.control.cached import StoreCost
+from millrace.control.cached import StoreCost, place_of
 from millrace.control.reports import NodeMeasure
 from millrace.planning.points import CachePoint
 from millrace.policies.transfer import TransferCost
 
-PLACE = "ab" * 16
+FINGERPRINT = "ab" * 16
+PLACE = place_of(FINGERPRINT, "", "default")
 ITEMS = 8
 FAST = TransferCost((1, 1 << 20), (1e-6, 1e-4))
 COST = StoreCost(FAST, FAST, FAST, 1e-12, 4)
 
 
-def point(mode="auto", fingerprint=PLACE, node=0, **fields):
+def point(mode="auto", fingerprint=FINGERPRINT, node=0, **fields):
     return CachePoint(node, "map(f)", mode, fingerprint, items=ITEMS, **fields)
 
 
@@ -247,7 +248,7 @@ def test_a_folder_of_the_user_s_own_needs_no_cache_of_the_service():
     peer = service.joined()
     service.epoch(peer)
     assert service.modes() == ["put", "get"]
-    assert len(service.store[f"{PLACE}@/mine"]) == ITEMS
+    assert len(service.store[f"{FINGERPRINT}@/mine"]) == ITEMS
     assert not peer.notices
 
 

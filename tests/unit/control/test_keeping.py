@@ -9,18 +9,18 @@ from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.cache_messages import BlocksKnown, CacheUsed, MeasureStore, StoreMeasured
-from millrace.control.cached import KeptBlock, StoreCost
+from millrace.control.cached import KeptBlock, StoreCost, place_of
 from millrace.control.keeping import benefits
 from millrace.planning.points import CachePoint
 from millrace.policies.transfer import TransferCost
 
-PLACE = "ab" * 16
+FINGERPRINT, ANOTHER = "ab" * 16, "cd" * 16
+PLACE, OTHER = (place_of(each, "", "default") for each in (FINGERPRINT, ANOTHER))
 LINE = TransferCost((1,), (1e-6,))
 COST = StoreCost(LINE, LINE, LINE, 1e-12, 4)
-OTHER = "cd" * 16
 
 
-def point(fingerprint=PLACE, mode="cache", **fields):
+def point(fingerprint=FINGERPRINT, mode="cache", **fields):
     return CachePoint(0, "map(f)", mode, fingerprint, items=8, **fields)
 
 
@@ -132,7 +132,7 @@ def test_a_word_about_a_run_that_got_lost_is_looked_up_in_the_store(ends):
 def test_who_adds_to_its_own_folder_is_promised_nothing_of_the_service():
     service, _ = begun(points=[point(path="/there")], cache="", limit=0)
     (use,) = {use.place for use in leases(service).values()}
-    assert use == f"{PLACE}@/there"
+    assert use == f"{FINGERPRINT}@/there"
     assert service.state.caches.taken == 0
     before = set(leases(service))
     service.kill("w0")
@@ -187,7 +187,7 @@ def test_what_nobody_uses_any_more_makes_room_for_what_somebody_does():
     assert len(blocks(service)) >= 7
     service.say(inp.ConsumerSaid("c", msg.LeaveJob()))
     service.tick(7200.0)
-    service.points = [point(OTHER)]
+    service.points = [point(ANOTHER)]
     peer = service.join("d", "b")
     for _ in range(6):
         while not peer.done:
@@ -292,7 +292,7 @@ def test_what_cannot_be_deleted_counts_until_it_can():
 def test_a_user_s_own_folder_is_theirs_to_clear():
     service, _ = begun(points=[point(path="/there")])
     service.work(read=False)
-    place = f"{PLACE}@/there"
+    place = f"{FINGERPRINT}@/there"
     name = min(blocks(service, place))
     service.say(inp.RemovalAsked([place]))
     assert name in {block.name for block in service.state.caches.points[place].readable}

@@ -20,7 +20,7 @@ from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.cache_messages import CacheUsed, StoreMeasured
-from millrace.control.cached import StoreCost
+from millrace.control.cached import StoreCost, place_of
 from millrace.control.reports import Flow, LaneReport, Pace
 from millrace.control.snapshot import dump
 from millrace.dispatcher.journal import SqliteJournal
@@ -158,9 +158,10 @@ def _cache(service: Service) -> None:
     peer = service.join("caching", "caching")
     for _ in range(10):
         service.work()
-    names = list(service.store["ab" * 16])
+    place = place_of("ab" * 16, "", "default")
+    names = list(service.store[place])
     assert 4 < len(names) <= 12
-    service.say(inp.WorkerSaid("c0", CacheUsed("caching", 0, "ab" * 16, lost=names[:4])))
+    service.say(inp.WorkerSaid("c0", CacheUsed("caching", 0, place, lost=names[:4])))
     line = TransferCost((1000, 2000), (0.001, 0.002))
     service.say(inp.WorkerSaid("c0", StoreMeasured("", StoreCost(line, line, line, 1e-9, 2, 1 << 30))))
     for _ in range(3):

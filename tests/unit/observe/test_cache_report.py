@@ -15,6 +15,7 @@ ONE, TWO = "ab12" * 8, "abcd" * 8
 def point(name: str, **fields: Any) -> dict[str, Any]:
     return {
         "point": name,
+        "writer": "vision",
         "label": "map(decode)",
         "bytes": 3 << 20,
         "blocks": 2,
@@ -38,20 +39,24 @@ def status(*points: dict[str, Any], **fields: Any) -> dict[str, Any]:
     job = {
         "name": "resnet",
         "mode": "put",
-        "cache": {"why": "it saves 4 ms", "unused": [{"point": "batch(8)", "why": "its mode is 'compute'"}]},
+        "cache": {
+            "why": "it saves 4 ms",
+            "unused": [{"point": "batch(8)", "why": "its mode is 'compute'"}],
+            "trusts": ["speech", "ads"],
+        },
     }
     return {"cache": found, "jobs": [job]}
 
 
 def test_points_are_listed_with_what_is_worth_most_first():
     out = io.StringIO()
-    least = point(ONE, saves_per_gib=0.1, label="", whole=None)
+    least = point(ONE, writer=None, saves_per_gib=0.1, label="", whole=None)
     most = point(TWO, saves_per_gib=1.0, jobs=["a", "b"], bytes=7 << 20)
     cache.show_points(status(least, most, point("ef" * 16, blocks=0)), out)
     assert [re.split("  +", line) for line in out.getvalue().splitlines()] == [
         list(cache.POINTS),
-        [TWO, "map(decode)", "7.0 MiB", "7.0 MiB", "2", "100", "100 %", "a, b"],
-        [ONE, "?", "3.0 MiB", "?", "2", "100", "10 %", "-"],
+        [TWO, "vision", "map(decode)", "7.0 MiB", "7.0 MiB", "2", "100", "100 %", "a, b"],
+        [ONE, "-", "?", "3.0 MiB", "?", "2", "100", "10 %", "-"],
     ]
 
 
@@ -62,6 +67,7 @@ def test_statistics_say_how_full_it_is_and_what_each_job_does():
         "/cache: 6.0 MiB of 1.0 GiB in 4 blocks",
         "promised to tasks that run: 1.0 KiB",
         "job resnet: put: it saves 4 ms",
+        "  it reads what speech and ads kept, too",
         "  the cache after batch(8) is not used: its mode is 'compute'",
     ]
 

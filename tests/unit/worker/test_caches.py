@@ -1,5 +1,6 @@
 """What a worker knows of blocks follows from what it was told."""
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,10 @@ import pytest
 
 from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.keys import block_name
+from millrace.blocks.reader import read_index
 from millrace.blocks.writer import BlockWriter
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed
+from millrace.control.cached import place_of
 from millrace.control.messages import LeaseTask, TaskRef
 from millrace.worker.caches import Caches
 
@@ -39,8 +42,8 @@ def names(letters: str) -> list[str]:
     return [block_name(key(letter).tobytes()) for letter in letters]
 
 
-def known(caches: Caches) -> str:
-    with caches.using(LEASE) as (using, _):
+def known(caches: Caches, lease: LeaseTask = LEASE) -> str:
+    with caches.using(lease) as (using, _):
         assert using.point is not None
         return "".join(letter for letter in "abc" if using.point.catalog.find(key(letter)).block[0] >= 0)
 
@@ -112,3 +115,60 @@ def test_damaged_blocks_are_told_once_and_not_known_any_more(caches: Caches, tmp
     assert sorted(one_run(caches).lost) == sorted(names("ab"))
     assert one_run(caches, "y").lost == []
     assert known(caches) == ""
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+RED, BLUE = (place_of(POINT, "", tenant) for tenant in ("red", "blue"))
+OF_BLUE = msgspec.structs.replace(LEASE, cache=CacheUse(0, BLUE, False, 1 << 20, "blue"))
+TRUSTING = msgspec.structs.replace(LEASE, cache=CacheUse(0, BLUE, False, 1 << 20, "blue", {RED: "red"}))
+
+
+def put(folder: Path, place: str, writer: str, letter: str) -> str:
+    """A block of one item, in a folder and in the name of whomever."""
+    with DirectoryStore(str(folder)).draft() as draft:
+        items = BlockWriter(draft, writer=writer)
+        items.add(key(letter).tobytes(), [letter])
+        info = items.finish()
+        draft.publish(place, info.name)
+    return info.name
+
+
+def read(caches: Caches, letter: str, lease: LeaseTask) -> object:
+    with caches.using(lease) as (using, _):
+        assert using.point is not None
+        return using.point.catalog.read(using.point.catalog.find(key(letter)))[0]
+
+
+def test_what_a_run_adds_bears_the_name_of_its_tenant_and_lies_in_its_place(caches: Caches, tmp_path: Path):
+    (block,) = one_run(caches, lease=OF_BLUE).blocks
+    with closing(DirectoryStore(str(tmp_path)).open(BLUE, block.name)) as there:
+        assert read_index(there).writer == "blue"
+    caches.known(BlocksKnown(BLUE, [block.name]))
+    assert read(caches, "z", OF_BLUE) is not None
+
+
+def test_a_run_reads_only_what_the_lease_names(caches: Caches, tmp_path: Path):
+    caches.known(BlocksKnown(RED, [put(tmp_path, RED, "red", "a")]))
+    assert known(caches, TRUSTING) == "a"
+    assert read(caches, "a", TRUSTING) == ["a"]
+    assert known(caches, OF_BLUE) == ""
+    caches.known(BlocksKnown(BLUE, [put(tmp_path, BLUE, "blue", letter) for letter in "ab"]))
+    assert known(caches, OF_BLUE) == known(caches, TRUSTING) == "ab"
+
+
+@pytest.mark.parametrize("forger", ["", "red", "blue "])
+def test_a_block_in_a_place_that_is_not_its_writers_is_lost(caches: Caches, tmp_path: Path, forger: str):
+    name = put(tmp_path, BLUE, forger, "a")
+    caches.known(BlocksKnown(BLUE, [name]))
+    assert one_run(caches, lease=OF_BLUE).lost == [name]
+    assert known(caches, OF_BLUE) == ""
+
+
+def test_what_is_lost_of_others_is_told_apart(caches: Caches, tmp_path: Path):
+    mine, theirs = put(tmp_path, BLUE, "", "a"), put(tmp_path, RED, "green", "b")
+    caches.known(BlocksKnown(BLUE, [mine]))
+    caches.known(BlocksKnown(RED, [theirs]))
+    with caches.using(TRUSTING) as (_, told):
+        pass
+    assert [(used.place, used.lost) for used in told] == [(BLUE, [mine]), (RED, [theirs])]

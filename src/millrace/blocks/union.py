@@ -1,0 +1,60 @@
+"""What several writers have kept of one point, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from millrace.blocks.catalog import Found
+from millrace.blocks.keys import Keys
+
+
+class Lookup(Protocol):
+    """Which items are kept, and their elements: :class:`~millrace.blocks.catalog.Catalog`, or several of them."""
+
+    def find(self, keys: Keys) -> Found:
+        """Where items are.
+
+        Args:
+            keys: uint8 of shape (n, 16).
+        """
+
+    def read(self, found: Found) -> list[list[Any] | None]:
+        """The elements of each item; None if its block has gone, or was damaged."""
+
+
+class Union:
+    """Several lookups as one. An item that more than one of them have is read from the first.
+
+    Args:
+        parts: the lookups. Number b of the blocks of part p is number ``b * len(parts) + p`` here.
+    """
+
+    def __init__(self, parts: Sequence[Lookup]) -> None:
+        self._parts = parts
+
+    def find(self, keys: Keys) -> Found:
+        """As :meth:`Lookup.find`."""
+        block, item = np.full((2, len(keys)), -1, np.int64)
+        for number, part in enumerate(self._parts):
+            missing = np.flatnonzero(block < 0)
+            if not len(missing):
+                break
+            found = part.find(keys[missing])
+            there = found.block >= 0
+            block[missing[there]] = found.block[there] * len(self._parts) + number
+            item[missing[there]] = found.item[there]
+        return Found(block, item)
+
+    def read(self, found: Found) -> list[list[Any] | None]:
+        """As :meth:`Lookup.read`."""
+        elements: list[list[Any] | None] = [None] * len(found.block)
+        block, owner = np.divmod(found.block, len(self._parts))
+        for number in np.unique(owner).tolist():
+            places = np.flatnonzero(owner == number)
+            read = self._parts[number].read(Found(block[places], found.item[places]))
+            for place, item in zip(places.tolist(), read, strict=True):
+                elements[place] = item
+        return elements
