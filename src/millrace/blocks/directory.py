@@ -7,8 +7,10 @@ import errno
 import fcntl
 import os
 import platform
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
+from io import FileIO
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +56,7 @@ class DirectoryStore:
             if name.rsplit(".", 2)[0] != platform.node():
                 continue
             path = os.path.join(self._drafts, name)
-            with contextlib.suppress(OSError), open(path, "rb") as file:  # what cannot be locked is somebody's
+            with contextlib.suppress(OSError), _opened(path) as file:  # what cannot be locked is somebody's
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
 
@@ -86,8 +88,8 @@ class DirectoryStore:
         ):
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    if NAME.fullmatch(entry.name):
-                        yield entry.name, entry.stat().st_size
+                    if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        yield entry.name, entry.stat(follow_symlinks=False).st_size
 
     def delete(self, point: str, name: str) -> None:
         """Removes a block, if it is there."""
@@ -140,7 +142,7 @@ class _Draft:
     def discard(self) -> None:
         with contextlib.suppress(OSError):  # what could not be written shall not be written now
             self._file.close()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # it was published, or what cannot be removed now is swept later
             os.unlink(self._path)
 
 
@@ -149,7 +151,7 @@ class _Block:
         self.name = name
         self.location = path
         with _errors(path):
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed by close
+            self._file = _opened(path)
             self.nbytes = os.fstat(self._file.fileno()).st_size
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
@@ -190,7 +192,8 @@ class _Block:
         return buffer[:count]
 
     def version(self) -> object:
-        found = os.fstat(self._file.fileno())
+        with _errors(self.location):
+            found = os.fstat(self._file.fileno())
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
     def drop(self) -> bool:
@@ -201,6 +204,15 @@ class _Block:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _opened(path: str) -> FileIO:
+    """A file to be read. What somebody has put in its place, be it a pipe that nobody writes to, holds nobody up."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "this is no file, so it is no block")
+    return FileIO(handle)
 
 
 def _sync_folder(path: str) -> None:

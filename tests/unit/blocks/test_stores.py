@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import os
 import platform
 import uuid
@@ -119,6 +120,69 @@ def test_what_is_no_block_is_not_listed(tmp_path):
     (tmp_path / POINT / "b1.bak").write_text("")
     assert store.blocks() == {(POINT, "b1"): 1}
     assert store.blocks("file") == {}
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def link(path):
+    os.symlink("/dev/zero", path)
+
+
+def loop(path):
+    os.symlink(path, path)
+
+
+@pytest.mark.parametrize("made", [pipe, link, loop, os.mkdir])
+def test_what_is_in_the_place_of_a_block_is_none(tmp_path, made):
+    """And nobody waits for what comes out of it, or reads for ever."""
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", b"1")
+    made(tmp_path / POINT / "b2")
+    made(tmp_path / ".drafts" / f"{platform.node()}.17.left")
+    DirectoryStore(str(tmp_path))
+    assert store.blocks() == {(POINT, "b1"): 1}
+    with pytest.raises(CacheError, match=f"{tmp_path}/{POINT}/b2: "):
+        store.open(POINT, "b2")
+
+
+@pytest.mark.parametrize("made", [pipe, link, loop])
+def test_a_block_takes_the_place_of_what_is_none(tmp_path, made):
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", b"1")
+    for name in ("b2", "b3"):
+        made(tmp_path / POINT / name)
+    put(store, "b2", b"2")
+    assert get(store, "b2") == b"2"
+    store.delete(POINT, "b3")
+    assert sorted(os.listdir(tmp_path / POINT)) == ["b1", "b2"]
+
+
+def fails(code):
+    def failing(*_):
+        raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+def test_a_draft_that_cannot_be_removed_any_more_is_let_lie(tmp_path, monkeypatch):
+    store = DirectoryStore(str(tmp_path))
+    with monkeypatch.context() as patch, store.draft() as draft:
+        draft.write(b"1")
+        patch.setattr(os, "unlink", fails(errno.EROFS))
+    assert len(drafts(store)) == 1
+    DirectoryStore(str(tmp_path))
+    assert not drafts(store)
+
+
+def test_an_open_block_that_is_gone_elsewhere_is_missing(tmp_path, monkeypatch):
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", b"1")
+    with contextlib.closing(store.open(POINT, "b1")) as block, monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fails(errno.ESTALE))
+        with pytest.raises(BlockMissingError, match="does not exist any more"):
+            block.version()
 
 
 def test_a_folder_that_cannot_be_used(tmp_path):
