@@ -29,8 +29,10 @@ CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
 """Of one of the pipelines a fraction fits, or all of most of them, or all of all."""
 EVENTS = 200
 """A schedule goes on until so many are durable."""
-CACHED = 0.5
+CACHED = 0.7
 """Share of the jobs that use the cache: few pipelines, so that jobs meet there."""
+LIKE = 0.6
+"""Share of the jobs that have the pipeline of one before, if there was any."""
 DEADLY = 0.08
 """Share of the jobs that have an element which ends its worker."""
 LIMIT_S = 400.0
@@ -112,6 +114,7 @@ class Town(Fleet):
         self._poisoned_task = 0
         self._deadly: dict[str, int] = {}
         self._jobs = 0
+        self._before: list[Pipeline] = []
         self._stirred_at = 0.0
         self._local = rng.random() < 0.3
         self._count = 0
@@ -201,7 +204,10 @@ class Town(Fleet):
         name = f"job-{self._jobs}"
         self.stirred()
         cached = rng.random() < CACHED
-        pipeline = rng.choice([each for each in catalogue() if each.cached is cached])
+        before = [each for each in self._before if each.cached is cached]
+        some = before if rng.random() < LIKE else []
+        pipeline = rng.choice(some or [each for each in catalogue() if each.cached is cached])
+        self._before.append(pipeline)
         modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") != "custom"]
         mode = rng.choice(modes)
         count = rng.randrange(1, 4)
@@ -213,7 +219,7 @@ class Town(Fleet):
             num_consumers=count if mode.get("deterministic") or rng.random() < 0.8 else None,
             epochs=rng.randrange(1, 4) + 2 * any(point.mode == "auto" for point in pipeline.points(0)),
             priority=rng.choice((0.2, 1.0, 1.0, 5.0)),
-            tenant=rng.choice(("default", "small")),
+            tenant=rng.choice(("default", "default", "small")),
             **mode,
         )
         self.tenants[name] = spec.tenant

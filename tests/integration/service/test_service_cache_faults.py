@@ -79,9 +79,28 @@ def empty(path):
     path.write_bytes(b"")
 
 
+def lengthen(path):
+    os.truncate(path, 1 << 40)
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def loop(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
 def test_damaged_blocks_are_made_again_and_kept_again(cached, folder, calls):
     dataset = pipeline(calls)
-    for harm in (flip, truncate, replace, empty, os.unlink):
+    for harm in (flip, truncate, replace, empty, lengthen, pipe, link, loop, os.unlink):
         assert epoch(dataset, cached) == NUMBERS
         cached.until(lambda status: items(status) == COUNT)
         for path in blocks(folder):
@@ -103,6 +122,28 @@ def clear(folder):
 def block_the_way(folder):
     shutil.rmtree(folder)
     folder.write_text("no folder")
+
+
+def test_folders_in_the_place_of_blocks_stop_no_job(cached, folder, calls, capfd):
+    dataset = pipeline(calls)
+    assert epoch(dataset, cached) == NUMBERS
+    cached.until(lambda status: items(status) == COUNT)
+    for path in blocks(folder):
+        path.unlink()
+        path.mkdir()
+    for _ in range(2):
+        calls.take()
+        assert epoch(dataset, cached) == NUMBERS
+        assert calls.take() == Counter(NUMBERS)
+    assert "Is a directory" in capfd.readouterr().err
+    for path in blocks(folder):
+        path.rmdir()
+    for _ in range(2):
+        assert epoch(dataset, cached) == NUMBERS
+        cached.until(lambda status: items(status) == COUNT)
+    calls.take()
+    assert epoch(dataset, cached) == NUMBERS
+    assert not calls.take()
 
 
 @pytest.mark.parametrize("harm", [clear, block_the_way])
