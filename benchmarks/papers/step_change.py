@@ -80,7 +80,7 @@ def measure() -> Mapping[str, Any]:
 def _notices(reading: Reading, address: str) -> None:
     """Reads until the service looks for another number, or long enough to see that it has no need to."""
     before = job_of(address, "steps")["workers"]["plan"]
-    for _ in range(AFTER // 25):
+    for _ in range(2 * AFTER // 25):
         reading.read(25)
         workers = job_of(address, "steps")["workers"]
         if workers["phase"] == "search" or workers["plan"] != before:

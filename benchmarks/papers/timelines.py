@@ -61,6 +61,8 @@ def measure() -> Mapping[str, Any]:
     pods = math.ceil((MODEL.read_s + MODEL.work_s) / MODEL.own_s / TARGET)
     with service(f"1-{MOST}") as address:
         results["HPA"] = training(address, "pods", cached=False, workers=pods)
+    for each in results.values():
+        each["cost"] = ACCELERATOR * each["seconds"] + each["worker_s"]
     rows = [["job", "seconds", "worker seconds", "cost", "modes", "workers, in turn"]]
     for name, each in results.items():
         modes = _changes([row["mode"] for row in each["timeline"]])
@@ -68,8 +70,6 @@ def measure() -> Mapping[str, Any]:
         sums = [f"{each[what]:.0f}" for what in ("seconds", "worker_s", "cost")]
         rows.append([name, *sums, ", ".join(modes), ", ".join(counts)])
         print("  ".join(rows[-1]), flush=True)
-    for each in results.values():
-        each["cost"] = ACCELERATOR * each["seconds"] + each["worker_s"]
     cost = (results["first"]["cost"] + results["second"]["cost"]) / (2 * results["HPA"]["cost"])
     worker_s = (results["first"]["worker_s"] + results["second"]["worker_s"]) / (2 * results["HPA"]["worker_s"])
     seconds = (results["first"]["seconds"] + results["second"]["seconds"]) / (2 * results["HPA"]["seconds"])
