@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.integration.clusters import cluster_stage, test_cluster_conformance  # noqa: F401 (its stories)
 from tests.integration.clusters.ray_nodes import Nodes
@@ -144,9 +146,11 @@ def test_workers_ask_for_the_resources_they_are_given(nodes):
     nodes.kill(node)
 
 
-def test_one_command_serves_a_cluster(nodes):
+@contextlib.contextmanager
+def dispatcher(nodes: Nodes, *options: str) -> Iterator[str]:
+    """Address of one that was started by the command."""
     process = spawn(
-        ["dispatcher", "--cluster", "ray", "--ray-address", nodes.address, "--port", "0", "--workers", "1"],
+        ["dispatcher", "--cluster", "ray", "--ray-address", nodes.address, "--port", "0", *options],
         worker=False,
         stdout=subprocess.PIPE,
         extra={"MILLRACE_TOKEN": "secret"},
@@ -154,13 +158,64 @@ def test_one_command_serves_a_cluster(nodes):
     try:
         assert process.stdout is not None
         with process.stdout as said:
-            address = json.loads(said.readline())["address"]
-        with mr.Dataset.range(100).distribute(address, token="secret") as numbers:
-            assert sorted(numbers) == list(range(100))
-        assert len(fetch_status(address, "secret")["workers"]) == 1
+            yield json.loads(said.readline())["address"]
     finally:
         hang_up(process)
         reap(process)
+
+
+def test_one_command_serves_a_cluster(nodes):
+    with dispatcher(nodes, "--workers", "1") as address:
+        with mr.Dataset.range(100).distribute(address, token="secret") as numbers:
+            assert sorted(numbers) == list(range(100))
+        assert len(fetch_status(address, "secret")["workers"]) == 1
+
+
+COST_S = 0.02
+EPOCH = 2000
+
+
+def picture(number: int) -> Any:
+    """64 KB, so that little lies ready in buffers of some hundreds."""
+    threading.Event().wait(COST_S)
+    return np.full(1 << 13, number)
+
+
+def test_from_one_worker_to_eight_and_back_while_a_node_dies(nodes):
+    """The loop is fast until there are eight, and again eight after a node died; then one worker keeps up with it."""
+    doomed, other = nodes.add(4), nodes.add(4)
+    small = ("--buffer-bytes", "500000")
+    dataset = mr.Dataset.range(EPOCH).map(picture, num_parallel_calls=1).with_options(buffer_bytes=1 << 20)
+    stage, seen = "grows", []
+    with (
+        dispatcher(nodes, "--workers", "1-8", "--heartbeat", "0.5", *small) as address,
+        dataset.distribute(address, token="secret", job_name="ours", tasks=EPOCH // 20) as served,
+    ):
+        while stage != "over":
+            got: Counter[int] = Counter()
+            for element in served:
+                got[int(element[0])] += 1
+                if stage == "shrinks":
+                    threading.Event().wait(2 * COST_S)
+                if got.total() % 20 == 0 and stage != "over":
+                    fleet = fetch_status(address, "secret")["fleet"]
+                    seen.append((fleet["plan"], fleet["observed"]))
+                    match stage, seen[-1]:
+                        case "grows", (8, 8):
+                            nodes.kill(doomed)
+                            stage = "suffers"
+                        case "suffers", (8, fewer) if fewer < 8:
+                            stage = "mends"
+                        case "mends", (8, 8):
+                            stage = "shrinks"
+                        case "shrinks", (few, now) if few == now <= 2:  # half a one is needed, and one too many is near
+                            stage = "over"
+            assert got == Counter(range(EPOCH))
+    nodes.kill(other)
+    plans = [plan for plan, _ in itertools.groupby(plan for plan, _ in seen)]
+    assert plans[:2] == [1, 8], "one look is enough to jump to as many as there may be"
+    assert plans[2:] == sorted(plans[2:], reverse=True), plans
+    assert plans[-1] <= 2
 
 
 def test_a_cluster_that_is_not_there_is_told_with_what_to_do():
