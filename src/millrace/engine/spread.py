@@ -14,7 +14,8 @@ from millrace.engine.pool import Call, Crew
 T = TypeVar("T")
 
 _SLICE_S = 0.008
-"""Work of one call: so much that handing it over costs under a hundredth, so little that threads end together."""
+"""Work of one call: so much that handing it over costs under a hundredth, so little that threads end together, and that
+what is made doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
 _HELP_S = 0.05
 """Above this cost of one element, the thread that pulls waits for a result rather than make another call meanwhile:
 what it waits for would lie ready for too long."""
@@ -87,8 +88,8 @@ class _Calls(Generic[T]):
         if cost < 0:
             return 1
         by_bytes = self._budget() / (2 * max(1, threads)) / max(self._crew.bytes, 1.0)
-        by_time = _SLICE_S / cost + 0.5 if threads else float("inf")
-        return max(1, int(min(by_bytes, by_time, 1 << 40)))
+        by_time = _SLICE_S / max(cost, 1e-9) + 0.5
+        return max(1, int(min(by_bytes, by_time)))
 
     def full(self, count: int, threads: int) -> bool:
         """Whether something must be finished before ``count`` elements more are begun."""

@@ -383,3 +383,19 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
             made.close()
     assert done.is_set() == (ended is ValueError)
     go.set()
+
+
+def test_what_takes_long_is_handed_on_one_by_one_though_nobody_knew_that_when_the_chunk_was_made():
+    crew, sizes = Crew(None), []
+
+    def note(chunk: Chunk) -> Chunk:
+        sizes.append(len(chunk))
+        return chunk
+
+    found = in_order(note, chunks(list(range(16)), 16), 1, crew=crew, budget=lambda: 1 << 20, measure=Measure())
+    next(found)
+    crew.cost_s = 0.5
+    assert len(next(found)) == 1
+    crew.cost_s = 1e-6
+    assert len(next(found)) == 14
+    assert sizes == [1, 1, 14]
