@@ -235,9 +235,12 @@ class Lane:
 
     @property
     def hungry(self) -> bool:
-        """Whether the consumer would take a message at once, however small."""
+        """Whether the consumer would take a message at once, however small.
+
+        If it has let nobody here send anything, that is what tells it that there is something.
+        """
         with self._changed:
-            return self._allowance.left > 0 and self._buffer.waiting
+            return self._buffer.waiting
 
     def put(self, lease: LeaseTask, message: Message) -> float:
         """Puts a message into the buffer as soon as there is room; returns the seconds waited.
