@@ -33,6 +33,9 @@ from millrace.policies.decision import Decision
 
 SAVES = 0.02
 """Numbers of workers that save less of the cost of an element are not worth a look."""
+SHARP = 0.05
+"""Where noise could hide that another number saves more, another look is taken, up to ``AGAIN`` of them."""
+AGAIN = 4
 APART = 1.25
 """Ratio of two numbers of workers of which the difference can be told from noise."""
 NEWEST = 0.25
@@ -148,6 +151,9 @@ def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapSc
     hoped = _best(scale, limits, rates)
     costs, hope = price(scale, base.workers, rates), price(scale, hoped, rates)
     saves = max(SAVES, 2 * base.noise) * (2 if settled else 1)
+    if (1 - saves) * costs <= hope < (1 - SHARP) * costs and saves > SHARP and scale.looks < AGAIN:
+        reason = f"{_count(base.workers)}: what elements take differs by {100 * base.noise:.0f} %; looks once more"
+        return Decision(replace(scale, workers=base.workers), reason)
     fewer = max(limits.least, math.floor(base.workers / APART))
     first, last = scale.curve[0].workers, scale.curve[-1].workers
     if hope >= (1 - saves) * costs and base.workers == first and last < APART * first and fewer < first:
@@ -225,7 +231,8 @@ def _mixed(known: Point, point: Point) -> Point:
         return then + NEWEST * (now - then)
 
     given_s, work_s = mean(known.given_s, point.given_s), mean(known.work_s, point.work_s)
-    return Point(point.workers, given_s, work_s, point.idle, min(known.noise, point.noise))
+    noise = math.hypot((1 - NEWEST) * known.noise, NEWEST * point.noise)
+    return Point(point.workers, given_s, work_s, point.idle, noise)
 
 
 def _given(curve: Sequence[Point], workers: int) -> float:
