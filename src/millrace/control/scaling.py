@@ -86,7 +86,9 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
         anew = scalers.begin(kind, turn.state.crew.locals[job.name], _limits(turn.state, job))
         _chosen(turn, job, anew.value, "begins anew with its local workers")
         return
-    rates = (turn.state.settings.prices or USUAL).rates(len(seen), job.spec.accelerators)
+    rates = (turn.state.settings.prices or USUAL).rates(
+        len(seen), job.spec.accelerators, turn.state.crew.locals[job.name]
+    )
     before = job.scaling.search
     decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn.state, job))
     news = decision.reason != job.scaling.reason and look.workers == before.workers

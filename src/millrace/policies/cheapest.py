@@ -138,7 +138,7 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decisio
 def price(scale: CheapScale, workers: int, rates: Rates) -> float:
     """What an element costs with so many workers: as it was seen, or at the best."""
     seconds = max(scale.own_s, _given(scale.curve, workers))
-    return seconds / 3600 * (workers * rates.worker + rates.training)
+    return seconds / 3600 * (rates.workers(workers) + rates.training)
 
 
 def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapScale]:
@@ -160,7 +160,7 @@ def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapSc
         reason = f"{_count(base.workers)} may be cheapest; {fewer} tell how much they hamper each other"
         return Decision(replace(scale, workers=fewer, phase="search"), reason)
     if hope >= (1 - saves) * costs:
-        share = base.workers * rates.worker / max(base.workers * rates.worker + rates.training, 1e-300)
+        share = rates.workers(base.workers) / max(rates.workers(base.workers) + rates.training, 1e-300)
         reason = (
             f"{_count(base.workers)}: 1,000 elements cost {_money(1000 * costs, rates)}, {100 * share:.0f} % of it for "
             f"workers, and no other number would save more than {100 * saves:.0f} %"

@@ -48,11 +48,23 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Prices of an hour, in ``currency``: of a worker, and of all training hosts of a job with their accelerators."""
+    """Prices of an hour, in ``currency``.
+
+    Attributes:
+        worker: of a worker.
+        training: of all training hosts of a job, with their accelerators.
+        currency: for what is said.
+        local: workers inside those hosts, which cost nothing beside them.
+    """
 
     worker: float
     training: float
     currency: str = ""
+    local: int = 0
+
+    def workers(self, count: int) -> float:
+        """Of so many workers."""
+        return max(0, count - self.local) * self.worker
 
 
 class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,10 +86,10 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The machine of a consumer that has so many."""
         return msgspec.structs.replace(self.host, accelerators=accelerators)
 
-    def rates(self, consumers: int, accelerators: int) -> Rates:
-        """Of a worker, and of a training of so many consumers with so many accelerators each."""
+    def rates(self, consumers: int, accelerators: int, local: int = 0) -> Rates:
+        """Of a worker, and of a training of so many consumers with so many accelerators each; see :class:`Rates`."""
         training = consumers * self.with_accelerators(accelerators).price(self.prices)
-        return Rates(self.worker.price(self.prices), training, self.currency)
+        return Rates(self.worker.price(self.prices), training, self.currency, local)
 
 
 USUAL = PriceTable(

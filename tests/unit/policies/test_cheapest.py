@@ -166,6 +166,14 @@ def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
     assert scale.workers == pytest.approx(20, abs=2)
 
 
+def test_workers_inside_the_training_hosts_cost_nothing():
+    job = Job(20, contention=0.04)
+    found, _ = search(job, Rates(1.0, 2.0, local=6), Limits(6, 300), first=6)
+    assert found.workers == 6
+    assert price(found, 6, Rates(1.0, 2.0, local=6)) == pytest.approx(job.batch_s(6) / 3600 * 2.0)
+    assert search(job, Rates(1.0, 20.0, local=6), Limits(6, 300), first=6)[0].workers > 12
+
+
 def test_prices_are_those_of_equation_one():
     rates = USUAL.rates(2, 8)
     assert rates.worker == pytest.approx(0.03 + 2 * 0.004)
