@@ -199,6 +199,9 @@ def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
     if sight is not None:
         sight.hits += message.hits
         sight.misses += message.misses
+        sight.lost += len(message.lost)
+        if message.blocks or (message.error and not message.wanted):
+            sight.trouble = message.error
     _learn(turn, message)
     held = turn.state.caches.promises.get(message.lease)
     cached = turn.state.caches.points.get(message.place)

@@ -61,6 +61,8 @@ class CacheSight(msgspec.Struct):
         profile: the last one; ``computing``: its look, None if it was taken with another number of workers.
         wholes: by node, bytes that all of a point would take, as the profile has it.
         hits: items that were read in this epoch, and ``misses`` those that were made.
+        lost: blocks that should have been there and could not be read.
+        trouble: why the last run that was to keep something did not; empty if it did.
     """
 
     before: dict[str, dict[int, NodeMeasure]] = {}
@@ -74,6 +76,8 @@ class CacheSight(msgspec.Struct):
     computing: Look | None = None
     hits: int = 0
     misses: int = 0
+    lost: int = 0
+    trouble: str = ""
 
 
 class Reading(msgspec.Struct, frozen=True):

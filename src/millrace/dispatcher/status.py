@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from millrace.control.keeping import benefits
-from millrace.control.observed import Observed
+from millrace.control.observed import CacheSight, Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_order
 from millrace.control.where import told
@@ -80,7 +80,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         "name": job.name,
         "epoch": number,
         "mode": job.caching.kind,
-        "cache": _caching(state, job),
+        "cache": _caching(state, observed, job),
         "sharding": job.spec.sharding,
         "workers": _scaling(job, len(serving)),
         "where": {
@@ -169,8 +169,9 @@ def _scaling(job: Job, serving: int) -> dict[str, Any]:
     }
 
 
-def _caching(state: State, job: Job) -> dict[str, Any]:
+def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
     """What the job does about its cache points, and why."""
+    sight = observed.caching.get(job.name, CacheSight())
     labels = {point.node: point.label for point in job.points}
     return {
         "point": labels.get(job.caching.node),
@@ -178,6 +179,10 @@ def _caching(state: State, job: Job) -> dict[str, Any]:
         "history": [{"epoch": epoch, "mode": kind} for epoch, kind in job.caching.history],
         "unused": [{"point": point.label, "why": point.why} for point in job.points if point.why],
         "trusts": state.settings.trust.get(job.spec.tenant, []),
+        "hits": sight.hits,
+        "misses": sight.misses,
+        "lost": sight.lost,
+        "trouble": sight.trouble,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from millrace.errors import PipelineError
@@ -57,10 +57,21 @@ def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     print(f"promised to tasks that run: {size(promised)}", file=out)
     for job in status["jobs"]:
         print(f"job {job['name']}: {job['mode']}: {job['cache']['why']}", file=out)
-        if job["cache"]["trusts"]:
-            print(f"  it reads what {' and '.join(job['cache']['trusts'])} kept, too", file=out)
-        for unused in job["cache"]["unused"]:
-            print(f"  the cache after {unused['point']} is not used: {unused['why']}", file=out)
+        for line in _said(job["cache"]):
+            print(f"  {line}", file=out)
+
+
+def _said(cache: Mapping[str, Any]) -> Iterator[str]:
+    if cache["trusts"]:
+        yield f"it reads what {' and '.join(cache['trusts'])} kept, too"
+    if cache["hits"] + cache["misses"]:
+        yield f"in this epoch {cache['hits']} items were read and {cache['misses']} made"
+    if cache["lost"]:
+        yield f"blocks that could not be read, so that what they held was made: {cache['lost']}"
+    if cache["trouble"]:
+        yield f"nothing more is kept: {cache['trouble']}"
+    for unused in cache["unused"]:
+        yield f"the cache after {unused['point']} is not used: {unused['why']}"
 
 
 def chosen(status: Mapping[str, Any], names: list[str], *, everything: bool) -> list[str]:

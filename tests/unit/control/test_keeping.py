@@ -178,6 +178,17 @@ def test_a_store_is_measured_once_it_is_listed_with_a_part_of_the_room_that_is_l
     assert sum(use.room for use in leases(service).values()) <= 1600 - 800 - 200
 
 
+def test_why_nothing_is_kept_is_known_until_something_is():
+    service, _ = begun()
+    sight = service.observed.caching["a"]
+    full = CacheUsed("a", 999, PLACE, lost=["x", "y"], error="the disk is full")
+    service.say(inp.WorkerSaid("w0", full))
+    service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, PLACE, error="there is no room for all", wanted=500)))
+    assert (sight.lost, sight.trouble) == (2, "the disk is full")
+    service.say(inp.WorkerSaid("w0", CacheUsed("a", 999, PLACE, [KeptBlock("b", 10, 1)])))
+    assert (sight.lost, sight.trouble) == (2, "")
+
+
 # -- what is given up --------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,10 @@ def status(*points: dict[str, Any], **fields: Any) -> dict[str, Any]:
             "why": "it saves 4 ms",
             "unused": [{"point": "batch(8)", "why": "its mode is 'compute'"}],
             "trusts": ["speech", "ads"],
+            "hits": 30,
+            "misses": 2,
+            "lost": 1,
+            "trouble": "/cache: Read-only file system",
         },
     }
     return {"cache": found, "jobs": [job]}
@@ -68,6 +72,9 @@ def test_statistics_say_how_full_it_is_and_what_each_job_does():
         "promised to tasks that run: 1.0 KiB",
         "job resnet: put: it saves 4 ms",
         "  it reads what speech and ads kept, too",
+        "  in this epoch 30 items were read and 2 made",
+        "  blocks that could not be read, so that what they held was made: 1",
+        "  nothing more is kept: /cache: Read-only file system",
         "  the cache after batch(8) is not used: its mode is 'compute'",
     ]
 
