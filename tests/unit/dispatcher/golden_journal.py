@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def live() -> Service:
     """A service in whose life, from start to restart, all kinds of events happened."""
-    service = Service(FakePlan(13, 4), cache="/cache", cache_bytes=1250)
+    service = Service(FakePlan(13, 4), cache="/cache", cache_bytes=1250, trust={"red": ["default"]})
     service.say(inp.Started("here:1"))
     rng = random.Random(1)
     names = ["w0", "w1"]
@@ -172,8 +172,13 @@ def _cache(service: Service) -> None:
     service.kill("c1")
     service.tick(1.0)
     service.answer_for_store()
+    trusting = service.join("trusting", "trusting", tenant="red")
+    for _ in range(3):
+        service.work()
+    assert any(isinstance(event, ev.TaskLeased) and event.also == [place] for event in service.events)
     service.points = []
-    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    for each in (peer, trusting):
+        service.say(inp.ConsumerSaid(each.client, msg.LeaveJob()))
 
 
 def _scale(service: Service) -> None:
