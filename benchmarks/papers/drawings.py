@@ -54,8 +54,30 @@ def timelines(report: Report, folder: str) -> list[str]:
     return [_over_time(panels, folder, "papers.timelines-timeline.svg", report)]
 
 
+def scale_out(report: Report, folder: str) -> list[str]:
+    """Speed-up and cost over workers, of what the training's own host makes alone (tf.data service's Figure 9)."""
+    swept = report["sweep"]
+    colocated, costs = swept["colocated_s"], swept["cost"]
+    workers = [int(count) for count in swept["curve"]]
+    plt = pyplot()
+    drawing, (faster, cheaper) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    faster.plot(workers, [colocated / batch_s for batch_s in swept["curve"].values()], color="#888888", marker=".")
+    faster.axhline(colocated / swept["ideal_s"], color="#888888", linestyle=":", label="ideal")
+    cheaper.plot(workers, [costs["colocated"] / cost for cost in costs["curve"].values()], color="#888888", marker=".")
+    for axes, label in ((faster, "times as fast as colocated"), (cheaper, "times less than colocated costs")):
+        axes.axhline(1, color="#cccccc", linewidth=1)
+        for (name, chosen), colour, line in zip(swept["chosen"].items(), (_OURS, _CACHEW), ("-", ":"), strict=True):
+            axes.axvline(chosen["workers"], color=colour, linestyle=line, label=f'workers="{name}"')
+        axes.set_xlabel("workers")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    faster.legend(fontsize=7)
+    return [_saved(plt, drawing, folder, "papers.scale_out-workers.svg", report)]
+
+
 DRAWINGS: Mapping[str, Callable[[Report, str], list[str]]] = {
     "papers.figure6": figure6,
+    "papers.scale_out": scale_out,
     "papers.step_change": step_change,
     "papers.timelines": timelines,
 }

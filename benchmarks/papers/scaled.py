@@ -40,11 +40,11 @@ class Model(NamedTuple):
     read_s: float
     work_s: float
 
-    def dataset(self, *, cached: bool = False, elements: int = 1_000_000) -> Dataset:
-        """The pipeline; ``cached``: with what was read kept."""
-        read = Dataset.range(elements).map(functools.partial(_read, self.read_s), num_parallel_calls=1)
+    def dataset(self, *, cached: bool = False, elements: int = 1_000_000, calls: int = 1) -> Dataset:
+        """The pipeline; ``cached``: with what was read kept; ``calls``: elements that it works on at a time."""
+        read = Dataset.range(elements).map(functools.partial(_read, self.read_s), num_parallel_calls=calls)
         kept = read.cache() if cached else read
-        return kept.map(functools.partial(_work, self.work_s), num_parallel_calls=1)
+        return kept.map(functools.partial(_work, self.work_s), num_parallel_calls=calls)
 
 
 def _read(seconds: float, number: int) -> Any:

@@ -1,6 +1,7 @@
 """Models of the papers' experiments."""
 
-from benchmarks.papers import eviction, figure6, figure8_model
+import pytest
+from benchmarks.papers import drawings, eviction, figure6, figure8_model, scale_out
 
 
 def test_at_every_t_the_mode_is_the_fastest_or_within_3_percent_and_all_three_appear():
@@ -40,3 +41,33 @@ def test_other_policies_end_on_a_curve_where_their_papers_say():
     reads = {workers: max(training.own_s, 0.075 / workers) for workers in range(1, 9)}
     assert figure6.knee(reads) == 2
     assert figure6.played(reads, training, cached=True)["hpa"] == 3  # 80 % of three cores, and no sooner
+
+
+def test_the_papers_dollars_follow_from_its_rates():
+    found = scale_out.the_papers()
+    assert found == pytest.approx({"colocated": 80.2, "training": 31.2, "service": 9.4}, abs=0.05)
+
+
+SWEPT = {1: 0.48, 2: 0.235, 8: 0.06, 24: 0.02, 32: 0.02}
+
+
+def swept():
+    chosen = {name: {"workers": 24, "batch_s": 0.02, "why": "", "timeline": []} for name in ("auto", "cheapest")}
+    known = {"ideal_s": 0.02, "colocated_s": 0.235, **chosen}
+    return known, scale_out.found_in("M1", SWEPT, known)
+
+
+def test_a_sweep_tells_where_it_breaks_even_and_what_too_many_workers_cost():
+    _, found = swept()
+    assert (found["break-even"], found["knee"]) == (2, 24)
+    assert found["cost"]["curve"][32] > found["cost"]["curve"][24]
+    assert found["cost"]["colocated"] / found["cost"]["curve"][24] == pytest.approx(11.75 * 4.5 / (4.5 + 25 * 0.08))
+    slow = {1: 0.5}
+    assert scale_out.found_in("M1", slow, swept()[0])["break-even"] is None
+
+
+def test_a_sweep_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = drawings.scale_out({"question": "What?", "sweep": swept()[1]}, str(tmp_path))
+    assert lines == ["![What?](performance/papers.scale_out-workers.svg)"]
+    assert (tmp_path / "papers.scale_out-workers.svg").read_text().count("workers=") >= 2

@@ -1,9 +1,13 @@
 """Other policies for the number of workers than the service's own, as reports come in."""
 
+import itertools
+
 import msgspec
 import pytest
 from tests.unit.control.test_scaling import BEAT_S, Trainer, begun
 
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
 from millrace.control.scale_events import ScaleChosen
 from millrace.dispatcher.status import status
 from millrace.policies import hpa
@@ -22,6 +26,16 @@ class Hampered(Trainer):
     def beat(self, seconds: float = BEAT_S) -> None:
         self.cost_s = self.alone_s * (1 + 0.1 * (len(self.serving) - 1))
         super().beat(seconds)
+
+
+class Twins(Trainer):
+    """The same with another consumer that reads as the first does."""
+
+    def settle(self) -> None:
+        if "other" not in self.service.consumers:
+            self.service.join("other", self.job, num_consumers=2, cheapest=True)
+        self.service.say(inp.ConsumerSaid("other", msg.ConsumerReport(0, pace=self.pace, arrived=self.pace.elements)))
+        super().settle()
 
 
 def hour(worker: float, host: float) -> PriceTable:
@@ -61,6 +75,11 @@ def test_each_consumer_and_each_accelerator_makes_the_training_dearer():
     few = Hampered(0.001, 0.2, service=begun(prices=prices), cheapest=True, accelerators=1)
     many = Hampered(0.001, 0.2, service=begun(prices=prices), cheapest=True, accelerators=16)
     assert many.run()[-1] >= few.run()[-1] + 5
+    for kind, consumers, cost in ((Trainer, 1, 0.278), (Twins, 2, 0.5)):  # 0.2 s of a worker and of each host
+        trainer = kind(0.001, 0.2, service=begun(prices=hour(1.0, 4.0)), cheapest=True, num_consumers=consumers)
+        while trainer.scaling.scale.workers == 1:
+            trainer.beat()
+        assert trainer.scaling.reason.startswith(f"1,000 elements cost {cost} USD with 1 worker")
 
 
 def test_a_search_for_the_cheapest_is_journalled_and_remembered():
@@ -134,6 +153,9 @@ def test_the_hpa_goes_by_the_time_of_cores_alone():
     assert isinstance(trainer.scaling.other, HpaScale)
     assert "workers use 80 % of their cores, where 80 % is wanted" in workers_of(trainer)["why"]
     assert workers_of(trainer)["phase"] == "settled"
+    looks = [at for at, _ in trainer.scaling.other.desired]
+    assert len(looks) > 10
+    assert min(after - before for before, after in itertools.pairwise(looks[1:])) == hpa.PERIOD_S
 
 
 def test_the_hpa_does_not_see_a_consumer_that_waits_for_workers_that_wait():
