@@ -16,7 +16,7 @@ from millrace.testing import processes
 from millrace.testing.processes import NotFiredError
 
 _DRAFTS = ".drafts"
-_LOOK_S = 0.02
+_LOOK_S = 0.005
 _IDLE_S = 3.0
 """Nothing was written for so long: what is kept is removed, so that there is something to keep again."""
 

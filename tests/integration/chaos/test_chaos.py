@@ -20,7 +20,7 @@ def test_each_element_once_whatever_dies():
 
 def test_each_element_as_it_is_whatever_becomes_of_the_cache():
     kinds = ("worker killed as it keeps", "block damaged", "block removed", "cache removed")
-    small = ("--workers", "2", "--consumers", "1", "--epochs", "3", "--caches", "cache", "--rows", "960")
+    small = ("--workers", "2", "--consumers", "1", "--epochs", "8", "--caches", "cache", "--rows", "960")
     done = chaos("--seed", "1", "--faults", "4", "--only", *kinds, *small)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is right" in done.stdout
