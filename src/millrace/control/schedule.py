@@ -9,7 +9,18 @@ from millrace.control.leasing import in_the_way, lease
 from millrace.control.membership import release_retired
 from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 from millrace.control.state import Epoch, Job, Worker
-from millrace.control.supply import Offer, active, by_worker, in_turn, offer, some_pending, starving, unread, wanted
+from millrace.control.supply import (
+    Offer,
+    active,
+    by_worker,
+    in_turn,
+    offer,
+    some_pending,
+    starving,
+    unread,
+    unread_alike,
+    wanted,
+)
 from millrace.control.turn import Turn
 from millrace.control.turns import (
     assign_workers,
@@ -124,25 +135,25 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
     workers = [worker for worker in serving(turn, job) if not (worker.id in leaving and worker.turn_leases)]
     if not workers:
         return
-    cap = unread_cap(turn, job)
     for consumer in active(job):
         # A consumer with nothing to read gets a task although no worker has room: lanes are per consumer, and those
         # that fill the room may be waiting for a consumer that does not read.
         if starving(job, consumer):
             for worker in _by_room(job, workers):
+                cap = unread_cap(turn, job, worker)
                 found = offer(turn.state, job, worker, consumer, cap=cap, ahead=False)
                 if found is not None:
                     lease(turn, job, worker, consumer, found)
                     break
         _make_room(turn, job, workers, consumer)
     progress = True
-    while progress and any(_takes_more(turn, job, consumer, cap) for consumer in active(job)):
+    while progress and any(_takes_more(turn, job, consumer, workers) for consumer in active(job)):
         progress = False
         open_next(turn, job)
         for worker in _by_room(job, workers):
             if len(worker.unfinished) >= turn.observed.want(worker.id):
                 continue
-            leased = _lease_one(turn, job, worker, workers, cap)
+            leased = _lease_one(turn, job, worker, workers)
             progress = progress or bool(leased)
             if leased is None and _alike(turn, job):
                 return  # nor is there anything for another one
@@ -159,9 +170,12 @@ def _alike(turn: Turn, job: Job) -> bool:
     return not by_worker(job) and job.name not in turn.state.crew.local
 
 
-def _takes_more(turn: Turn, job: Job, consumer: int, cap: int) -> bool:
+def _takes_more(turn: Turn, job: Job, consumer: int, workers: list[Worker]) -> bool:
     """Something could be leased for the consumer, to whichever worker."""
-    return job.spec.deterministic or unread(job, consumer) < cap or some_pending(turn.state, job, consumer)
+    if job.spec.deterministic or some_pending(turn.state, job, consumer):
+        return True
+    kinds = (workers[0], workers[-1])  # a local one and another, if there are both
+    return any(unread_alike(turn.state, job, consumer, each) < unread_cap(turn, job, each) for each in kinds)
 
 
 def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
@@ -196,9 +210,9 @@ def _runs_for(job: Job, worker: Worker, consumer: int) -> bool:
     return any(name == job.name and job.epochs[number].live[task].consumer == consumer for name, number, task in held)
 
 
-def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker], cap: int) -> bool | None:
+def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker]) -> bool | None:
     """Whether the worker got a task; None if there was none."""
-    nothing = True
+    nothing, cap = True, unread_cap(turn, job, worker)
     consumers = sorted(active(job), key=lambda c: (unread(job, c), c))
     for ahead in (False, True):
         for consumer in consumers:

@@ -76,6 +76,15 @@ def unread(job: Job, consumer: int) -> int:
     )
 
 
+def unread_alike(state: State, job: Job, consumer: int, worker: Worker) -> int:
+    """The same at workers like this one: what waits behind a link is not to keep local workers from computing."""
+    if job.name not in state.crew.local:
+        return unread(job, consumer)
+    lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(consumer, ())]
+    holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
+    return sum(bool(holder.only) == bool(worker.only) for holder in holders)
+
+
 def starving(job: Job, consumer: int) -> bool:
     """The consumer reads an epoch and no worker runs or keeps anything for it there."""
     place = job.consumers.get(consumer)
@@ -109,7 +118,7 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
     if not _near(job, worker, consumer):
         return None
     reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
-    full = unread(job, consumer) >= cap
+    full = unread_alike(state, job, consumer, worker) >= cap
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
         if number > reading + 1 or (number > last and (epoch.held or not ahead or suspicious(job))):

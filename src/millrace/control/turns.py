@@ -37,12 +37,19 @@ def _given(turn: Turn, job: Job) -> list[Worker]:
     return turn.state.crew.by_job.get(job.name, [])
 
 
-def unread_cap(turn: Turn, job: Job) -> int:
-    """Tasks that may lie unread at workers for one consumer: twice what the job's workers compute at a time."""
+def unread_cap(turn: Turn, job: Job, worker: Worker) -> int:
+    """Tasks that may lie unread for one consumer at workers like this one: twice what these compute at a time.
+
+    All are alike but for those that are local.
+    """
+    local = bool(worker.only)
     return turn.state.once(
         job.name,
-        "cap",
-        lambda: max(SPARE_CAP, 2 * sum(turn.observed.want(worker.id) for worker in serving(turn, job))),
+        ("cap", local),
+        lambda: max(
+            SPARE_CAP,
+            2 * sum(turn.observed.want(other.id) for other in serving(turn, job) if bool(other.only) == local),
+        ),
     )
 
 
@@ -59,7 +66,7 @@ def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
         return job.lister in {"", worker.id}
     if by_worker(job) and _unowned(job):
         return True
-    cap = unread_cap(turn, job)
+    cap = unread_cap(turn, job, worker)
     if worker.job != job.name:
         cap += 2 * turn.observed.want(worker.id)
     return turn.state.once(

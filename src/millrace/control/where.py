@@ -88,7 +88,7 @@ def look(turn: Turn, job: Job, sight: ScaleSight, readings: Mapping[int, Reading
         reason = "the consumers still wait: looks whether the link from remote workers has become better"
         turn.emit(HomeChosen(job.name, False, reason, turn.now))
         return True
-    remote = turn.state.crew.by_job.get(job.name, [])
+    remote = _others(turn.state, job)
     now = came(turn, job)
     sides = [
         policy.Side(workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes"))
@@ -98,6 +98,15 @@ def look(turn: Turn, job: Job, sight: ScaleSight, readings: Mapping[int, Reading
     if decision.value:
         _go_home(turn, job, remote, decision.reason)
     return decision.value
+
+
+def _others(state: State, job: Job) -> list[Worker]:
+    """Workers of the service that have to do with the job, also if they only wait for what they have to be read."""
+
+    def holds(worker: Worker) -> bool:
+        return any(key[0] == job.name for held in (worker.unfinished, worker.kept) for key in held.values())
+
+    return [each for each in state.workers.values() if not each.only and (each.job == job.name or holds(each))]
 
 
 def _rate(

@@ -78,10 +78,34 @@ def test_local_workers_get_tasks_first_unless_any_will_do(target, first):
     service = Service(FakePlan(1))
     service.add_worker("a-theirs")
     service.add_worker("z-ours", only="a")
-    peer = service.join("one", "a", target_workers=target)
+    peer = service.join("one", "a", target_workers=target, workers=(2, 2))
     for worker in service.workers.values():
         service.plan_tasks(worker)
+    assert jobs_of(service) == {"a-theirs": "a", "z-ours": "a"}
     assert [read.worker for read in peer.reads.values()] == [first]
+
+
+def test_what_lies_unread_behind_a_link_does_not_keep_local_workers_from_computing():
+    service = Service(FakePlan(None))
+    service.add_worker("theirs")
+    peer = service.join("one", "a")
+    for _ in range(20):
+        service.work(read=False)
+    before = len(peer.reads)
+    service.work(read=False)
+    assert len(peer.reads) == before, "no more may lie unread"
+    service.add_worker("ours", only="a")
+    for _ in range(20):
+        service.work(read=False)
+    ours = [task for task, read in peer.reads.items() if read.worker == "ours"]
+    assert len(peer.reads) == before + len(ours)
+    assert ours
+    for task in ours:
+        service.read(peer, task)
+    for _ in range(20):
+        service.work(read=False)
+    assert len(peer.reads) > before + len(ours)
+    assert {peer.reads[task].worker for task in peer.reads if task not in peer.complete} == {"ours", "theirs"}
 
 
 def test_a_local_worker_serves_the_consumers_of_its_host():
@@ -309,6 +333,31 @@ def test_what_lies_at_the_other_end_is_computed_here():
         host.service.work()
     assert host.peer.complete
     assert {host.peer.reads[task].worker for task in host.peer.complete} <= set(host.local)
+
+
+def test_what_those_have_that_serve_it_no_more_lies_behind_the_link_as_well():
+    service = Service(FakePlan(None))
+    service.add_worker("theirs")
+    peer = service.join("one", "a")
+    for _ in range(5):
+        service.work(read=False)
+    service.add_worker("ours", only="a")
+    service.say(inp.ConsumerSaid("one", msg.ConsumerReport(0)))
+    assert jobs_of(service) == {"theirs": "", "ours": "a"}
+    assert service.state.workers["theirs"].kept
+    for count in range(1, 6):
+        service.now += 2.0
+        for name in ("ours", "theirs"):
+            report = msg.WorkerReport(job="a", busy_s=2.0 * count, lanes=[LaneReport(0, True, 0.0, 1 << 30)])
+            service.say(inp.WorkerSaid(name, report))
+        pace = Pace(200 * count, 2.0 * count, 1.9 * count)
+        came = Flow(199 * count, 1 << 20), Flow(count, 1 << 20)
+        service.say(inp.ConsumerSaid("one", msg.ConsumerReport(0, pace=pace, arrived=200 * count, came=came)))
+    assert service.state.jobs["a"].home is not None
+    assert not service.state.workers["theirs"].kept
+    assert peer.notices
+    given = [event.job for event in service.events if isinstance(event, ev.WorkerAssigned) and event.worker == "theirs"]
+    assert given == ["a", ""], "it is not asked for more before that is known"
 
 
 def test_it_looks_again_after_a_while():
