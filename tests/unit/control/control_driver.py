@@ -106,6 +106,9 @@ class FakeWorker:
             self.spared += message.refs
             for ref in message.refs:
                 self.unread.pop((ref.job, ref.epoch, ref.task), None)
+            for number, task in self.leases.items():
+                if task.ref in message.refs:  # it runs on for what it leaves over, and fills no lane
+                    self.leases[number] = msgspec.structs.replace(task, received=-1)
         elif isinstance(message, msg.CloseJob):
             self.open.discard(message.job)
             self.leases = {k: v for k, v in self.leases.items() if v.ref.job != message.job}
