@@ -329,8 +329,9 @@ class DistributedDataset(Readable):
         return self._session
 
     def _start_local(self, address: str, job: str, share: Share | None) -> None:
-        """Starts the workers inside this host, unless they are there; of several helpers the first one does."""
-        if not self._local_workers or (share is not None and share[0] > 0):
+        """Starts the workers inside this host, unless they are there."""
+        count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
+        if not count:
             return
         if self._local is not None and self._local.usable and self._local.job == job:
             return
@@ -339,7 +340,7 @@ class DistributedDataset(Readable):
 
         from millrace.clusters.training_host import TrainingHost
 
-        self._local = TrainingHost(address, job, self._local_workers, self._token)
+        self._local = TrainingHost(address, job, count, self._token)
 
     def _place(self, share: Share | None) -> tuple[int | None, dict[str, Any]]:
         """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
@@ -465,6 +466,20 @@ def _local_workers(target_workers: str, local_workers: int | None) -> int:
         return local_workers or 0
     trainings = siblings()
     return max(1, ((os.cpu_count() or 1) - trainings) // trainings)
+
+
+def local_share(workers: int, share: Share | None, *, alone: bool) -> int:
+    """How many of this host's ``workers`` a helper starts, of which each ends as soon as it has read its share.
+
+    Args:
+        workers: that all of them may have together.
+        share: (i, n): helper i of n; None: there are no helpers.
+        alone: nobody else does their work: each needs one of its own, as those of others may end before.
+    """
+    if share is None or not workers:
+        return workers
+    part, parts = share
+    return max(workers // parts + (part < workers % parts), int(alone))
 
 
 def _check_later(sharing: Any, accelerators: int) -> None:

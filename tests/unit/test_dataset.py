@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from millrace.dataset import Dataset
+from millrace.distributed import local_share
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.graph import nodes as g
 from millrace.graph import serialize
@@ -230,3 +232,27 @@ def test_a_plan_can_be_looked_at():
     plan = TEN.plan(tasks=3)
     assert [(plan.task(n).start, plan.task(n).stop) for n in range(plan.length or 0)] == [(0, 4), (4, 8), (8, 10)]
     assert "one task on one worker" in TEN.filter(bool).take(3).plan().warnings[0]
+
+
+def test_helpers_divide_the_workers_of_their_host_and_each_has_one_where_there_are_no_others() -> None:
+    assert [local_share(4, (part, 3), alone=False) for part in range(3)] == [2, 1, 1]
+    assert [local_share(1, (part, 3), alone=False) for part in range(3)] == [1, 0, 0]
+    assert [local_share(1, (part, 3), alone=True) for part in range(3)] == [1, 1, 1]
+    assert [local_share(0, (part, 3), alone=False) for part in range(3)] == [0, 0, 0]
+    assert local_share(4, None, alone=True) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("must be one of 'auto', 'local', 'remote', 'any', not 'LOCAL'", {"target_workers": "LOCAL"}),
+        ("local_workers is None or a number of at least 1, not 0", {"local_workers": 0}),
+        ("local_workers is None or a number of at least 1, not True", {"local_workers": True}),
+        ("has no local workers", {"target_workers": "remote", "local_workers": 1}),
+        ("say how many with workers=", {"service": None, "local_workers": 1}),
+        ("say how many with workers=", {"service": None, "target_workers": "remote"}),
+    ],
+)
+def test_where_work_cannot_be_done_is_said(words: str, options: dict[str, Any]) -> None:
+    with pytest.raises(PipelineError, match=re.escape(words)):
+        UNTYPED_TEN.distribute(**{"service": "grpc://127.0.0.1:1", **options})

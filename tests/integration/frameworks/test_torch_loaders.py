@@ -278,3 +278,13 @@ class TestForkedChildren:
 
 def test_torch_is_not_imported_for_nothing():
     assert torch.utils.data.IterableDataset in type(mr.Dataset.range(1).torch()).__mro__
+
+
+def test_helpers_have_local_workers_each(service):
+    """The one that has read its share ends, and its local workers with it; the others go on."""
+    dataset = mr.Dataset.range(COUNT).map(lambda x: np.array([x])).batch(10)
+    with dataset.distribute(service.address, target_workers="local", local_workers=1, tasks=50) as distributed:
+        for _ in range(2):
+            assert sorted(values(load(distributed.torch()))) == ALL
+        job = distributed.status()["jobs"]
+        assert all(each["where"]["remote"] == 0 for each in job)
