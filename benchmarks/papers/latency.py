@@ -10,21 +10,13 @@ job begins with one worker and is left alone until the service has settled; then
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
-import http.client
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from benchmarks.papers.far_source import fetch, server, work
 from benchmarks.papers.report import main
-from benchmarks.papers.scaled import NBYTES, Reading, service
-from benchmarks.papers.throttled import pause
+from benchmarks.papers.scaled import Reading, service
 from millrace import Dataset
 
 QUESTION = "Is a source that is far away read as fast as a near one, by more workers?"
@@ -42,32 +34,14 @@ LIMIT_S = 120.0
 KINDS = ("its own function", "from_files")
 NEAR, FAR = "near", f"{1000 * DELAY_S:.0f} ms away"
 
-_connections = threading.local()
-
-
-def fetch(port: int, number: int) -> bytes:
-    """One request of this thread's connection."""
-    if not hasattr(_connections, "own"):
-        _connections.own = http.client.HTTPConnection("127.0.0.1", port)
-    _connections.own.request("GET", f"/{number % FILES}")
-    answer: bytes = _connections.own.getresponse().read()
-    return answer
-
-
-def work(element: Any) -> Any:
-    """What decoding would be."""
-    pause(WORK_S)
-    content = element["bytes"] if isinstance(element, dict) else element
-    return np.frombuffer(content, np.uint8)
-
 
 def dataset(kind: str, port: int) -> Dataset:
     """The same elements, asked for in this way."""
     if kind == "from_files":
         source = Dataset.from_files([f"http://127.0.0.1:{port}/{number}" for number in range(FILES)]).repeat(EPOCHS)
-        return source.map(work, num_parallel_calls=1)
-    read = Dataset.range(FILES * EPOCHS).map(functools.partial(fetch, port), num_parallel_calls=1)
-    return read.map(work, num_parallel_calls=1)
+        return source.map(functools.partial(work, WORK_S), num_parallel_calls=1)
+    read = Dataset.range(FILES * EPOCHS).map(functools.partial(fetch, port, FILES), num_parallel_calls=1)
+    return read.map(functools.partial(work, WORK_S), num_parallel_calls=1)
 
 
 def measured(kind: str, delay_s: float) -> dict[str, Any]:
@@ -101,43 +75,5 @@ def measure() -> Mapping[str, Any]:
     return {"rounds": [figures], "table": rows, "results": results}
 
 
-# -- the server --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def server(delay_s: float) -> Iterator[int]:
-    """Answers in so many seconds, in a process of its own; yields its port."""
-    command = [sys.executable, "-m", "benchmarks.papers.latency", "serve", str(delay_s)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.communicate()
-
-
-async def _serve(delay_s: float) -> None:
-    body = bytes(NBYTES)
-    dated = 'Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: "1"\r\nAccept-Ranges: bytes\r\n'
-    head = f"HTTP/1.1 200 OK\r\nContent-Length: {NBYTES}\r\n{dated}\r\n".encode()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # who asked has gone
-            while True:
-                request = await reader.readuntil(b"\r\n\r\n")
-                await asyncio.sleep(delay_s)
-                writer.write(head if request.startswith(b"HEAD") else head + body)
-                await writer.drain()
-        writer.close()
-
-    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
-    print(listening.sockets[0].getsockname()[1], flush=True)
-    await listening.serve_forever()
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        asyncio.run(_serve(float(sys.argv[2])))
-    else:
-        main("benchmarks.papers.latency", QUESTION, measure)
+    main("benchmarks.papers.latency", QUESTION, measure)
