@@ -53,7 +53,6 @@ def measured(kind: str, delay_s: float) -> dict[str, Any]:
     ):
         reading = Reading(address, "reads", iter(served), OWN_S)
         workers = reading.settle(LIMIT_S)
-        reading.empty()
         return {"workers": workers, "batch_s": reading.read(round(SECONDS / OWN_S)), "timeline": reading.timeline}
 
 
