@@ -174,7 +174,7 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     if fewer:
         before, before_s = max(fewer)
         gain = math.log(max(before_s / look.batch_s, 1e-9)) / math.log(count / before)
-        if gain < SCALES:
+        if gain + math.log1p(margin) / math.log(count / before) < SCALES:  # that much could be noise
             return _saturated(scale, look, limits, margin)
         if gain < 0.9:
             jump = 2  # it may be the last that more workers bring

@@ -68,6 +68,14 @@ def test_bursts_are_no_reason_to_believe_that_a_consumer_does_not_wait():
     assert step(begin(1, LIMITS).value, bursts, LIMITS).value.workers == JUMP
 
 
+def test_a_gain_that_noise_may_have_hidden_is_looked_for_further_on():
+    before = Scale(13, low=8, seen=((8, 2.2 * OWN_S),))
+    quiet = Look(13, 1.8 * OWN_S, 0.8 * OWN_S, 1.0)
+    assert step(before, quiet, LIMITS).value.floor_s is not None
+    noisy = step(before, Look(13, 1.8 * OWN_S, 0.8 * OWN_S, 1.0, noise=0.15), LIMITS).value
+    assert (noisy.floor_s, noisy.workers > 13) == (None, True)
+
+
 def test_one_that_waits_for_long_gets_more_workers_unless_more_are_no_use():
     waiting = Look(2, 4 * OWN_S, 3 * OWN_S, 1.0)
 
