@@ -100,6 +100,7 @@ def _over_time(panels: Mapping[str, Sequence[Mapping[str, Any]]], folder: str, f
         axes.step(seconds, [each["workers"] for each in timeline], color=_OURS, where="pre")
         axes.set_ylabel("workers", color=_OURS)
         axes.set_ylim(bottom=0)
+        axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_title(name, fontsize=9)
         for before, row in itertools.pairwise(timeline):
             if before.get("epoch") != row.get("epoch"):
