@@ -66,12 +66,12 @@ def _cost(options: argparse.Namespace) -> int:
 
     table = cost.read_prices(options.prices) if options.prices else None
     found = fetch_status(options.service, token_of(options))
-    table = table or cost.prices_of(found)
     rows = cost.costs(found, table)
     if options.json:
         print(status.as_json({"epochs": rows}))
     else:
-        cost.show(rows, table.currency if table is not None else "")
+        prices = found["prices"] or {"currency": ""}
+        cost.show(rows, table.currency if table is not None else prices["currency"])
     return 0
 
 

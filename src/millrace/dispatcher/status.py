@@ -91,7 +91,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
         },
         "sharing": _sharing(state, observed, job, now),
         "accelerators": job.spec.accelerators,
-        "spent": _spent(observed, job),
+        "spent": _spent(state, observed, job),
         "batch_time_s": sum(times) / len(times) if times else None,
         "wait_share": sum(waits) / len(waits) if waits else None,
         "consumers": [
@@ -145,13 +145,17 @@ def _sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str
     return found | {"waits_s": max(0.0, now - since), "waits_for": sorted(serving), "behind": behind}
 
 
-def _spent(observed: Observed, job: Job) -> list[dict[str, Any]]:
-    """Hours of workers and of training, by epoch, as far as this dispatcher has seen them."""
-    epochs = sorted(observed.spent.get(job.name, {}).items())
-    return [
-        {"epoch": epoch, "worker_hours": spent.worker_s / 3600, "training_hours": spent.consumer_s / 3600}
-        for epoch, spent in epochs
-    ]
+def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
+    """Hours of workers and of training, by epoch, as far as this dispatcher has seen them, and what they cost."""
+    rows = []
+    for epoch, spent in sorted(observed.spent.get(job.name, {}).items()):
+        workers, training, table = spent.worker_s / 3600, spent.consumer_s / 3600, state.settings.prices
+        row = {"epoch": epoch, "worker_hours": workers, "training_hours": training, "service": None, "training": None}
+        if table is not None:
+            costs = table.of_hours(workers, training, job.spec.accelerators)
+            row |= {"service": costs.service, "training": costs.training}
+        rows.append(row)
+    return rows
 
 
 def _scaling(job: Job, serving: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.errors import PipelineError
 from millrace.observe.status import Row, columns
-from millrace.policies.cost import PriceTable, cost
+from millrace.policies.cost import PriceTable
 
 HEAD: Row = ("job", "epoch", "worker hours", "training hours", "service", "training", "together")
 
@@ -31,20 +31,19 @@ def read_prices(path: str) -> PriceTable:
         raise PipelineError(f"{path} is no table of prices: {error}") from None
 
 
-def prices_of(status: Mapping[str, Any]) -> PriceTable | None:
-    """Those that the service was started with, if it was."""
-    return None if status["prices"] is None else msgspec.convert(status["prices"], PriceTable)
+def costs(status: Mapping[str, Any], table: PriceTable | None = None) -> list[dict[str, Any]]:
+    """A row for each epoch of each job: hours, and what they cost, by these prices or else those of the service.
 
-
-def costs(status: Mapping[str, Any], table: PriceTable | None) -> list[dict[str, Any]]:
-    """A row for each epoch of each job: hours, and what they cost; None without prices."""
+    Args:
+        status: of the service.
+        table: of prices; None: those that the service was started with; if there are none either, costs are None.
+    """
     rows = []
     for job in status["jobs"]:
         for spent in job["spent"]:
-            row = {"job": job["name"], **spent, "service": None, "training": None}
+            row = {"job": job["name"], **spent}
             if table is not None:
-                host = table.with_accelerators(job["accelerators"])
-                hours = cost(3600.0, spent["worker_hours"], table.worker, spent["training_hours"], host, table.prices)
+                hours = table.of_hours(spent["worker_hours"], spent["training_hours"], job["accelerators"])
                 row["service"], row["training"] = hours.service, hours.training
             rows.append(row)
     return rows

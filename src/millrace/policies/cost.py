@@ -91,6 +91,12 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         training = consumers * self.with_accelerators(accelerators).price(self.prices)
         return Rates(self.worker.price(self.prices), training, self.currency, local)
 
+    def of_hours(self, worker_hours: float, training_hours: float, accelerators: int) -> Cost:
+        """Of so many hours of workers, and of hosts with so many accelerators each."""
+        return cost(
+            3600.0, worker_hours, self.worker, training_hours, self.with_accelerators(accelerators), self.prices
+        )
+
 
 USUAL = PriceTable(
     Prices(core=0.03, gib=0.004, accelerator=2.5), Machine(cores=1.0, gib=2.0), Machine(cores=16.0, gib=120.0), "USD"

@@ -6,6 +6,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.dispatcher.status import status
+from millrace.policies.cost import Machine, Prices, PriceTable
 
 
 def spent(service, job="a"):
@@ -39,6 +40,20 @@ def test_time_goes_to_the_epoch_that_is_read_and_the_job_that_is_served():
     service.say(inp.ConsumerSaid("y", msg.LeaveJob()))
     service.tick(1.0)
     assert not service.observed.spent
+
+
+def test_a_service_that_knows_prices_says_what_epochs_have_cost():
+    prices = PriceTable(Prices(accelerator=2.0), Machine(hour=0.1), Machine(hour=1.0), "USD")
+    service = Service(FakePlan(None), prices=prices)
+    service.tick(5.0)
+    service.add_worker("w0")
+    service.join("x", accelerators=4)
+    for _ in range(36):
+        service.tick(0.1)
+    found = status(service.state, service.observed, service.now)
+    (epoch,) = found["jobs"][0]["spent"]
+    assert (epoch["service"], epoch["training"]) == (pytest.approx(0.1e-3), pytest.approx(9e-3))
+    assert found["prices"]["currency"] == "USD"
 
 
 def test_old_epochs_are_added_up():

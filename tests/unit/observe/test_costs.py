@@ -1,24 +1,21 @@
 """What epochs have cost, by a table of prices."""
 
 import io
+from typing import Any
 
 import pytest
 
-from millrace.control.observed import Observed
-from millrace.control.state import Settings, State
-from millrace.dispatcher.status import status
 from millrace.errors import PipelineError
-from millrace.observe.cost import costs, prices_of, read_prices, show
+from millrace.observe.cost import costs, read_prices, show
 
-STATUS = {
-    "prices": None,
+STATUS: dict[str, Any] = {
     "jobs": [
         {
             "name": "ours",
             "accelerators": 4,
             "spent": [
-                {"epoch": 0, "worker_hours": 8.0, "training_hours": 0.5},
-                {"epoch": 1, "worker_hours": 2.0, "training_hours": 0.25},
+                {"epoch": 0, "worker_hours": 8.0, "training_hours": 0.5, "service": None, "training": None},
+                {"epoch": 1, "worker_hours": 2.0, "training_hours": 0.25, "service": None, "training": None},
             ],
         }
     ],
@@ -56,15 +53,14 @@ def test_each_epoch_costs_its_workers_and_its_training(tmp_path):
     assert second.split() == ["ours", "0", "8.000", "0.500", "0.4", "USD", "4.5", "USD", "4.9", "USD"]
 
 
-def test_prices_that_the_service_was_started_with_are_in_its_status(tmp_path):
-    prices = read_prices(table(tmp_path))
-    found = status(State(Settings(prices=prices)), Observed(), 0.0)
-    assert prices_of(found) == prices
-    assert prices_of(status(State(Settings()), Observed(), 0.0)) is None
+def test_a_service_with_prices_says_what_epochs_have_cost():
+    (job,) = STATUS["jobs"]
+    (row,) = costs({"jobs": [{**job, "spent": [{**job["spent"][0], "service": 1.0, "training": 2.0}]}]})
+    assert (row["service"], row["training"]) == (1.0, 2.0)
 
 
 def test_without_prices_there_are_hours():
-    rows = costs(STATUS, None)
+    rows = costs(STATUS)
     assert [(row["worker_hours"], row["service"]) for row in rows] == [(8.0, None), (2.0, None)]
     out = io.StringIO()
     show(rows, out=out)
