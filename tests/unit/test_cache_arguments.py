@@ -7,7 +7,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import main
-from millrace.cli.options import size
+from millrace.cli.options import size, trust
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,10 @@ def test_the_command_names_the_option_that_is_wrong(capsys):
 def test_a_service_says_what_is_wrong_before_it_starts(arguments: dict[str, Any], said):
     with pytest.raises(mr.PipelineError, match=said):
         mr.LocalService(**arguments)
+
+
+def test_whom_a_tenant_trusts():
+    assert trust("vision=speech,ads") == ("vision", ["speech", "ads"])
+    for wrong in ("vision", "vision=", "=speech", "vision=speech,,ads"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a tenant and whom it trusts, such as vision="):
+            trust(wrong)
