@@ -1,13 +1,17 @@
 """Whatever becomes of a cache, or of who reads and writes it: each element once, and nothing is left lying about."""
 
+import contextlib
 import itertools
 import os
+import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -120,6 +124,51 @@ def clear(folder):
 def block_the_way(folder):
     shutil.rmtree(folder)
     folder.write_text("no folder")
+
+
+def swap(path):
+    """What another block has is there under this name."""
+    others = [other for other in path.parent.iterdir() if other.is_file() and not other.is_symlink()]
+    draft = shutil.copy(random.choice(others), f"{path}.draft")
+    os.replace(draft, path)
+
+
+def sweep(path):
+    shutil.rmtree(path.parent)
+
+
+def sweep_drafts(path):
+    shutil.rmtree(path.parent.parent / ".drafts")
+
+
+def test_whatever_becomes_of_blocks_while_they_are_read_each_element_is_right(cached, folder, calls):
+    cached.add(1)
+    over = threading.Event()
+    done: Counter[str] = Counter()
+
+    def disturb():
+        while not over.wait(0.005):
+            there = [path for path in blocks(folder) if path.is_file() and not path.is_symlink()]
+            harm = random.choice([*[flip, truncate, empty, os.unlink, pipe, link, swap] * 5, sweep, sweep_drafts])
+            with contextlib.suppress(OSError, IndexError):  # others are faster, or nothing is left of it
+                if there:
+                    harm(random.choice(there))
+                    done[harm.__name__] += 1
+
+    dataset = mr.Dataset.range(COUNT).map(lambda number: (calls.note(number), np.full(1000, number))).cache()
+    with ThreadPoolExecutor(1) as pool:
+        disturbing = pool.submit(disturb)
+        try:
+            with dataset.shuffle(COUNT).distribute(cached.address, tasks=TASKS) as distributed:
+                for _ in range(30):
+                    found = list(distributed)
+                    assert sorted(number for number, _ in found) == NUMBERS
+                    assert all((array == number).all() for number, array in found)
+        finally:
+            over.set()
+        disturbing.result()
+    assert done.total() > 30
+    assert calls.take().total() > COUNT  # some of it was noticed
 
 
 def test_folders_in_the_place_of_blocks_stop_no_job(cached, folder, calls):
