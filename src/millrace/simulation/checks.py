@@ -14,6 +14,7 @@ from millrace.control.snapshot import Snapshot
 from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.control.supply import by_worker, missing
+from millrace.control.where import may_serve
 from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.world import Violation
@@ -374,6 +375,8 @@ def _check_leases(state: State) -> None:
         for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
             if not _in_force(state, worker.id, msg.TaskRef(name, number, task), lease):
                 raise Violation(f"lease {lease} of {worker.id} is not in force")
+            if not may_serve(state.jobs[name], worker):
+                raise Violation(f"{worker.id} has a task of job {name}, which is not to run there")
     for name, job in state.jobs.items():
         for number, epoch in job.epochs.items():
             for task in epoch.live:

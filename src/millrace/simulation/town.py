@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
@@ -33,6 +34,8 @@ CACHED = 0.7
 """Share of the jobs that use the cache: few pipelines, so that jobs meet there."""
 LIKE = 0.6
 """Share of the jobs that have the pipeline of one before, if there was any."""
+HOMELY = 0.25
+"""Share of the schedules in which jobs have local workers."""
 DEADLY = 0.08
 """Share of the jobs that have an element which ends its worker."""
 LIMIT_S = 400.0
@@ -117,6 +120,9 @@ class Town(Fleet):
         self._before: list[Pipeline] = []
         self._stirred_at = 0.0
         self._local = rng.random() < 0.3
+        where = random.Random(f"where {seed}")
+        self._where = where if where.random() < HOMELY else None
+        self._homes: dict[str, int] = {}
         self._count = 0
         self.dispatcher: Dispatcher | None = None
         self.start_dispatcher()
@@ -146,8 +152,8 @@ class Town(Fleet):
         dispatcher.die()
         self.dispatcher = None
         if self._local:
-            for worker in list(self.workers.values()):
-                if worker.alive:
+            for worker in self.alive_workers():
+                if not worker.only:
                     worker.die()
 
     def check_replay(self) -> None:
@@ -162,17 +168,32 @@ class Town(Fleet):
         if found:
             raise Violation(f"the journal replays to another state: {found}")
 
-    def add_worker(self) -> None:
-        """One more."""
+    def add_worker(self, only: str = "") -> None:
+        """One more, of the service or local to a job."""
         self._count += 1
-        worker = Worker(self.world, f"w{self._count}", HOST if self._local else "elsewhere", self.checks, self)
+        host = "" if only else HOST if self._local else "elsewhere"  # consumers have none
+        worker = Worker(self.world, f"w{self._count}", host, self.checks, self, only)
         self.workers[worker.address] = worker
+
+    def _house(self, job: str) -> None:
+        """A job that is being read has its local workers; whoever reads it starts them."""
+        there = [worker for worker in self.alive_workers() if worker.only == job]
+        if self._read(job):
+            for _ in range(self._homes.get(job, 0) - len(there)):
+                self.add_worker(job)
+        else:
+            for worker in there:
+                worker.resume()
+                worker.end()
+
+    def _read(self, job: str) -> bool:
+        return any(each.alive and not each.done for each in self.consumers if each.spec.name == job)
 
     def stop(self, workers: list[str]) -> None:
         """The dispatcher wants these processes ended."""
         if self._local:
             for worker in self.alive_workers():
-                if worker.name in workers:
+                if worker.name in workers and not worker.only:
                     worker.resume()
                     worker.end()
 
@@ -187,13 +208,19 @@ class Town(Fleet):
     def worker_over(self, worker: Worker) -> None:
         """A worker's process has ended: the cluster says so, and there may have to be another one."""
         rng = self.world.rng
+        if worker.only:
+            self.world.after(rng.uniform(0.1, 1.0), self._house, worker.only)
+            return
         if self._local and self.dispatcher is not None:
             self.dispatcher.after(0.05, self.dispatcher.worker_ended, worker.name)
-        if len(self.alive_workers()) < self.least:
+        if self._lacks():
             self.world.after(rng.uniform(0.1, 3.0), self._refill)
 
+    def _lacks(self) -> bool:
+        return sum(not worker.only for worker in self.alive_workers()) < self.least
+
     def _refill(self) -> None:
-        if len(self.alive_workers()) < self.least and (self.dispatcher is not None or not self._local):
+        if self._lacks() and (self.dispatcher is not None or not self._local):
             self.add_worker()
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
@@ -222,6 +249,9 @@ class Town(Fleet):
             tenant=rng.choice(("default", "default", "small")),
             **mode,
         )
+        if self._where is not None:
+            spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))
+            self._homes[name] = self._where.randrange(1, 3)
         self.tenants[name] = spec.tenant
         if not self.poison and pipeline.plan.length and rng.random() < 0.08:
             self.poison = name
@@ -244,6 +274,7 @@ class Town(Fleet):
         consumer = Consumer(self.world, name, spec, index, stops, self.checks, self)
         self.consumers.append(consumer)
         self.ranks[spec.name, index] = consumer
+        self._house(spec.name)
 
     def job_again(self, name: str) -> None:
         """A job had to begin anew: whoever has read it already reads it again, as the others wait for it."""
@@ -264,6 +295,7 @@ class Town(Fleet):
         self.expected -= 1
         if consumer.failure is not None and consumer.failure.kind != "ElementError":
             self._start_again(consumer)  # the training begins anew
+        self._house(consumer.spec.name)
         if self.expected == 0 and (self.checks.events < EVENTS or self.faults_to_come > 0):
             self._add_job()
 

@@ -60,12 +60,14 @@ class Worker(Process):
         host: where it runs.
         checks: what must hold.
         town: finds the dispatcher, other workers and pipelines.
+        only: the job that it is local to.
     """
 
-    def __init__(self, world: World, name: str, host: str, checks: Checks, town: Town) -> None:
+    def __init__(self, world: World, name: str, host: str, checks: Checks, town: Town, only: str = "") -> None:
         super().__init__(world, name)
         self.host = host
         self.address = f"{name}:1"
+        self.only = only
         self.checks = checks
         self.town = town
         self.speed = world.rng.uniform(0.5, 2.0)
@@ -114,7 +116,7 @@ class Worker(Process):
             self.after(next(self._pauses), self._connect)
             return
         self.session = Connection(self.world, self, dispatcher, "session")
-        hello = msg.WorkerHello(self.name, self.address, self.host, 1, 1, held=self.held())
+        hello = msg.WorkerHello(self.name, self.address, self.host, 1, 1, held=self.held(), only=self.only)
         self.session.send(self, hello)
         if self._leaving:
             self.session.send(self, msg.WorkerLeaving(max(self._until - self.world.now, 0.001)))
