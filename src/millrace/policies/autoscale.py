@@ -162,7 +162,9 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     waits = look.wait_s / look.batch_s
     own_s = max(look.batch_s - look.wait_s, 1e-9)
     if waits <= min(margin, VAGUE):
-        needed = math.ceil(count * look.busy)
+        # No scaling is better than perfect: what fewer gave says how many are needed at least.
+        least = max((workers * batch_s for workers, batch_s in scale.seen[:-1] if workers < count), default=0.0)
+        needed = max(math.ceil(count * look.busy), min(count, math.ceil((1 - margin) * least / look.batch_s)))
         return _narrow(scale, look, limits, scale.low, count, needed, f"the consumer waits {_share(waits)} of the time")
     if scale.floor_s is not None:
         return _below_floor(scale, look, limits, scale.floor_s, margin)

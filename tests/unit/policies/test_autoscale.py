@@ -76,6 +76,15 @@ def test_a_gain_that_noise_may_have_hidden_is_looked_for_further_on():
     assert (noisy.floor_s, noisy.workers > 13) == (None, True)
 
 
+def test_workers_that_seem_idle_are_not_too_many_if_fewer_were_too_few_for_that():
+    """What had been computed while the others began may come all at once, as if all of it had been made since."""
+    before = Scale(13, low=8, seen=((8, 1.8 * OWN_S),))  # so 14.4 are needed
+    assert step(before, Look(13, OWN_S, 0.0, 0.6), LIMITS).value.workers == 13
+    assert step(before, Look(26, OWN_S, 0.0, 0.3), LIMITS).value.workers == 13  # says nothing: there are others
+    many = Scale(26, low=8, seen=((8, 1.8 * OWN_S),))
+    assert step(many, Look(26, OWN_S, 0.0, 0.4), LIMITS).value.workers == 14
+
+
 def test_one_that_waits_for_long_gets_more_workers_unless_more_are_no_use():
     waiting = Look(2, 4 * OWN_S, 3 * OWN_S, 1.0)
 
