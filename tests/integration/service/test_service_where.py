@@ -13,6 +13,8 @@ import pytest
 from tests.integration.service.service_driving import Service, job_of, wait_until_gone
 
 import millrace as mr
+from millrace.errors import ServiceError
+from millrace.wire.address import own_host
 
 COUNT = 400
 TASKS = 40
@@ -165,6 +167,12 @@ def test_a_forked_child_leaves_local_workers_to_its_parent(by_hand):
         numbers, _ = read(elements)
         assert numbers == list(range(COUNT))
         assert local_pids(by_hand) == local
+
+
+def test_local_workers_listen_where_the_dispatcher_sees_their_host():
+    assert own_host("grpc://127.0.0.1:5050") == "127.0.0.1"
+    with pytest.raises(ServiceError, match=r"no-such-host\.invalid:5050 cannot be reached from this host"):
+        own_host("no-such-host.invalid:5050")
 
 
 TRAINING = """
