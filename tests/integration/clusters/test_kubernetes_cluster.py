@@ -68,7 +68,7 @@ def logged():
     """What the cluster says in the log meanwhile."""
     said = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # a handler of its own would say no more
     logger = logging.getLogger("millrace.clusters.kubernetes")
     logger.addHandler(handler)
     try:

@@ -16,7 +16,7 @@ class Scaled(torch.nn.Module):
         self.register_buffer("mean", torch.zeros(3, dtype=torch.bfloat16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x - self.mean)  # type: ignore[no-any-return, operator]
+        return self.linear(x - self.mean)  # type: ignore[no-any-return, operator]  # a buffer may be a Module, to torch
 
 
 def test_modules_go_by_their_tensors() -> None:
