@@ -92,10 +92,9 @@ def calibrate(
                 others = list(
                     _reads(pool, block, size, left if has_disk else _FAR * left, threads, clock, cold=has_disk)
                 )
-                read, cold = (
-                    fit(samples if has_disk else samples + others),
-                    fit(others if has_disk else samples + others),
-                )
+            if not has_disk:
+                samples = others = samples + others
+            read, cold = fit(samples), fit(others)
         finally:
             block.close()
     finally:

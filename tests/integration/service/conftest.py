@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_data import Data, write_data
 from tests.integration.service.service_driving import Service
 from tests.integration.service.service_gate import Gate, Keeper
@@ -34,6 +35,18 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def service_with() -> type[Service]:
     return Service
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Calls:
+    """Of the test's own pipeline."""
+    return Calls(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a cache, not made yet."""
+    return tmp_path / "cache"
 
 
 @pytest.fixture

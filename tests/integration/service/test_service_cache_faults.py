@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_driving import WAIT_S, Reading, Service, consume, together
 
 import millrace as mr
@@ -24,16 +23,6 @@ from millrace.blocks import calibration
 COUNT = 160
 TASKS = 8
 NUMBERS = list(range(COUNT))
-
-
-@pytest.fixture
-def calls(tmp_path):
-    return Calls(tmp_path)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_data import COUNT as RECORDS
 from tests.integration.service.service_data import number_of
 from tests.integration.service.service_driving import Service, as_set
@@ -25,11 +24,6 @@ def caching(tmp_path_factory):
     """A service with a cache, for tests that end no process."""
     with Service(2, cache_dir=tmp_path_factory.mktemp("cache")) as running:
         yield running
-
-
-@pytest.fixture
-def calls(tmp_path):
-    return Calls(tmp_path)
 
 
 def odd(number: int) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_driving import Service
 
 import millrace as mr
@@ -19,16 +18,6 @@ from millrace.control.cached import place_of
 COUNT = 120
 TASKS = 6
 NUMBERS = list(range(COUNT))
-
-
-@pytest.fixture
-def calls(tmp_path):
-    return Calls(tmp_path)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "cache"
 
 
 def pipeline(calls):
