@@ -29,7 +29,9 @@ _READS_MAX = 25
 _BURST_S = 1e-3
 """Reads on several threads are timed together for so long at least, as threads don't begin at the same moment."""
 _FAR = 3
-"""So much longer is read again what is not on a disk: what a network takes differs more, and takes longer to tell."""
+"""So much more time is given to what is not on a disk: what a network takes differs more, and takes longer to tell."""
+_BEYOND_NOISE = 2
+"""A size that takes so many times as long as the one before says what a byte takes; less may be chance."""
 _FREE_SHARE = 0.25
 """Of the room that is left, no more is taken."""
 
@@ -66,8 +68,8 @@ def calibrate(
 
     Args:
         store: what to measure.
-        seconds: that it may take, about, and another time as long for a store behind a network; one write and one read
-            of each kind are made whatever they take.
+        seconds: that it may take, about, and three times as long for a store behind a network; a small write and a few
+            small reads are made whatever they take.
         threads: that read at once, as a worker's do; a read then takes longer, and all together less.
         largest: bytes of a read, and of the block.
         clock: seconds, for tests.
@@ -79,19 +81,16 @@ def calibrate(
     free = store.free_bytes()
     largest = min(largest, LARGEST if free is None else max(SMALLEST, int(_FREE_SHARE * free)))
     try:
-        began = clock()
-        _greet(store, name)
-        seconds -= clock() - began
+        has_disk = _greet(store, name)
+        if not has_disk:
+            seconds *= _FAR
         size, took = _write(store, name, largest, _WRITING * seconds, clock)
         block = store.open(POINT, name)
         try:
             left = (seconds - took) / 2
             with ThreadPoolExecutor(threads, thread_name_prefix="millrace-calibration") as pool:
                 samples = list(_reads(pool, block, size, left, threads, clock, cold=False))
-                has_disk = block.drop()
-                others = list(
-                    _reads(pool, block, size, left if has_disk else _FAR * left, threads, clock, cold=has_disk)
-                )
+                others = list(_reads(pool, block, size, left, threads, clock, cold=has_disk))
             if not has_disk:
                 samples = others = samples + others
             read, cold = fit(samples), fit(others)
@@ -103,14 +102,18 @@ def calibrate(
     return Calibration(read, cold, proportional(size, took), _checking(clock), threads)
 
 
-def _greet(store: BlockStore, name: str) -> None:
-    """Writes and reads a little, as who comes first also pays for names, connections and credentials."""
+def _greet(store: BlockStore, name: str) -> bool:
+    """Writes and reads a little, as who comes first also pays for names, connections and credentials.
+
+    Returns whether the store is on a disk.
+    """
     with store.draft() as draft:
         draft.write(bytes(SMALLEST))
         draft.publish(POINT, name)
     block = store.open(POINT, name)
     try:
         block.read([(0, SMALLEST)])
+        return block.drop()
     finally:
         block.close()
 
@@ -185,12 +188,19 @@ def _reads(
 
 
 def _extended(cost: TransferCost, per_byte: float) -> TransferCost:
-    """With the sizes that there was no time for: in a straight line from the last two, or at ``per_byte`` seconds."""
+    """With the sizes that there was no time for: in a straight line from the last two, or at ``per_byte`` seconds.
+
+    Where all that was measured took about as long, the line may be chance, and no byte takes longer than ``per_byte``.
+    """
     sizes, times = list(cost.sizes), list(cost.times)
     slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+    if slope <= 0:
+        slope = per_byte
+    elif times[-1] < _BEYOND_NOISE * times[-2]:
+        slope = min(slope, per_byte)
     while sizes[-1] < LARGEST:
         size = min(LARGEST, sizes[-1] * _STEP)
-        times.append(times[-1] + (size - sizes[-1]) * (slope if slope > 0 else per_byte))
+        times.append(times[-1] + (size - sizes[-1]) * slope)
         sizes.append(size)
     return TransferCost(tuple(sizes), tuple(times))
 

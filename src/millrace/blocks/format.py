@@ -3,15 +3,14 @@
     message | message | ... | index | trailer
 
 * A *message* holds consecutive elements as :mod:`millrace.elements.codec` encodes them, about :data:`MESSAGE_BYTES` of
-  them; a larger element is alone in its message. It may be compressed.
+  them; a larger element is alone in its message. It is padded to a multiple of 64 bytes, or compressed.
 * The *index* (:class:`Index`, as MessagePack) has packed little-endian columns with a row per item and per message.
   Elements follow one another in the order of their items, so that an item is found by adding up counts; it may have no
   elements, or more than a message holds.
 * The *trailer* has a fixed size, and says how long the index is.
 
-Messages are read into memory of their own rather than mapped: up to about a megabyte reading costs less than making
-and undoing a mapping, elements have to be writable, and a disk that fails raises an error and not a signal. So nothing
-in the file has to be aligned.
+Where a block lies on a disk of the machine, much of it at once is mapped rather than read, privately, so that elements
+are writable: that takes no copy. Arrays have to be aligned for it, so messages are.
 
 Checksums cover all but the trailer, whose damage shows as the index not fitting. They are CRC-32 as zlib has it: part
 of Python, computed without the interpreter's lock, and once for what is written and once for what is read.

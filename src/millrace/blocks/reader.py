@@ -19,7 +19,7 @@ from millrace.blocks.keys import KEY_BYTES, Keys, KeyTable, block_name
 from millrace.blocks.store import Block
 from millrace.elements.codec import decode, rows_of
 from millrace.elements.exporting import Bytes
-from millrace.elements.rows import Rows, make
+from millrace.elements.rows import Rows, maker
 from millrace.errors import BlockDamagedError, CodecError
 from millrace.wire.compression import Compression
 
@@ -251,24 +251,29 @@ class BlockReader:
         """The elements with these numbers, which lie in these messages, read without what is beside them.
 
         None where that cannot be, or wouldn't pay: messages were not read before, are compressed, have leaves of
-        several sizes, or are wanted nearly whole.
+        several sizes, hold elements of several kinds, or are wanted nearly whole.
         """
         seen, index = self.index.seen, self.index
         listed = messages.tolist()
-        rows = [each for message in listed if (each := seen.rows[message]) is not None]
-        if len(rows) < len(listed) or len(rows) > _FEW_ROWS * len(set(listed)):
+        rows = [seen.rows[message] for message in listed]
+        kinds = dict.fromkeys(rows)  # those of a block differ in how many elements there are in a message, if at all
+        roots = {each.root if each else None for each in kinds}
+        if len(roots) != 1 or None in roots or len(listed) > _FEW_ROWS * len(set(listed)):
             return None
-        numbers = (starts - index.rows[messages]).tolist()
-        ranges = [
-            (at := begin + leaf.start + number * leaf.nbytes, at + leaf.nbytes)
-            for each, begin, number in zip(rows, index.offsets[messages].tolist(), numbers, strict=True)
-            for leaf in each.leaves
-        ]
-        with self._reads.reading(len(ranges), sum(stop - start for start, stop in ranges)):
+        leaves = np.array([each.leaves for each in kinds if each])  # (kinds, leaves, 2)
+        if len(kinds) > 1:
+            numbered = {each: number for number, each in enumerate(kinds)}
+            leaves = leaves[[numbered[each] for each in rows]]
+        nbytes = leaves[:, :, 1]
+        numbers = (starts - index.rows[messages])[:, None]
+        begins = index.offsets[messages][:, None] + leaves[:, :, 0] + numbers * nbytes
+        ranges = list(zip(begins.ravel().tolist(), (begins + nbytes).ravel().tolist(), strict=True))
+        with self._reads.reading(len(ranges), len(listed) * int(nbytes[0].sum())):
             found = iter(_read_exactly(self._block, ranges))
         if self._block.version() != seen.version:  # behind the reads: who writes meanwhile changes the version first
             return None
-        return [[make(each.root, found)] for each in rows]
+        make = maker(roots.pop())
+        return [[make(found)] for _ in listed]
 
     def _alone(self, messages: npt.NDArray[np.int64]) -> list[Any]:
         """The elements of these messages, each of which has one: large items, as they lie in the block."""

@@ -21,6 +21,7 @@ from millrace.blocks.format import (
 )
 from millrace.blocks.keys import KEY_BYTES, block_name
 from millrace.elements.codec import encode
+from millrace.elements.layout import ALIGNMENT
 from millrace.elements.shred import Piece
 from millrace.elements.tree import nbytes_of
 from millrace.wire.compression import Compression
@@ -145,7 +146,9 @@ class BlockWriter:
         length = sum(map(len, pieces))
         smaller = self._compressed(pieces) if length <= _COMPRESSED_MAX else None
         checksum, start = 0, self.nbytes_written
-        for piece in pieces if smaller is None else [smaller]:
+        # So that each message begins where its arrays are aligned, as they are by its start.
+        stored = [*pieces, bytes(-length % ALIGNMENT)] if smaller is None else [smaller]
+        for piece in stored:
             checksum = crc32(piece, checksum)
             self._put(piece)
         self._rows.append(len(elements))

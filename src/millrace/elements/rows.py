@@ -5,8 +5,9 @@ The columns of such a message are known from its head alone, so that one element
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,20 +81,31 @@ def _walk(node: Node, rows: int, start: int, leaves: list[Leaf]) -> bool:
     return False
 
 
-def make(node: Node, values: Iterator[Bytes]) -> Any:
-    """One element, with arrays that are views of the bytes of its leaves."""
+Maker = Callable[[Iterator[Bytes]], Any]
+"""Makes one element of the bytes of its leaves, in their order; arrays are views of them."""
+
+
+@functools.lru_cache(maxsize=256)
+def maker(node: Node) -> Maker:
+    """How to make elements; what is the same for all of them is found out here, once."""
     match node:
         case Fixed(kind="array"):
-            return np.ndarray(node.shape, _dtype(node), next(values))
+            shape, dtype = node.shape, _dtype(node)
+            return lambda values: np.ndarray(shape, dtype, next(values))
+        case Fixed(kind="scalar"):
+            dtype = _dtype(node)
+            return lambda values: np.ndarray((), dtype, next(values))[()]
         case Fixed():
-            value = np.ndarray((), _dtype(node), next(values))
-            return value[()] if node.kind == "scalar" else value.item()
+            dtype = _dtype(node)
+            return lambda values: np.ndarray((), dtype, next(values)).item()
         case Record():
-            children = [make(child, values) for child in node.children]
+            makers = [maker(child) for child in node.children]
             if node.kind == "dict":
-                return dict(zip(node.keys, children, strict=True))
-            return tuple(children) if node.kind == "tuple" else children
-    return None
+                keys = node.keys
+                return lambda values: {key: make(values) for key, make in zip(keys, makers, strict=True)}
+            kind = tuple if node.kind == "tuple" else list
+            return lambda values: kind([make(values) for make in makers])
+    return lambda _: None
 
 
 def _dtype(node: Fixed) -> np.dtype[Any]:

@@ -16,23 +16,21 @@ kill a reader by SIGBUS.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import math
-import mmap
 import os
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.exporting import Bytes, exported, rounded
+from millrace.elements.exporting import Bytes, rounded
+from millrace.elements.mapping import Mapping
 from millrace.errors import ProtocolError
 
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
@@ -44,39 +42,6 @@ MAX_SEGMENTS = 512
 """Of one arena; each costs the worker a file descriptor."""
 
 _logger = logging.getLogger(__name__)
-
-
-if AVAILABLE:
-    _libc = ctypes.CDLL(None, use_errno=True)
-    _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-
-class _Mapping:
-    """Shared memory in this process's address space until this object dies.
-
-    Python's own ``mmap`` keeps a duplicate of the descriptor, and a trainer with many workers would run out of them.
-    """
-
-    __slots__ = ("__weakref__", "address", "kind")
-
-    def __init__(self, fd: int, size: int) -> None:
-        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        if address == ctypes.c_void_p(-1).value:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        weakref.finalize(self, _libc.munmap, address, size).atexit = False
-        self.address: int = address
-        self.kind = ctypes.c_ubyte * size
-
-    def bytes(self, finalizer: Callable[..., object], argument: object) -> Bytes:
-        """All of it as an array; ``finalizer(argument)`` is called when the last view of it has died."""
-        return exported(self.kind.from_address(self.address), _over, finalizer, argument, self)
-
-
-def _over(finalizer: Callable[..., object], argument: object, _mapping: _Mapping) -> None:
-    finalizer(argument)  # and the mapping lives no longer for this exporter's sake
 
 
 class Segment:
@@ -104,7 +69,7 @@ class Segment:
         try:
             os.posix_fallocate(self.fd, 0, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self.mapping = _Mapping(self.fd, size)
+            self.mapping = Mapping(self.fd, size)
         except BaseException:
             self.close()
             raise
@@ -283,7 +248,7 @@ class Window:
     """One connection's view of the segments that were passed on it. ``view`` is for one thread, the rest for any."""
 
     def __init__(self) -> None:
-        self._maps: dict[int, _Mapping] = {}
+        self._maps: dict[int, Mapping] = {}
         self._over: SimpleQueue[tuple[int, int]] = SimpleQueue()
 
     def adopt(self, number: int, size: int, fd: int) -> None:
@@ -297,7 +262,7 @@ class Window:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if os.fstat(fd).st_size < size or not sealed:
                 raise ProtocolError(f"the peer passed memory that does not hold {size} bytes for good")
-            self._maps[number] = _Mapping(fd, size)
+            self._maps[number] = Mapping(fd, size)
         finally:
             os.close(fd)
 

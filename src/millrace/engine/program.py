@@ -18,7 +18,7 @@ from millrace.engine.measure import Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
 from millrace.engine.task import Budget, RunningTask, available_cores
 from millrace.engine.watch import Watch
-from millrace.graph.nodes import FromFiles, Graph, Node, always_reused
+from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
 from millrace.graph.rewrites import prefetch, rewritten
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.prefetch import Ending
@@ -193,8 +193,13 @@ _NO_THREADS = Pool(1, 1)
 
 
 def _reads_at_hand(node: Node) -> bool:
-    """Whether reading the source mostly copies what the machine has in memory; then a hand-over costs more than it."""
-    return isinstance(node, FromFiles) and not any(map(is_remote, node.patterns))
+    """Whether what the node reads is mostly in the machine's memory; then a hand-over costs more than reading it."""
+    match node:
+        case FromFiles():
+            return not any(map(is_remote, node.patterns))
+        case Cache():
+            return not is_remote(node.path or "")
+    return False
 
 
 def list_sources(graph: Graph) -> dict[int, SplitTable]:

@@ -103,6 +103,21 @@ class BlockStoreSuite:
         block.close()
         assert other.tobytes() == get(store, "b1") == b"0123456789"
 
+    def test_much_that_was_read_belongs_to_the_reader_too(self, store: BlockStore) -> None:
+        data = bytes(range(256)) * (12 << 10)
+        put(store, "b1", data)
+        parts = [(64, 1 << 20), (1 << 20, 2 << 20), ((2 << 20) + 64, 3 << 20)]
+        block = store.open(POINT, "b1")
+        found, others = block.read(parts), block.read(parts)
+        assert all(each.ctypes.data % 16 == 0 for each in found)
+        found[0][:] = 0
+        found[1][-1:] = 0
+        block.close()
+        store.delete(POINT, "b1")
+        expected = [data[start:stop] for start, stop in parts]
+        assert [each.tobytes() for each in others] == expected
+        assert found[2].tobytes() == expected[2]
+
     def test_a_block_without_bytes(self, store: BlockStore) -> None:
         put(store, "empty", b"")
         assert store.blocks() == {(POINT, "empty"): 0}

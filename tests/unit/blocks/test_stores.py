@@ -8,10 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millrace.blocks import directory
 from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.memory import MemoryStore
 from millrace.blocks.objects import ObjectStore
 from millrace.blocks.store import open_store
+from millrace.elements import mapping
 from millrace.errors import BlockMissingError, CacheError, PipelineError, StoreFullError
 from millrace.sources import storage
 from millrace.testing.stores import POINT, BlockStoreSuite, get, put
@@ -205,6 +207,59 @@ def test_memory_that_was_read_into_is_arrows_until_the_last_view_of_it_has_died(
     view[:] = 1
     del view
     assert pa.total_allocated_bytes() < before + 1_000_000
+
+
+@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+def test_much_of_a_block_is_not_copied(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", bytes(3 << 20))
+    before = pa.total_allocated_bytes()
+    with contextlib.closing(store.open(POINT, "b1")) as block:
+        found = block.read([(0, 2 << 20), (2 << 20, 3 << 20)])
+        assert pa.total_allocated_bytes() == before
+        (copied,) = block.read([(1, 3 << 20)])  # whose arrays would not be aligned
+        assert pa.total_allocated_bytes() > before
+    assert [len(each) for each in (*found, copied)] == [2 << 20, 1 << 20, (3 << 20) - 1]
+
+
+def test_where_a_file_system_may_fail_much_is_copied_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory, "stays", lambda fd: False)
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", bytes(3 << 20))
+    before = pa.total_allocated_bytes()
+    with contextlib.closing(store.open(POINT, "b1")) as block:
+        found = block.read([(0, 3 << 20)])
+    assert pa.total_allocated_bytes() > before
+    assert len(found[0]) == 3 << 20
+
+
+def test_a_large_block_that_was_cut_short_ends_before(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    put(store, "b1", bytes(6 << 20))
+    with contextlib.closing(store.open(POINT, "b1")) as block:
+        os.truncate(block.location, (3 << 20) + 10)
+        assert [len(each) for each in block.read([(0, 2 << 20), (2 << 20, 4 << 20)])] == [2 << 20, (1 << 20) + 10]
+        assert [len(each) for each in block.read([(4 << 20, 6 << 20)])] == [0]
+
+
+def test_what_is_written_at_once_begins_at_large_pages(tmp_path, monkeypatch):
+    written = []
+
+    class Noted(directory.FileIO):
+        def write(self, data):
+            written.append((self.tell(), len(data)))
+            return super().write(data[: 3 << 20])  # a disk may take less than it is given
+
+    monkeypatch.setattr(directory, "FileIO", Noted)
+    store = DirectoryStore(str(tmp_path))
+    data = np.arange(9 << 20, dtype=np.uint32).view(np.uint8)[: 9 << 20].tobytes()
+    with store.draft() as draft:
+        for start, stop in [(0, 5), (5, 100_000), (100_000, 2 << 20), (2 << 20, 8_500_000), (8_500_000, 9 << 20)]:
+            draft.write(memoryview(data)[start:stop])
+        draft.publish(POINT, "b1")
+    assert get(store, "b1") == data
+    starts = [start for start, _ in written]
+    assert starts == [0, 2 << 20, 5 << 20, 8 << 20]
 
 
 def test_free_bytes_of_a_folder_are_those_of_its_file_system(tmp_path):
