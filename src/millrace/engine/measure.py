@@ -150,7 +150,7 @@ class Sizer:
             by_time = _CHUNK_S / max(self._cost_s, 1e-9)
             by_bytes = _CHUNK_BYTES / max(self._bytes, 1.0)
             wanted = min(by_time, by_bytes, _CHUNK_ELEMENTS)
-            self.size = max(1, int(min(wanted, 4 * self.size)))
+            self.size = max(1, round(min(wanted, 4 * self.size)))
 
 
 _CHUNK_S = 0.005
