@@ -66,14 +66,19 @@ class Link:
         self._s_per_byte = 1 / bytes_per_s
         self._lock = threading.Lock()
         self._free_at = 0.0
+        self._late = 0.0  # whoever was let go last was woken so much later
 
     def take(self, nbytes: int) -> None:
-        """Waits until so many bytes have passed."""
+        """Waits until so many bytes have passed. Being woken late is nobody's fault, and makes no link slower."""
         with self._lock:
-            now = time.monotonic()
-            self._free_at = max(now, self._free_at) + nbytes * self._s_per_byte
-            wait = self._free_at - now
-        pause(wait)
+            now = time.monotonic() - self._late
+            self._late = 0.0
+            free_at = self._free_at = max(now, self._free_at) + nbytes * self._s_per_byte
+        wait = free_at - time.monotonic()
+        if wait > 0:
+            pause(wait)
+        with self._lock:
+            self._late = max(0.0, time.monotonic() - free_at)
 
 
 class _Draft:

@@ -184,7 +184,11 @@ def _reads(
         # The first read of a size also had to find memory for it, so it only counts if there is no time for another.
         count = max(0, min(most, int(share / each)))
         some = max(1, min(count, int(_BURST_S / each)))
-        yield from [took for _ in range(count // some) for took in burst(size, some)] or found
+        until, more = clock() + share, []
+        # A small read may take longer than a large one, and is not to have the others' time.
+        while len(more) < count // some and clock() < until:
+            more += burst(size, some)
+        yield from more or found
 
 
 def _extended(cost: TransferCost, per_byte: float) -> TransferCost:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import platform
 import stat
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from io import FileIO
 
@@ -116,8 +118,8 @@ class _Draft:
     def __init__(self, root: str, folder: str, *, durable: bool) -> None:
         self._root = root
         self._durable = durable
-        self._waiting = np.empty(_WRITTEN_BYTES, np.uint8)
-        self._count = 0
+        self._waiting: deque[memoryview] = deque()
+        self._count = 0  # of their bytes
         while True:
             self._path = os.path.join(folder, f"{platform.node()}.{os.getpid()}.{uuid.uuid4().hex}")
             with _errors(self._path):
@@ -130,34 +132,33 @@ class _Draft:
                 self._file.close()  # taken for one that was left, before it was locked
 
     def write(self, data: Piece, /) -> None:
-        left = np.frombuffer(data, np.uint8)
-        while len(left):
-            if not self._count and len(left) >= _WRITTEN_BYTES:
-                whole = len(left) - len(left) % _WRITTEN_BYTES
-                self._put(left[:whole])
-                left = left[whole:]
-                continue
-            some = left[: _WRITTEN_BYTES - self._count]
-            self._waiting[self._count : self._count + len(some)] = some
-            self._count += len(some)
-            left = left[len(some) :]
-            if self._count == _WRITTEN_BYTES:
-                self._flush()
+        self._waiting.append(memoryview(data))
+        self._count += len(data)
+        if self._count >= _WRITTEN_BYTES:
+            self._flush(self._count - self._count % _WRITTEN_BYTES)
 
-    def _flush(self) -> None:
-        count, self._count = self._count, 0
-        self._put(self._waiting[:count])
-
-    def _put(self, data: Bytes) -> None:
-        with _errors(self._path):
-            while len(data):
-                data = data[self._file.write(data.data) :]
+    def _flush(self, count: int) -> None:
+        """Writes so many of the bytes that wait."""
+        self._count -= count
+        while count:
+            some = list(itertools.islice(self._waiting, _MOST_RANGES))
+            over = sum(map(len, some)) - count
+            if over > 0:
+                some[-1] = some[-1][: len(some[-1]) - over]
+            with _errors(self._path):
+                written = os.writev(self._file.fileno(), some)
+            count -= written
+            while written:  # a disk may take less than it is given
+                first = self._waiting.popleft()
+                if len(first) > written:
+                    self._waiting.appendleft(first[written:])
+                written -= min(written, len(first))
 
     def publish(self, point: str, name: str) -> None:
         checked(point, name)
         folder = os.path.join(self._root, point)
         path = os.path.join(folder, name)
-        self._flush()
+        self._flush(self._count)
         with _errors(path):
             if self._durable:
                 os.fsync(self._file.fileno())

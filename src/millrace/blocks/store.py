@@ -35,7 +35,7 @@ class Draft(Protocol):
     """A block that is being written. One thread at a time."""
 
     def write(self, data: Piece, /) -> object:
-        """Appends all of ``data``.
+        """Appends all of ``data``, which may not change until the draft is published.
 
         Raises:
             StoreFullError: there is no room for it.

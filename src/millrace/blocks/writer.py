@@ -39,7 +39,7 @@ class Writable(Protocol):
     """What a block is written to."""
 
     def write(self, data: Piece, /) -> object:
-        """Takes all of ``data``, which may change afterwards."""
+        """Takes all of ``data``, which may not change until the block is whole."""
 
 
 class BlockWriter:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from millrace.blocks.behind import Behind, behind
 from millrace.blocks.format import BlockInfo
@@ -27,6 +28,7 @@ _WAITING_BYTES = 32 << 20
 _HANDED_BYTES = 1 << 20
 _HANDED_ITEMS = 1024
 """Small elements are handed over together: to hand over costs as much as to write some kilobytes."""
+_LARGE_BYTES = 64 << 10
 _SPARE_BYTES = 4096
 """What an item takes beside its elements, at most: a key, and the heads of a message and of the block."""
 
@@ -252,5 +254,10 @@ class _Writing:
 def _copied(leaf: Any) -> Any:
     """A leaf of its own if it is one that can be changed."""
     if type(leaf) is np.ndarray:
-        return leaf.copy()
+        if leaf.nbytes < _LARGE_BYTES or leaf.dtype.hasobject:
+            return leaf.copy()
+        # Arrow's allocator hands out again what has died: to find new memory takes longer than to copy.
+        copied = np.ndarray(leaf.shape, leaf.dtype, pa.allocate_buffer(leaf.nbytes))
+        np.copyto(copied, leaf)
+        return copied
     return copy.deepcopy(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic) else leaf

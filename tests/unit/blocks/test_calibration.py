@@ -148,6 +148,26 @@ def test_what_a_byte_takes_is_not_told_by_small_reads_that_differ_by_chance():
     assert found.read.seconds(LARGEST) < 0.3 + found.write.seconds(LARGEST)  # 54 s by the line through these
 
 
+def test_small_reads_that_take_longer_than_large_ones_leave_time_for_these():
+    """As where a small answer waits in the server for what would fill its packet."""
+    store: Any = Slow(1e-3, 1e9)
+    store.drop = lambda: False
+    read = store.read
+
+    def waits(ranges):
+        ((start, stop),) = ranges
+        store.now += 0.044 * (stop - start < 100_000)
+        return read(ranges)
+
+    store.read = waits
+    found = calibrate(store, seconds=1.0, clock=store.clock)
+    assert store.now < 5
+    for size in (SMALLEST, 4 * SMALLEST, 16 * SMALLEST):
+        assert found.read.seconds(size) == pytest.approx(0.045, rel=0.05)
+    for size in (64 * SMALLEST, 10 * MIB):
+        assert found.read.seconds(size) == pytest.approx(1e-3 + size / 1e9, rel=0.1)
+
+
 def test_a_store_that_takes_long_for_anything_is_measured_all_the_same():
     store: Any = Slow(latency=30.0)
     found = calibrate(store, clock=store.clock)
