@@ -104,15 +104,15 @@ TARGETS = (
     Target("a dispatcher with 200 jobs and 1 M tasks is back, s", "journal", "recovery", _RESTART, most=3.0),
     *(
         Target(
-            f"an epoch from the cache, {size}, of a loop over mapped bytes",
+            f"an epoch from the cache {where}, {size}, of a loop over mapped bytes",
             "papers.full_cache",
             size,
             of,
             "mmap loop",
             least=0.85,
         )
+        for where, of in (("in process", "millrace, in process"), ("on a service", "millrace, embedded, 2 workers"))
         for size in ("150 KB, in order", "2 MB, in order")
-        for of in ("millrace, in process", "millrace, embedded, 2 workers")
     ),
     *(
         Target(
@@ -131,7 +131,7 @@ TARGETS = (
     Target("items that a second job makes again", "papers.figure11", "again", "service", most=0),
     Target("what a cache of a quarter saves, of the ideal", "papers.quarter", "saved", "service", least=0.95),
     *(
-        Target(f"error of what a read is said to cost, {store}", "papers.read_cost", "error", store, most=0.15)
+        Target(f"error of what a read is said to cost, {store}", "papers.read_cost", "learned", store, most=0.15)
         for store in ("folder", "folder, from disk", "object store")
     ),
     Target("workers chosen in Figure 6, off the knee by", "papers.figure6", "off", "service", most=1),

@@ -142,7 +142,7 @@ def measure(seconds: float = 2.0, count: int = READS, largest: int = LARGEST) ->
     rows = [["store", "median error", "learning meanwhile"]] + [
         [name, f"{each['error']:.1%}", f"{each['learned']:.1%}"] for name, each in results.items()
     ]
-    errors = {name: {"error": each["error"]} for name, each in results.items()}
+    errors = {name: {"error": each["error"], "learned": each["learned"]} for name, each in results.items()}
     return {"rounds": [errors], "table": rows, "results": results}
 
 
