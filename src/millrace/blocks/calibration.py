@@ -184,7 +184,8 @@ def _reads(
         # The first read of a size also had to find memory for it, so it only counts if there is no time for another.
         count = max(0, min(most, int(share / each)))
         some = max(1, min(count, int(_BURST_S / each)))
-        until, more = clock() + share, []
+        until = clock() + share
+        more: list[tuple[int, float]] = []
         # A small read may take longer than a large one, and is not to have the others' time.
         while len(more) < count // some and clock() < until:
             more += burst(size, some)

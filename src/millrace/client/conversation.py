@@ -426,7 +426,7 @@ class Conversation:
 
     def _compared(self, epoch: int, rerun: Rerun) -> None:
         """A task that was run again was held against what had come of it before."""
-        text = self._reruns.add(self._spec.structure, epoch, rerun)
+        text = self._reruns.add(self._spec, epoch, rerun)
         if text and rerun.outcome is not Outcome.OTHER and self._spec.visitation == "exactly_once":
             self._fail(PipelineError(text))  # the guarantee is broken, and known to be
         elif text and self._reruns.told[1] == 1:

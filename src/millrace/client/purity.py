@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.client.inbox import Outcome, Rerun
+from millrace.control.spec import JobSpec
 from millrace.graph.nodes import FromList, Graph, Node, WithOptions
 from millrace.graph.serialize import unpack
 
@@ -22,10 +23,15 @@ class Reruns:
     def __init__(self) -> None:
         self.told = (0, 0, "")
 
-    def add(self, structure: bytes, epoch: int, rerun: Rerun) -> str:
-        """One more, of the pipeline of this structure; what is to be said about it, empty if it gave the same."""
+    def add(self, spec: JobSpec, epoch: int, rerun: Rerun) -> str:
+        """One more, of this job; what is to be said about it, empty if it gave the same.
+
+        Where what is lost stays lost, a task that collects what others left over gives less than before, and no
+        function is to blame.
+        """
         compared, differed, first = self.told
-        text = "" if rerun.outcome is Outcome.SAME else impurity(unpack(structure), epoch, rerun)
+        same = rerun.outcome is Outcome.SAME or not spec.runs_again
+        text = "" if same else impurity(unpack(spec.structure), epoch, rerun)
         self.told = (compared + 1, differed + bool(text), first or text)
         return text
 

@@ -18,7 +18,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
-from millrace.control.supply import Offer, began_without, newest, place_of, runs_again, walk
+from millrace.control.supply import Offer, began_without, newest, place_of, walk
 from millrace.control.turn import Turn
 
 
@@ -127,6 +127,15 @@ def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
 
 
+def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+    """The worker has come back without the task: it never heard of it, or has forgotten what was read to the end."""
+    if job.spec.runs_again or not turn.state.plan(job).task(task).inputs:
+        take_back(turn, job, epoch, task, reason)
+    else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
+        tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
+        lose(turn, job, epoch, task, reason)
+
+
 def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
     """If the task is only kept for what it leaves over: its worker's buffer is not to wait for the consumer."""
     live = job.epochs[epoch].live.get(task)
@@ -154,18 +163,21 @@ def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
 
 def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     """The worker that had the task is gone."""
-    if runs_again(job):
+    if job.spec.runs_again:
         turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
         settle(turn, job, epoch, task)
         return
     live = job.epochs[epoch].live[task]
     consumer = live.consumer
+    plan = turn.state.plan(job)
+    planned = plan.task(task)
     if not live.complete:
-        plan = turn.state.plan(job)
-        planned = plan.task(task)
         known = plan.exact and planned.stop > planned.start
         turn.emit(ev.TaskLost(job.name, epoch, task, planned.stop - planned.start - live.received if known else -1))
+    began = _tail_began(turn.state, job, epoch, task)
     _over(turn, job, epoch, task, dropped=True)
+    if began and not job.epochs[epoch].live[planned.parent].worker:
+        lose(turn, job, epoch, planned.parent, reason)  # it waits to run again, and would give something else
     if job.epochs[epoch].settled:
         send_ends(turn, job, epoch, consumer)
 

@@ -6,7 +6,7 @@ from millrace.control import caching, keeping
 from millrace.control import events as ev
 from millrace.control.actions import CloseWorker, StopWorkers
 from millrace.control.jobs import open_message
-from millrace.control.leasing import finished, leased_by, lose, spare, take_back
+from millrace.control.leasing import finished, leased_by, lose, miss, spare
 from millrace.control.messages import (
     ChooseSharding,
     CloseJob,
@@ -21,7 +21,7 @@ from millrace.control.messages import (
 from millrace.control.places import versions_differ
 from millrace.control.poison import planning_died, suspect
 from millrace.control.state import Worker
-from millrace.control.supply import by_worker, runs_again
+from millrace.control.supply import by_worker
 from millrace.control.turn import Turn
 from millrace.control.where import may_serve
 
@@ -57,7 +57,7 @@ def hello(turn: Turn, message: WorkerHello) -> None:
         job = turn.state.jobs[name]
         if entry_or_none is None:
             # The lease or its revocation crossed with the break; nothing of it is there any more.
-            take_back(turn, job, number, task, f"worker {worker.id} came back without it")
+            miss(turn, job, number, task, f"worker {worker.id} came back without it")
         elif entry_or_none.finished:
             entry = entry_or_none
             finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
@@ -102,7 +102,7 @@ def lost(turn: Turn, worker: Worker, reason: str) -> None:
         live = job.epochs[number].live.get(task) if job.failure is None else None
         if live is not None and live.worker == worker.id:
             # What is not run again cannot be found out about, and does no harm a second time.
-            if not (live.finished or worker.retiring) and (not runs_again(job) or suspect(turn, job, number, task)):
+            if not (live.finished or worker.retiring) and (not job.spec.runs_again or suspect(turn, job, number, task)):
                 accused.add(name)
             if job.failure is None:
                 lose(turn, job, number, task, f"worker {worker.id} {reason}")

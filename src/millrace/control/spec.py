@@ -50,6 +50,11 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     target_workers: str = "auto"
 
     @property
+    def runs_again(self) -> bool:
+        """What is lost with a worker is computed again: it was promised, or an unsharded epoch keeps its length."""
+        return self.visitation == "exactly_once" or self.sharding == "off"
+
+    @property
     def ranks(self) -> int | None:
         """Consumers that are to get equally many elements; None: it does not matter."""
         return self.num_consumers if self.equal_steps else None

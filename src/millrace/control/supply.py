@@ -37,11 +37,6 @@ def stride(job: Job) -> int:
     return job.spec.num_consumers or 1
 
 
-def runs_again(job: Job) -> bool:
-    """What is lost with a worker is computed again: it was promised, or an unsharded epoch keeps its length."""
-    return job.spec.visitation == "exactly_once" or job.spec.sharding == "off"
-
-
 def in_turn(job: Job) -> bool:
     """Task i belongs to consumer i mod N, whoever is faster."""
     return job.spec.deterministic or job.spec.equal_steps

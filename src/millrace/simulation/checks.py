@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0
 """A task that is too long for a turn is cut after half a minute, and then after twice as long."""
+TURN_S = 5.0
+"""Whose share is a hundredth of a worker has one turn of a hundred, each about so long."""
 
 
 @dataclass
@@ -284,8 +286,8 @@ class Checks:
                 and self._town.workers[f"{event.worker}:1"].alive
             ):
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
-            elif isinstance(event, ev.WorkerAssigned):
-                _check_quota(state, event.job)
+            elif isinstance(event, ev.WorkerAssigned) and not state.workers[event.worker].only:
+                _check_quota(state, event.job)  # local workers are their job's own
             task = getattr(event, "task", None)
             if task is not None:
                 _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
@@ -300,9 +302,12 @@ class Checks:
     def _check_waiting(self, dispatcher: Dispatcher) -> None:
         """No job waits for ever for a worker."""
         division, now = dispatcher.observed.division, self._town.world.now
-        for name, since in ({} if division is None else division.waiting).items():
-            if now - since > PATIENCE_S:
-                raise Violation(f"job {name} has waited for a worker for more than {PATIENCE_S:g} s")
+        if division is None:
+            return
+        for name, since in division.waiting.items():
+            patience_s = PATIENCE_S + TURN_S / max(division.shares[name].value, 1e-3)
+            if now - since > patience_s:
+                raise Violation(f"job {name} has waited for a worker for more than {patience_s:.0f} s")
 
     def _broke(self, dispatcher: Dispatcher, name: str) -> bool:
         """The job has failed: from when that is decided, durable or not, its places are kept for less long."""

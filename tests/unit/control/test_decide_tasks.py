@@ -454,3 +454,51 @@ def test_a_leaving_worker_that_has_not_said_how_long_is_waited_for():
     for _ in range(10):
         service.tick(10.0)
     assert "w0" in service.state.workers
+
+
+def at_the_tail(visitation):
+    """A tail was leased that collects from two workers: service, its worker, its lease, and the other worker's name."""
+    service, peer = started(FakePlan(2, 2), workers=2, visitation=visitation, epochs=1)
+    for worker in service.workers.values():
+        for lease in list(worker.leases):
+            service.finish(worker, lease)
+    for task in service.readable(peer):
+        service.read(peer, task)
+    [(worker, lease)] = [(each, lease) for each in service.workers.values() for lease in each.leases]
+    [other] = service.workers.keys() - {worker.name}
+    assert [address for _, address in worker.leases[lease].holders] == ["w0:1", "w1:1"]
+    return service, worker, lease, other
+
+
+def runs_of(service, task):
+    return sum(isinstance(event, ev.TaskLeased) and event.task == task for event in service.events)
+
+
+@pytest.mark.parametrize(
+    ("visitation", "again"), [("exactly_once", True), ("at_most_once", False), ("zero_once_or_more", False)]
+)
+def test_a_tail_whose_inputs_may_be_lost_is_not_run_again(visitation, again):
+    """It would give another time what it has given already, as with other inputs its outputs are others."""
+    service, worker, lease, other = at_the_tail(visitation)
+    del worker.leases[lease]
+    service.hello(worker.name)  # without it: it never came, or what it gave was read to the end
+    service.kill(other)
+    service.run()
+    assert (runs_of(service, 2) > 1) == again
+    assert all(peer.done for peer in service.consumers.values())
+
+
+@pytest.mark.parametrize(
+    ("visitation", "again"), [("exactly_once", True), ("at_most_once", False), ("zero_once_or_more", False)]
+)
+def test_a_tail_that_was_given_back_ends_with_what_it_collects(visitation, again):
+    service, worker, lease, other = at_the_tail(visitation)
+    service.say(inp.WorkerSessionLost(other))
+    tail = worker.leases.pop(lease)
+    service.say(inp.WorkerSaid(worker.name, msg.WorkerLeaving()))
+    service.say(inp.WorkerSaid(worker.name, msg.TaskReturned(tail.ref, lease)))
+    service.kill(other)
+    service.add_worker("w2")
+    service.run()
+    assert (runs_of(service, 2) > 1) == again
+    assert all(peer.done for peer in service.consumers.values())

@@ -49,6 +49,7 @@ def test_it_outlives_the_descriptor_and_the_name(tmp_path):
     found = snapshot(fd, 0, len(DATA))
     os.close(fd)
     path.unlink()
+    assert found is not None
     assert np.array_equal(found, DATA)
 
 
