@@ -303,9 +303,9 @@ def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, pee
     reader.wait(msg.JobJoined)
     assert cluster.more.acquire(timeout=5)
     for _ in range(2):
-        cluster.ended("", "exited with status 1")
+        cluster.ended("", "exited with status 1", False)
         assert cluster.more.acquire(timeout=5)
-    cluster.ended("", "exited with status 1")
+    cluster.ended("", "exited with status 1", False)
     notice = reader.wait(msg.Notice)
     assert "3 workers ended within 10 s" in notice.text
     assert "exited with status 1" in notice.text

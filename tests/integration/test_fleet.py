@@ -8,6 +8,9 @@ from millrace.dispatcher import fleet as fleets
 from millrace.dispatcher.fleet import Fleet
 from millrace.errors import ServiceError
 
+DONE = "ended with exit status 0", True
+KILLED = "was killed by SIGKILL", False
+
 
 class Paper:
     """A cluster that only counts."""
@@ -38,123 +41,191 @@ class Paper:
 
     async def stop(self, workers):
         self.stopped += workers
+        self.changed.set()
 
     async def close(self):
         pass
 
+    async def until(self, so):
+        while not so():
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 20)
 
-def fleet_of(cluster, plan=0):
-    ended: list[object] = []
-    told: list[str] = []
-    return Fleet(cluster, plan, on_end=lambda *who: ended.append(who), notice=told.append), ended, told
+    async def until_asked_for(self, total):
+        await self.until(lambda: sum(self.asked) >= total)
+        assert sum(self.asked) == total
 
 
-async def asked(cluster, total):
-    while sum(cluster.asked) < total:
-        cluster.changed.clear()
-        await asyncio.wait_for(cluster.changed.wait(), 20)
+def play(story, plan=0, **options):
+    """Has a story happen to a fleet that is to have ``plan`` workers; returns the ends and notices that it told of."""
+
+    async def played():
+        cluster, ended, notices = Paper(**options), [], []
+        fleet = Fleet(cluster, plan, on_end=lambda *end: ended.append(end), notice=notices.append)
+        await fleet.start()
+        await story(cluster, fleet)
+        await fleet.close()
+        return ended, notices
+
+    return asyncio.run(played())
 
 
 def test_what_is_planned_is_asked_for_once():
-    async def story():
-        cluster = Paper()
-        fleet, *_ = fleet_of(cluster)
-        await fleet.start()
+    async def story(cluster, fleet):
         for plan, total in ((3, 3), (3, 3), (8, 8), (5, 8), (8, 8), (9, 9)):
             fleet.resize(plan)
-            await asked(cluster, total)
-            assert sum(cluster.asked) == total
-        await fleet.close()
+            await cluster.until_asked_for(total)
 
-    asyncio.run(story())
+    play(story)
 
 
-def test_a_worker_that_is_too_many_may_end_and_any_other_is_replaced():
-    async def story():
-        cluster = Paper()
-        fleet, ended, told = fleet_of(cluster)
-        await fleet.start()
-        fleet.resize(5)
-        await asked(cluster, 5)
+def test_a_worker_that_is_too_many_may_end_and_any_other_is_replaced(caplog):
+    async def story(cluster, fleet):
         fleet.resize(3)
         for name in ("a", "b"):
-            fleet._ended(name, "exit status 0")
+            fleet.leaves(name)
+            fleet._ended(name, *DONE)
         assert (fleet.requested, sum(cluster.asked)) == (3, 5)
-        fleet._ended("c", "was killed by SIGKILL")
-        await asked(cluster, 6)
+        fleet._ended("c", *KILLED)
+        await cluster.until_asked_for(6)
         assert fleet.requested == 3
-        assert ended == [("a", "exit status 0"), ("b", "exit status 0"), ("c", "was killed by SIGKILL")]
-        assert not told
-        await fleet.close()
 
-    asyncio.run(story())
+    assert play(story, 5) == ([("a", DONE[0]), ("b", DONE[0]), ("c", KILLED[0])], [])
+    assert caplog.messages == ["worker c ended: was killed by SIGKILL"]
+
+
+def test_those_that_were_told_to_leave_are_replaced_at_once_if_more_are_planned_when_they_end(caplog):
+    names = [f"w{number}" for number in range(40)]
+
+    async def story(cluster, fleet):
+        fleet.resize(2)
+        for name in names:
+            fleet.leaves(name)
+        fleet._ended(names[0], *DONE)
+        assert fleet.requested == 41
+        fleet.resize(42)
+        await cluster.until_asked_for(43)
+        for name in names[1:]:
+            fleet._ended(name, *DONE)
+        await cluster.until_asked_for(42 + 40)
+        assert (fleet.requested, fleet.why) == (42, "")
+
+    assert play(story, 42) == ([(name, DONE[0]) for name in names], [])
+    assert caplog.messages == []
+
+
+def test_so_are_those_that_leave_by_themselves(caplog):
+    async def story(cluster, fleet):
+        for number in range(10):
+            fleet.leaves(f"w{number}")
+            fleet._ended(f"w{number}", *DONE)
+            await cluster.until_asked_for(2 + number)
+
+    _, notices = play(story, 1)
+    assert (notices, caplog.messages) == ([], [])
+
+
+def test_one_that_was_told_to_leave_and_is_killed_has_died(caplog):
+    async def story(cluster, fleet):
+        fleet.resize(1)
+        for name in ("a", "b"):
+            fleet.leaves(name)
+        fleet._ended("a", *KILLED)
+        assert (fleet.requested, sum(cluster.asked)) == (2, 3)  # nobody needs another one in its place
+        fleet.resize(2)
+        fleet._ended("b", *KILLED)
+        await cluster.until_asked_for(4)
+
+    play(story, 3)
+    assert caplog.messages == [f"worker {name} ended: was killed by SIGKILL" for name in ("a", "b")]
+
+
+def test_one_that_ends_before_it_was_told_to_has_died_however_it_ends(caplog):
+    async def story(cluster, fleet):
+        fleet.resize(2)
+        fleet._ended("a", *DONE)
+        fleet._ended("", *DONE)
+        assert (fleet.requested, sum(cluster.asked)) == (2, 4)
+        fleet.leaves("b")
+        fleet._ended("b", *DONE)  # it was told to when there were more
+        await cluster.until_asked_for(5)
+
+    ended, _ = play(story, 4)
+    assert ended == [("a", DONE[0]), ("b", DONE[0])]
+    assert caplog.messages == [f"worker {name} ended: ended with exit status 0" for name in ("a", "(not registered)")]
+
+
+def test_one_that_is_ended_has_not_died_though_it_is_killed(caplog):
+    async def story(cluster, fleet):
+        for number in range(10):
+            fleet.stop([f"w{number}"], "was silent for 12.5 s")
+            await cluster.until(lambda number=number: len(cluster.stopped) == number + 1)
+            fleet._ended(f"w{number}", *KILLED)
+            await cluster.until_asked_for(2 + number)
+
+    _, notices = play(story, 1)
+    assert notices == []
+    assert caplog.messages == [f"worker w{number} is given up: it was silent for 12.5 s" for number in range(10)]
+
+
+def test_while_workers_keep_dying_those_that_leave_are_not_replaced_any_sooner():
+    async def story(cluster, fleet):
+        for number in range(3):
+            await cluster.until_asked_for(2 + number)
+            fleet._ended(f"w{number}", *KILLED)
+        fleet.leaves("a")
+        fleet._ended("a", *DONE)
+        fleet.resize(3)
+        assert (fleet.requested, sum(cluster.asked)) == (0, 4)
+        assert fleet.why.startswith("3 workers ended within 10 s")
+
+    _, notices = play(story, 2)
+    assert len(notices) == 1
 
 
 def test_those_that_have_not_begun_are_given_up_when_fewer_are_planned():
-    async def story():
-        cluster = Paper()
-        fleet, _, told = fleet_of(cluster)
-        await fleet.start()
-        fleet.resize(8)
-        await asked(cluster, 8)
+    async def story(cluster, fleet):
         cluster.waiting = 4  # there is no room for these
         fleet.resize(5)
         fleet.resize(2)
-        while len(cluster.given_up) < 2:
-            cluster.changed.clear()
-            await asyncio.wait_for(cluster.changed.wait(), 20)
+        await cluster.until(lambda: len(cluster.given_up) == 2)
         await asyncio.sleep(0)
         assert (sum(cluster.given_up), fleet.requested) == (4, 4)  # those that run leave by themselves
         for name in ("a", "b"):
-            fleet._ended(name, "exit status 0")
+            fleet.leaves(name)
+            fleet._ended(name, *DONE)
         assert (fleet.requested, sum(cluster.asked)) == (2, 8)
         fleet.resize(3)
-        await asked(cluster, 9)
-        assert not told
-        await fleet.close()
+        await cluster.until_asked_for(9)
 
-    asyncio.run(story())
+    _, notices = play(story, 8)
+    assert not notices
 
 
 def test_more_that_are_planned_while_some_are_given_up_are_asked_for_again():
-    async def story():
-        cluster = Paper()
-        fleet, *_ = fleet_of(cluster)
-        await fleet.start()
-        fleet.resize(8)
-        await asked(cluster, 8)
+    async def story(cluster, fleet):
         cluster.waiting = 8
         fleet.resize(1)
         await asyncio.sleep(0)  # it asks
         fleet.resize(6)
-        await asked(cluster, 13)
+        await cluster.until_asked_for(13)
         assert (cluster.given_up, fleet.requested) == ([7], 6)
-        await fleet.close()
 
-    asyncio.run(story())
+    play(story, 8)
 
 
 def test_a_cluster_that_cannot_start_any_ends_the_service_that_begins():
-    async def story():
-        fleet, *_ = fleet_of(Paper(failing=1), plan=2)
-        await fleet.start()
-
     with pytest.raises(ServiceError, match="no machine"):
-        asyncio.run(story())
+        play(None, 2, failing=1)
 
 
 def test_a_cluster_that_could_not_is_asked_again(monkeypatch):
     monkeypatch.setattr(fleets, "_AGAIN_S", 0.01)
 
-    async def story():
-        cluster = Paper()
-        fleet, *_ = fleet_of(cluster)
-        await fleet.start()
+    async def story(cluster, fleet):
         cluster.failing = 2
         fleet.resize(4)
-        await asyncio.wait_for(cluster.changed.wait(), 20)
-        await asked(cluster, 4)
+        await cluster.until_asked_for(4)
         assert (cluster.failing, fleet.requested) == (0, 4)
-        await fleet.close()
 
-    asyncio.run(story())
+    play(story)

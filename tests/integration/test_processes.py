@@ -279,11 +279,11 @@ def test_the_end_of_a_prepared_worker_is_noticed_when_it_is_started():
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     async def noticed():
-        how: list[str] = []
+        how: list[tuple[str, bool]] = []
         ended = threading.Event()
 
-        def remember(worker: str, said: str) -> None:
-            how.append(said)
+        def remember(worker: str, said: str, orderly: bool) -> None:
+            how.append((said, orderly))
             ended.set()
 
         cluster.watch(remember)
@@ -291,4 +291,4 @@ def test_the_end_of_a_prepared_worker_is_noticed_when_it_is_started():
         await asyncio.to_thread(ended.wait, WAIT_S)
         return how
 
-    assert asyncio.run(noticed()) == ["was killed by SIGKILL"]
+    assert asyncio.run(noticed()) == [("was killed by SIGKILL", False)]

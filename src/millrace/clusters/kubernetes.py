@@ -28,6 +28,7 @@ from typing import Any
 
 from millrace.clusters import pods
 from millrace.clusters.api_server import ApiServer, Change, RefusedError
+from millrace.dispatcher.cluster import Ended
 from millrace.errors import MillraceError, ServiceError
 
 STOP_S = 10.0
@@ -89,7 +90,7 @@ class KubernetesCluster:
         self._name = deployment
         self._api = api
         self._scale_path = f"apps/v1/deployments/{deployment}/scale"
-        self._ended: Callable[[str, str], None] = lambda worker, how: None
+        self._ended: Ended = lambda worker, how, orderly: None
         self._pods: dict[str, _Pod] = {}
         self._wanted = 0
         self._spare = 0
@@ -100,8 +101,8 @@ class KubernetesCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def watch(self, ended: Callable[[str, str], None]) -> None:
-        """Has ``ended(worker, how)`` called for each worker process that ends."""
+    def watch(self, ended: Ended) -> None:
+        """Has ``ended`` called for each worker process that ends."""
         self._ended = ended
 
     async def start(self, workers: int) -> None:
@@ -304,7 +305,7 @@ class KubernetesCluster:
         if how or "deletionTimestamp" in meta:
             self._leaves(known, replaced="deletionTimestamp" in meta and not pods.is_disrupted(pod))
         if how and known.has_run:
-            self._tell(known, how)
+            self._tell(known, how, orderly=pods.went_in_order(pod, known.restarts))
         complaint = pods.what_keeps_it(pod)
         if complaint and complaint != known.complaint:
             _logger.warning("pod %s does not run: %s", known.name, complaint)
@@ -314,7 +315,7 @@ class KubernetesCluster:
         pod = self._pods.pop(uid)
         self._leaves(pod, replaced=True)
         if pod.has_run:
-            self._tell(pod, "was ended with its pod, which was deleted")
+            self._tell(pod, "was ended with its pod, which was deleted", orderly=False)
         pod.over.set()
 
     def _leaves(self, pod: _Pod, *, replaced: bool) -> None:
@@ -330,7 +331,7 @@ class KubernetesCluster:
             pod.told = True
             self._spare -= 1
 
-    def _tell(self, pod: _Pod, how: str) -> None:
+    def _tell(self, pod: _Pod, how: str, *, orderly: bool) -> None:
         """Its process has ended: the pod goes, and whoever asked for it may ask for another one."""
         if pod.over.is_set():
             return
@@ -341,7 +342,7 @@ class KubernetesCluster:
         if not pod.told:
             pod.told = True
             self._wanted -= 1
-            self._ended(pod.name, how)
+            self._ended(pod.name, how, orderly)
         self._settle_soon()
 
     def _settle_soon(self) -> None:

@@ -25,18 +25,21 @@ def has_run(pod: dict[str, Any]) -> bool:
 
 def how_it_ended(pod: dict[str, Any], restarts_before: int) -> str:
     """In words, how the process ended that ran after so many restarts; "" while it may run."""
-    container, status = _container(pod), pod.get("status", {})
-    state = container.get("state", {})
-    last = container.get("lastState", {}) if restarts(pod) > restarts_before else {}
-    ended = state.get("terminated") or last.get("terminated")
+    status, ended = pod.get("status", {}), _terminated(pod, restarts_before)
     cause = _disruption(status)
-    if status.get("phase") == "Failed" and status.get("reason"):
+    if _has_failed(status):
         return f"was ended with its pod ({status['reason']}): {status.get('message') or 'no message'}"
     if ended is not None:
         return _exit(ended) + (f", as its pod was ended ({cause})" if cause else "")
     if "deletionTimestamp" in pod["metadata"] and cause.partition(":")[0] in _BY_NODE:
         return f"was lost with its node {pod.get('spec', {}).get('nodeName', '')} ({cause})"
     return ""
+
+
+def went_in_order(pod: dict[str, Any], restarts_before: int) -> bool:
+    """Whether the process that ran after so many restarts has ended with exit status 0, and its pod was not evicted."""
+    ended = _terminated(pod, restarts_before)
+    return ended is not None and ended.get("exitCode") == 0 and not _has_failed(pod["status"])
 
 
 def is_disrupted(pod: dict[str, Any]) -> bool:
@@ -60,6 +63,19 @@ def _container(pod: dict[str, Any]) -> dict[str, Any]:
     first = pod["spec"]["containers"][0]["name"]
     statuses = pod.get("status", {}).get("containerStatuses", [])
     return next((status for status in statuses if status["name"] == first), {})
+
+
+def _terminated(pod: dict[str, Any], restarts_before: int) -> dict[str, Any] | None:
+    """What is said of the end of the process that ran after so many restarts."""
+    container = _container(pod)
+    last = container.get("lastState", {}) if restarts(pod) > restarts_before else {}
+    found: dict[str, Any] | None = container.get("state", {}).get("terminated") or last.get("terminated")
+    return found
+
+
+def _has_failed(status: dict[str, Any]) -> bool:
+    """Its node has ended it, and says why."""
+    return status.get("phase") == "Failed" and bool(status.get("reason"))
 
 
 def _exit(ended: dict[str, Any]) -> str:

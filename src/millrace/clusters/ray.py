@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from millrace.clusters.processes import STOP_S, hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
+from millrace.dispatcher.cluster import Ended
 from millrace.errors import ServiceError
 from millrace.wire.address import WILDCARDS, answers, format_address, parse_address
 
@@ -83,11 +84,11 @@ class RayCluster:
         self._actors: dict[str, Any] = {}
         self._nodes: dict[str, str] = {}
         self._followers: set[asyncio.Task[None]] = set()
-        self._ended: Callable[[str, str], None] = lambda worker, how: None
+        self._ended: Ended = lambda worker, how, orderly: None
         self.host: str = ray.util.get_node_ip_address()
 
-    def watch(self, ended: Callable[[str, str], None]) -> None:
-        """Has ``ended(worker, how)`` called for each worker that ends."""
+    def watch(self, ended: Ended) -> None:
+        """Has ``ended`` called for each worker that ends."""
         self._ended = ended
 
     async def start(self, workers: int) -> None:
@@ -122,7 +123,7 @@ class RayCluster:
 
     async def close(self) -> None:
         """Ends all of them, and leaves the Ray cluster."""
-        self._ended = lambda worker, how: None
+        self._ended = lambda worker, how, orderly: None
         await self.stop(list(self._actors))
         await asyncio.gather(*self._followers)
         ray.shutdown()
@@ -137,13 +138,14 @@ class RayCluster:
         """From asking for a worker to its end."""
         try:
             self._nodes[name] = await actor.node.remote()
-            how = await actor.wait.remote()
+            status = await actor.wait.remote()
+            how, orderly = how_ended(status), status == 0
         except RayError as error:
-            how = in_words(error, self._nodes.get(name, ""))
+            how, orderly = in_words(error, self._nodes.get(name, "")), False
         self._nodes.pop(name, None)
         # Ray ends an actor that nobody holds once it has answered all calls.
         if self._actors.pop(name, None) is not None:  # else it was given up
-            self._ended(name, how)
+            self._ended(name, how, orderly)
 
 
 def _join(address: str) -> None:
@@ -203,8 +205,8 @@ class _Holder:
     def node(self) -> str:
         return self._host
 
-    def wait(self) -> str:
-        return how_ended(self._process.wait())
+    def wait(self) -> int:
+        return self._process.wait()
 
     def end(self) -> None:
         hang_up(self._process)

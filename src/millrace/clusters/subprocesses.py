@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from millrace.clusters.processes import hang_up, how_ended, reap, spawn
+from millrace.dispatcher.cluster import Ended
 from millrace.errors import ServiceError
 
 STDERR = 2
@@ -51,11 +52,11 @@ class LocalCluster:
         self._spares: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ended: Callable[[str, str], None] = lambda worker, how: None
+        self._ended: Ended = lambda worker, how, orderly: None
         self._closed = False
 
-    def watch(self, ended: Callable[[str, str], None]) -> None:
-        """Has ``ended(worker, how)`` called for each process that ends."""
+    def watch(self, ended: Ended) -> None:
+        """Has ``ended`` called for each process that ends."""
         self._ended = ended
 
     def prepare(self, workers: int) -> None:
@@ -116,13 +117,13 @@ class LocalCluster:
         await _end(processes)
 
     def _wait(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        how = how_ended(process.wait())
+        status = process.wait()
         with self._lock:
             del self._processes[name]
             closed = self._closed
         hang_up(process)
         if not closed:
-            self._ended(name, how)
+            self._ended(name, how_ended(status), status == 0)
 
 
 async def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+Ended = Callable[[str, str, bool], None]
+"""What hears of the end of a worker's process, however that came: its id ("" if it is not known), in words how it
+ended (e.g. ``was killed by SIGKILL``), and whether that was in good order: by itself, with exit status 0."""
+
 
 class Cluster(Protocol):
     """Starts and stops workers somewhere. Implementations are in :mod:`millrace.clusters`."""
 
-    def watch(self, ended: Callable[[str, str], None]) -> None:
+    def watch(self, ended: Ended) -> None:
         """Called once before anything is started.
 
         Args:
-            ended: to be called when a worker's process has ended, however that came, with its worker id ("" if it is
-                not known) and in words how it ended (e.g. ``was killed by SIGKILL``). May be called from any thread.
-                Not called for one that the cluster replaces by itself.
+            ended: to be called when a worker's process has ended, from any thread; not for one that the cluster
+                replaces by itself.
         """
 
     async def start(self, workers: int) -> None:

@@ -1,12 +1,15 @@
-"""Keeps as many workers running as planned: starts new ones for those that end, more slowly if they end at once.
+"""Keeps as many workers running as planned: starts new ones for those that end, more slowly if they die at once.
 
-Those that are more than planned are told to leave by the dispatcher, and end by themselves.
+Those that are more than planned are told to leave by the dispatcher, and end by themselves. Neither that nor the end of
+those that the dispatcher has given up is a death: their places are filled at once if more are planned again by then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +18,8 @@ from millrace.errors import MillraceError
 from millrace.policies.respawn import respawn_at
 
 _REMEMBERED = 100
+_LEAVING = 10_000
+"""Workers that are known to leave, at most: of those that are not the cluster's nobody tells the end."""
 _AGAIN_S = 10.0
 """After which a cluster that could not start workers is asked again."""
 _logger = logging.getLogger(__name__)
@@ -44,6 +49,8 @@ class Fleet:
         self._cluster = cluster
         self._on_end = on_end
         self._notice = notice
+        self._leaving: deque[str] = deque(maxlen=_LEAVING)
+        self._stopped: deque[str] = deque(maxlen=_LEAVING)
         self._deaths: list[float] = []
         self._starting: asyncio.TimerHandle | None = None
         self._asking = asyncio.Lock()
@@ -59,7 +66,7 @@ class Fleet:
         if self._cluster is None:
             return
         loop = asyncio.get_running_loop()
-        self._cluster.watch(lambda worker, how: _threadsafe(loop, self._ended, worker, how))
+        self._cluster.watch(functools.partial(_threadsafe, loop, self._ended))
         self.requested = self.plan
         await self._cluster.start(self.plan)
 
@@ -82,25 +89,34 @@ class Fleet:
         if self._cluster is not None:
             await self._cluster.close()
 
-    def stop(self, workers: list[str]) -> None:
-        """End the processes of these, if they are the cluster's."""
+    def stop(self, workers: list[str], reason: str) -> None:
+        """End the processes of these, if they are the cluster's, for what ``reason`` says of each."""
+        for worker in workers:
+            _logger.warning("worker %s is given up: it %s", worker, reason)
+        self._stopped.extend(workers)
         if self._cluster is not None and not self._closed:
             self._run(self._cluster.stop(workers))
 
-    def _ended(self, worker: str, how: str) -> None:
+    def leaves(self, worker: str) -> None:
+        """It was told to leave, or says that it does."""
+        self._leaving.append(worker)
+
+    def _ended(self, worker: str, how: str, orderly: bool) -> None:
         if self._closed:
             return
-        loop = asyncio.get_running_loop()
-        surplus = self.requested > self.plan
         self.requested = max(0, self.requested - 1)
-        if surplus:  # it was told to leave, or one that was need not be replaced
-            if worker:
-                self._on_end(worker, how)
-            return
-        self._deaths = [*self._deaths, loop.time()][-max(_REMEMBERED, 2 * self.plan) :]
-        _logger.warning("worker %s ended: %s", worker or "(not registered)", how)
         if worker:
             self._on_end(worker, how)
+        if worker in self._stopped or (orderly and worker in self._leaving):
+            _logger.info("worker %s has left: it %s", worker, how)
+            if self._starting is None:
+                self._refill()
+            return
+        _logger.warning("worker %s ended: %s", worker or "(not registered)", how)
+        loop = asyncio.get_running_loop()
+        self._deaths = [*self._deaths, loop.time()][-max(_REMEMBERED, 2 * self.plan) :]
+        if self.requested >= self.plan:
+            return  # it was one too many
         decision = respawn_at(self._deaths, loop.time(), self.plan)
         if decision.value > loop.time():
             self.why = f"{decision.reason}; the last one {how}"

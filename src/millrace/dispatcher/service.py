@@ -18,7 +18,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerLost
+from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerLost, WorkerRetiring
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump
 from millrace.control.state import Planner, Settings, State
@@ -188,6 +188,9 @@ class Dispatcher:
         self._journal, self._state, at = restore(self._work_dir, self._fresh_state, recover=self._recover)
         self._clock = Clock(time.monotonic, at)
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
+        for worker in self._state.workers.values():
+            if worker.retiring:
+                self._fleet.leaves(worker.id)
         jobs = self._state.jobs.values()
         needed = ((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
         self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
@@ -219,6 +222,9 @@ class Dispatcher:
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
                 blame.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
+        for event in turn.events:
+            if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
+                self._fleet.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
         self._decided.append((turn.events, [(action, self._session_of(action)) for action in merged(turn.actions)]))
         if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
@@ -299,8 +305,8 @@ class Dispatcher:
                 _close(session, failure)
             case act.CloseClient(failure=reason):
                 _close(session, reason)
-            case act.StopWorkers(workers=workers):
-                self._fleet.stop(workers)
+            case act.StopWorkers(workers=workers, reason=reason):
+                self._fleet.stop(workers, reason)
             case act.ResizeFleet(workers=count):
                 self._fleet.resize(count)
             case act.StoreBlob():

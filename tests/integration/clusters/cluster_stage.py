@@ -57,19 +57,21 @@ class Stage:
     Attributes:
         cluster: the one that is tried.
         ended: worker id and words, as the cluster told them, in order.
+        orderly: ids of those that have ended in good order.
         seen: process id and worker id of all workers that ever registered.
     """
 
     def __init__(self, cluster: Cluster, dispatcher: Dispatcher) -> None:
         self.cluster = cluster
         self.ended: list[tuple[str, str]] = []
+        self.orderly: set[str] = set()
         self.seen: dict[int, str] = {}
         self._dispatcher = dispatcher
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def ended(worker: str, how: str) -> None:
-            loop.call_soon_threadsafe(self._end, worker, how)
+        def ended(worker: str, how: str, orderly: bool) -> None:
+            loop.call_soon_threadsafe(self._end, worker, how, orderly)
 
         cluster.watch(ended)
         feed = dispatcher._feed
@@ -81,8 +83,10 @@ class Stage:
 
         dispatcher._feed = fed  # type: ignore[method-assign]  # what it is told is what changes its workers
 
-    def _end(self, worker: str, how: str) -> None:
+    def _end(self, worker: str, how: str, orderly: bool) -> None:
         self.ended.append((worker, how))
+        if orderly:
+            self.orderly.add(worker)
         if worker:
             self._dispatcher._worker_ended(worker, how)
         self._changed.set()

@@ -55,6 +55,7 @@ async def test_the_death_of_a_process_is_told_and_its_place_can_be_filled(stage)
     after = await stage.until_there(2)
     assert after[other] == workers[other]
     assert stage.told == {victim: 1}
+    assert not stage.orderly
 
 
 @on_every_cluster
@@ -67,6 +68,7 @@ async def test_one_that_leaves_by_itself_does_not_come_back_by_itself(stage):
     await gone([workers[leaving]])
     assert await stage.until_there(1) == {other: workers[other]}
     assert stage.told == {leaving: 1}
+    assert stage.orderly == {leaving}
     await stage.cluster.start(1)  # one more than there is, not one more than there were
     await stage.until_there(2)
 

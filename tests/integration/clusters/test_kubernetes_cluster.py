@@ -197,6 +197,7 @@ def test_how_a_worker_ended_is_told_in_words(fault, words, tmp_path):
         ((name, how),) = stage.ended
         assert name == victim
         assert re.search(words, how), how
+        assert stage.orderly == ({victim} if fault == "drain" else set())
         await stage.cluster.start(1)
         after = await stage.until_there(2)
         assert after[other] == workers[other]
@@ -296,8 +297,8 @@ async def test_a_worker_that_dies_and_is_replaced_at_once_leaves_the_replicas_as
     workers = await stage.until_there(2)
     tell, tasks = stage._end, []
 
-    def tell_and_ask(worker, how):
-        tell(worker, how)
+    def tell_and_ask(*end):
+        tell(*end)
         tasks.append(asyncio.ensure_future(stage.cluster.start(1)))
 
     stage.cluster.watch(tell_and_ask)

@@ -262,12 +262,12 @@ def test_workers_that_have_no_room_are_given_up_and_those_that_run_are_not(nodes
 
 
 def test_a_worker_that_has_no_room_is_given_up_when_stopped(nodes):
-    ended: list[tuple[str, str]] = []
+    ended: list[tuple[str, str, bool]] = []
 
     async def ask_and_withdraw() -> list[str]:
         cluster = RayCluster(lambda: "127.0.0.2:1", ray_address=nodes.address, num_cpus=64)
         try:
-            cluster.watch(lambda worker, how: ended.append((worker, how)))
+            cluster.watch(lambda worker, how, orderly: ended.append((worker, how, orderly)))
             await cluster.start(2)
             names = list(cluster._actors)
             await cluster.stop(names[:1])
@@ -281,7 +281,7 @@ def test_a_worker_that_has_no_room_is_given_up_when_stopped(nodes):
             await cluster.close()
 
     names = asyncio.run(ask_and_withdraw())
-    assert ended == [(names[0], "was given up before Ray had room for it")]
+    assert ended == [(names[0], "was given up before Ray had room for it", False)]
 
 
 @pytest.mark.parametrize("story", cluster_stage.STORIES, ids=lambda story: story.__name__.removeprefix("test_"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.clusters.pods import has_run, how_it_ended, restarts, what_keeps_it
+from millrace.clusters.pods import has_run, how_it_ended, restarts, went_in_order, what_keeps_it
 
 LOST = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "NoExecute"}
 AWAY = {"terminated": {"exitCode": 1, "reason": "Error"}}
@@ -56,6 +56,23 @@ def ended(code, reason="Error"):
 )
 def test_how_a_process_ended_that_had_been_started_anew_twice(given, words):
     assert how_it_ended(given, 2) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "so"),
+    [
+        (pod("Pending"), False),
+        (pod(state={"running": {}}), False),
+        (pod(state=ended(0, "Completed")), True),
+        (pod(state=ended(1)), False),
+        (pod(state={"running": {}}, count=3, last=ended(0)), True),
+        (pod(state={"running": {}}, count=2, last=ended(0)), False),
+        (pod("Failed", state=ended(0), reason="Evicted", message="no disk"), False),
+        (pod(state=ended(0), deleted=True, conditions=[{**LOST, "reason": "EvictionByEvictionAPI"}]), True),
+    ],
+)
+def test_which_process_went_in_good_order(given, so):
+    assert went_in_order(given, 2) is so
 
 
 def test_what_has_run():
