@@ -140,6 +140,17 @@ def test_one_that_was_told_to_leave_and_is_killed_has_died(caplog):
     assert caplog.messages == [f"worker {name} ended: was killed by SIGKILL" for name in ("a", "b")]
 
 
+def test_nobody_waits_for_the_replacement_of_those_that_are_too_many():
+    async def story(cluster, fleet):
+        fleet.resize(1)
+        for name in ("a", "b", "c", "d"):
+            fleet._ended(name, *KILLED)
+        assert (fleet.requested, fleet.why) == (1, "")
+
+    _, notices = play(story, 5)
+    assert notices == []
+
+
 def test_one_that_ends_before_it_was_told_to_has_died_however_it_ends(caplog):
     async def story(cluster, fleet):
         fleet.resize(2)
@@ -212,6 +223,20 @@ def test_more_that_are_planned_while_some_are_given_up_are_asked_for_again():
         assert (cluster.given_up, fleet.requested) == ([7], 6)
 
     play(story, 8)
+
+
+def test_what_was_to_be_asked_when_the_service_closes_is_not_asked():
+    there = []
+
+    async def story(cluster, fleet):
+        there.append(cluster)
+        fleet.resize(1)
+        fleet.resize(3)
+        fleet.stop(["a"], "was silent")
+
+    play(story, 2)
+    (cluster,) = there
+    assert (cluster.asked, cluster.given_up, cluster.stopped) == ([2], [], [])
 
 
 def test_a_cluster_that_cannot_start_any_ends_the_service_that_begins():

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millrace.dispatcher.cluster import Cluster
@@ -76,7 +76,7 @@ class Fleet:
         if self._starting is None:
             self._refill()
         if self._cluster is not None and self.requested > plan and not self._closed:
-            self._run(self._forgo(self._cluster))
+            self._run(self._forgo, self._cluster)
 
     async def close(self) -> None:
         """End all of them."""
@@ -95,7 +95,7 @@ class Fleet:
             _logger.warning("worker %s is given up: it %s", worker, reason)
         self._stopped.extend(workers)
         if self._cluster is not None and not self._closed:
-            self._run(self._cluster.stop(workers))
+            self._run(self._cluster.stop, workers)
 
     def leaves(self, worker: str) -> None:
         """It was told to leave, or says that it does."""
@@ -129,7 +129,7 @@ class Fleet:
         missing = self.plan - self.requested
         if self._cluster is not None and missing > 0 and not self._closed:
             self.requested = self.plan
-            self._run(self._start(self._cluster, missing))
+            self._run(self._start, self._cluster, missing)
 
     async def _forgo(self, cluster: Cluster) -> None:
         async with self._asking:
@@ -151,14 +151,14 @@ class Fleet:
         else:
             self.why = ""
 
-    def _run(self, work: Any) -> None:
-        task = asyncio.ensure_future(self._guarded(work))
+    def _run(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        task = asyncio.ensure_future(self._guarded(work, *args))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Any) -> None:
+    async def _guarded(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         try:
-            await work
+            await work(*args)
         except MillraceError as error:
             self.why = str(error)
             _logger.error("the cluster failed: %s", error)  # noqa: TRY400 - the message says it all
