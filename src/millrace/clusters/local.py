@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from millrace.clusters.service import Service, keeping, limiting, scaling
-from millrace.errors import PipelineError
+from millrace.clusters.service import Service, between, keeping, limiting, scaling
 
 
 class LocalService(Service):
@@ -62,14 +61,13 @@ class LocalService(Service):
         threads: int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
-        workers = max(cores, min_workers) if max_workers is None else max_workers
-        if min_workers < 0 or workers < max(min_workers, 1):
-            raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
-        threads = threads or max(1, cores // workers)
+        max_workers = max(cores, min_workers) if max_workers is None else max_workers
+        workers = between(min_workers, max_workers)
+        threads = threads or max(1, cores // max_workers)
         super().__init__(
             [
                 *("--host", host, "--port", str(port)),
-                *("--local-workers", f"{min_workers}-{workers}", "--threads", str(threads)),
+                *("--local-workers", workers, "--threads", str(threads)),
                 *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling(scaling_policy, prices),
                 *limiting(quotas),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millrace.clusters.service import Service, keeping, limiting, scaling
+from millrace.clusters.service import Service, between, keeping, limiting, scaling
 from millrace.errors import PipelineError, ServiceError
 
 
@@ -81,8 +81,7 @@ class RayService(Service):
         resources = dict(resources or {})
         if max_workers is None:
             max_workers = max(min_workers, _room(ray, {"CPU": num_cpus, "memory": memory or 0, **resources}))
-        if min_workers < 0 or max_workers < max(min_workers, 1):
-            raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
+        workers = between(min_workers, max_workers)
         token = token or os.environ.get("MILLRACE_TOKEN") or secrets.token_hex(32)
         where = ray_address or (ray.get_runtime_context().gcs_address if ray else "auto")
         super().__init__(
@@ -90,7 +89,7 @@ class RayService(Service):
                 *("--cluster", "ray", "--ray-address", where, "--worker-cpus", str(num_cpus)),
                 *(word for name in resources for word in ("--worker-resource", f"{name}={resources[name]}")),
                 *(() if memory is None else ("--worker-memory", str(memory))),
-                *("--workers", f"{min_workers}-{max_workers}"),
+                *("--workers", workers),
                 *(() if threads is None else ("--threads", str(threads))),
                 *(() if host is None else ("--host", host)),
                 *("--port", str(port)),

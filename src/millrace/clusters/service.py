@@ -24,6 +24,17 @@ START_S = 60.0
 LAST_LINES = 20
 
 
+def between(min_workers: int, max_workers: int) -> str:
+    """How many workers there may be, as ``millrace dispatcher`` takes it.
+
+    Raises:
+        PipelineError: the numbers make no sense.
+    """
+    if min_workers < 0 or max_workers < max(min_workers, 1):
+        raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
+    return f"{min_workers}-{max_workers}"
+
+
 def keeping(
     cache_dir: str | None,
     cache_bytes: int | None,
