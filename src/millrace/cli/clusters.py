@@ -78,17 +78,19 @@ def cluster_of(options: argparse.Namespace, token: str | None, dispatcher: Calla
     return _CLUSTERS[options.cluster](options, token, dispatcher) if most else None
 
 
+def _of_workers(options: argparse.Namespace) -> list[str]:
+    """Options of the dispatcher's that its workers get as they are."""
+    return [
+        *("--buffer-bytes", str(options.buffer_bytes)),
+        *(() if options.threads is None else ("--threads", str(options.threads))),
+        *(() if options.shared_memory else ("--no-shared-memory",)),
+    ]
+
+
 def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
     from millrace.clusters.subprocesses import LocalCluster
 
-    cluster = LocalCluster(
-        dispatcher,
-        host=options.host or LOOPBACK,
-        token=token,
-        threads=options.threads,
-        buffer_bytes=options.buffer_bytes,
-        shared_memory=options.shared_memory,
-    )
+    cluster = LocalCluster(dispatcher, ["--host", options.host or LOOPBACK, *_of_workers(options)], token)
     least, most = options.workers
     cluster.prepare(max(least, min(most, options.first_workers or most)))
     return cluster
@@ -105,14 +107,12 @@ def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[]
     sys.stdout = sys.stderr  # Ray prints what workers print; standard output is for a program to read
     cluster = RayCluster(
         dispatcher,
+        _of_workers(options),
+        token,
         ray_address=options.ray_address,
         num_cpus=options.worker_cpus,
         memory=options.worker_memory,
         resources=dict(options.worker_resource),
-        token=token,
-        threads=options.threads,
-        buffer_bytes=options.buffer_bytes,
-        shared_memory=options.shared_memory,
     )
     options.host = options.host or cluster.host  # which all nodes reach
     return cluster

@@ -34,15 +34,14 @@ class RayCluster:
 
     Args:
         dispatcher: says where the dispatcher listens; asked whenever a worker is started.
+        options: further ones of ``millrace worker``, for each; without ``--threads`` it has ``num_cpus``, and at least
+            one.
+        token: of the service.
         ray_address: of the Ray cluster; ``auto``: the one that ``RAY_ADDRESS`` in the environment names, or else that
             this machine is a node of.
         num_cpus: cores that Ray sets aside for each worker; fractions are allowed.
         memory: bytes that Ray sets aside for each; None: it does not count them.
         resources: others that it sets aside, by name.
-        token: of the service.
-        threads: for user functions in each worker; None: ``num_cpus``, and at least one.
-        buffer_bytes: for outputs that wait to be read, in each worker; None: the worker's default.
-        shared_memory: workers lend consumers on their own host the memory that batches are in.
 
     Attributes:
         host: address of this node, at which the others reach it.
@@ -54,23 +53,17 @@ class RayCluster:
     def __init__(
         self,
         dispatcher: Callable[[], str],
+        options: Sequence[str] = (),
+        token: str | None = None,
         *,
         ray_address: str = "auto",
         num_cpus: float = 1.0,
         memory: int | None = None,
         resources: Mapping[str, float] | None = None,
-        token: str | None = None,
-        threads: int | None = None,
-        buffer_bytes: int | None = None,
-        shared_memory: bool = True,
     ) -> None:
         self._dispatcher = dispatcher
+        self._options = ["--threads", str(max(1, int(num_cpus))), *options]
         self._token = token
-        self._arguments = ["--threads", str(threads or max(1, int(num_cpus)))]
-        if buffer_bytes is not None:
-            self._arguments += ["--buffer-bytes", str(buffer_bytes)]
-        if not shared_memory:
-            self._arguments.append("--no-shared-memory")
         _join(ray_address)
         self._holder = ray.remote(_Holder).options(
             num_cpus=num_cpus,
@@ -102,7 +95,7 @@ class RayCluster:
             host, port = parse_address(self._dispatcher())
             address = format_address(self.host if host in WILDCARDS else host, port)
             try:
-                actor = self._holder.remote(name, address, self._arguments, self._token)
+                actor = self._holder.remote(name, address, self._options, self._token)
             except (ValueError, TypeError, RuntimeError, RayError) as error:
                 raise ServiceError(f"Ray starts no further worker: {error}") from error
             self._actors[name] = actor
@@ -191,12 +184,12 @@ def in_words(error: RayError, node: str) -> str:
 class _Holder:
     """In an actor: one worker process, which ends with it."""
 
-    def __init__(self, name: str, dispatcher: str, arguments: Sequence[str], token: str | None) -> None:
+    def __init__(self, name: str, dispatcher: str, options: Sequence[str], token: str | None) -> None:
         self._host: str = ray.util.get_node_ip_address()
         # Ray sets as many OpenMP threads as an actor has cores; a worker has that many threads of its own.
         extra = {"OMP_NUM_THREADS": "1", **({"MILLRACE_TOKEN": token} if token else {})}
         self._process = spawn(
-            ["worker", "--dispatcher", dispatcher, "--name", name, "--host", self._host, *arguments],
+            ["worker", "--dispatcher", dispatcher, "--name", name, "--host", self._host, *options],
             worker=True,
             stdout=STDERR,
             extra=extra,

@@ -23,32 +23,14 @@ class LocalCluster:
 
     Args:
         dispatcher: says where the dispatcher listens; asked whenever a worker is started.
-        host: address that workers listen on.
+        options: further ones of ``millrace worker``, for each.
         token: of the service.
-        threads: for user functions in each worker; None: by the machine.
-        buffer_bytes: for outputs that wait to be read, in each worker; None: the worker's default.
-        shared_memory: workers lend consumers on this machine the memory that batches are in.
     """
 
-    def __init__(
-        self,
-        dispatcher: Callable[[], str],
-        *,
-        host: str = "127.0.0.1",
-        token: str | None = None,
-        threads: int | None = None,
-        buffer_bytes: int | None = None,
-        shared_memory: bool = True,
-    ) -> None:
+    def __init__(self, dispatcher: Callable[[], str], options: Sequence[str] = (), token: str | None = None) -> None:
         self._dispatcher = dispatcher
+        self._options = options
         self._token = token
-        self._arguments = ["--host", host]
-        if threads is not None:
-            self._arguments += ["--threads", str(threads)]
-        if buffer_bytes is not None:
-            self._arguments += ["--buffer-bytes", str(buffer_bytes)]
-        if not shared_memory:
-            self._arguments.append("--no-shared-memory")
         self._spares: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -87,7 +69,7 @@ class LocalCluster:
         name = uuid.uuid4().hex
         try:
             process = spawn(
-                ["worker", "--dispatcher", "-", "--name", name, *self._arguments],
+                ["worker", "--dispatcher", "-", "--name", name, *self._options],
                 worker=True,
                 stdout=STDERR,
                 extra={"MILLRACE_TOKEN": self._token} if self._token else None,

@@ -27,7 +27,7 @@ Factory = Callable[[Callable[[], str]], contextlib.AbstractAsyncContextManager[C
 
 @contextlib.asynccontextmanager
 async def local(address: Callable[[], str]) -> AsyncIterator[Cluster]:
-    yield LocalCluster(address, threads=1)
+    yield LocalCluster(address, ["--threads", "1"])
 
 
 @contextlib.asynccontextmanager
