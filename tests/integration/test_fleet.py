@@ -225,6 +225,20 @@ def test_more_that_are_planned_while_some_are_given_up_are_asked_for_again():
     play(story, 8)
 
 
+def test_those_that_end_or_are_asked_for_while_some_are_given_up_count():
+    async def story(cluster, fleet):
+        cluster.waiting = 7
+        fleet.resize(1)
+        await asyncio.sleep(0)  # it asks
+        fleet._ended("a", *KILLED)
+        fleet.resize(10)
+        await cluster.until(lambda: cluster.given_up)
+        await cluster.until_asked_for(18)
+        assert (cluster.asked, fleet.requested) == ([8, 3, 7], 10)
+
+    play(story, 8)
+
+
 def test_what_was_to_be_asked_when_the_service_closes_is_not_asked():
     there = []
 

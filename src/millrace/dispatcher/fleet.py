@@ -134,7 +134,8 @@ class Fleet:
     async def _forgo(self, cluster: Cluster) -> None:
         async with self._asking:
             if self.requested > self.plan:
-                self.requested -= await cluster.forgo(self.requested - self.plan)
+                given_up = await cluster.forgo(self.requested - self.plan)
+                self.requested -= given_up  # not in one statement: others may have ended meanwhile
         if self._starting is None:
             self._refill()  # more may be planned again
 
