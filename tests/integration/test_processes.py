@@ -292,3 +292,34 @@ def test_the_end_of_a_prepared_worker_is_noticed_when_it_is_started():
         return how
 
     assert asyncio.run(noticed()) == [("was killed by SIGKILL", False)]
+
+
+def test_a_machine_that_cannot_start_all_of_them_starts_none_and_goes_on_from_there(monkeypatch):
+    started, told = [], []
+
+    def address():
+        told.append("where the dispatcher is")
+        return "grpc://127.0.0.1:1"
+
+    def spawned(*arguments, **options):
+        if len(started) == 2:
+            monkeypatch.undo()
+            raise BlockingIOError("Resource temporarily unavailable")
+        started.append(spawn(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr("millrace.clusters.subprocesses.spawn", spawned)
+    cluster = LocalCluster(address)
+
+    async def story():
+        try:
+            with pytest.raises(mr.ServiceError, match=r"no further worker process .*: Resource temporarily unavailable"):
+                await cluster.start(3)
+            assert not told
+            await cluster.start(3)
+            assert len(told) == len(cluster._processes) == 3
+        finally:
+            await cluster.close()
+
+    asyncio.run(story())
+    assert [process.returncode for process in started] == [0, 0]

@@ -90,15 +90,17 @@ class RayCluster:
         Raises:
             ServiceError: Ray does not take the request.
         """
-        for _ in range(workers):
-            name = uuid.uuid4().hex
-            host, port = parse_address(self._dispatcher())
-            address = format_address(self.host if host in WILDCARDS else host, port)
-            try:
-                actor = self._holder.remote(name, address, self._options, self._token)
-            except (ValueError, TypeError, RuntimeError, RayError) as error:
-                raise ServiceError(f"Ray starts no further worker: {error}") from error
-            self._actors[name] = actor
+        host, port = parse_address(self._dispatcher())
+        address = format_address(self.host if host in WILDCARDS else host, port)
+        asked: dict[str, Any] = {}
+        try:
+            for name in [uuid.uuid4().hex for _ in range(workers)]:
+                asked[name] = self._holder.remote(name, address, self._options, self._token)
+        except (ValueError, TypeError, RuntimeError, RayError) as error:
+            # Ray ends actors that nobody holds.
+            raise ServiceError(f"Ray starts no further worker: {error}") from error
+        self._actors.update(asked)
+        for name, actor in asked.items():
             follower = asyncio.create_task(self._follow(name, actor))
             self._followers.add(follower)
             follower.add_done_callback(self._followers.discard)

@@ -42,12 +42,13 @@ class LocalCluster:
         self._ended = ended
 
     def prepare(self, workers: int) -> None:
-        """Has so many load their libraries before there is a dispatcher; :meth:`start` takes them.
+        """Has so many load their libraries before they are told of a dispatcher; :meth:`start` takes them.
 
         Raises:
             ServiceError: if the machine can't.
         """
-        self._spares += [self._spawn() for _ in range(workers)]
+        while len(self._spares) < workers:
+            self._spares.append(self._spawn())
 
     async def start(self, workers: int) -> None:
         """Starts so many more.
@@ -55,8 +56,9 @@ class LocalCluster:
         Raises:
             ServiceError: if the machine can't.
         """
+        self.prepare(workers)  # all or none are started
         for _ in range(workers):
-            name, process = self._spares.pop() if self._spares else self._spawn()
+            name, process = self._spares.pop()
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already, which is noticed as ever
                 os.write(process.stdin.fileno(), f"{self._dispatcher()}\n".encode())

@@ -25,7 +25,7 @@ class Cluster(Protocol):
         """Ask for so many more workers; they register by themselves when they are there.
 
         Raises:
-            ServiceError: if they can't be asked for.
+            ServiceError: if they can't be asked for; then none of them comes.
         """
 
     async def forgo(self, workers: int) -> int:
