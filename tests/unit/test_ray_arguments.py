@@ -112,9 +112,3 @@ def test_a_driver_behind_rays_client_is_told_where_to_run(started, monkeypatch):
     with pytest.raises(mr.ServiceError, match="ray job submit"):
         mr.RayService()
     assert started == []
-
-
-def test_fewer_than_the_least_is_refused(started):
-    with pytest.raises(mr.PipelineError, match="at least 3 and at most 2"):
-        mr.RayService(min_workers=3, max_workers=2)
-    assert started == []

@@ -1,8 +1,9 @@
-"""How many workers a service is to have: what makes no sense is refused before anything is started."""
+"""What is said of workers: how many a service is to have, and how long they may take. Nonsense starts nothing."""
 
 import pytest
 
 import millrace as mr
+from millrace.cli import main
 from millrace.clusters.service import between
 
 
@@ -15,3 +16,21 @@ def test_numbers_that_make_no_sense_are_refused(kind, least, most):
 
 def test_others_are_not():
     assert (between(0, 1), between(4, 4)) == ("0-1", "4-4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dispatcher", "--heartbeat", "0"], "argument --heartbeat: 0 is not more than 0"),
+        (["dispatcher", "--heartbeat", "-1"], "argument --heartbeat: '-1' is not a number from 0 on"),
+        (
+            ["worker", "--dispatcher", "grpc://d:1", "--drain-timeout", "nan"],
+            "argument --drain-timeout: 'nan' is not a",
+        ),
+        (["bench", "link", "a:1", "--seconds", "0"], "argument --seconds: 0 is not more than 0"),
+    ],
+)
+def test_times_that_make_no_sense_are_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err

@@ -121,6 +121,14 @@ def amount(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """A number above 0, with a fraction if need be."""
+    value = amount(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return value
+
+
 def a_resource(text: str) -> tuple[str, float]:
     """A name and how much of it."""
     name, separator, much = text.rpartition("=")

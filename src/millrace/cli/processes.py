@@ -19,8 +19,10 @@ from millrace.cli.options import (
     add_memory,
     add_process,
     add_scaling,
+    amount,
     positive,
     quota,
+    seconds,
     token_of,
     trust,
 )
@@ -38,7 +40,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     add_clusters(command)
     add_memory(command)
     command.add_argument(
-        "--heartbeat", type=float, default=5.0, metavar="S", help="seconds between reports (default 5)"
+        "--heartbeat", type=seconds, default=5.0, metavar="S", help="seconds between reports (default 5)"
     )
     command.add_argument(
         "--work-dir",
@@ -92,7 +94,7 @@ def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument(
         "--drain-timeout",
-        type=float,
+        type=amount,
         default=30.0,
         metavar="S",
         help="seconds that it may take to leave: for tasks to be done, and read (default 30)",

@@ -8,7 +8,7 @@ import sys
 import threading
 
 from millrace.cli.ending import end_with
-from millrace.cli.options import TOKEN, count, positive, token_of
+from millrace.cli.options import TOKEN, count, positive, seconds, token_of
 
 
 def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +45,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command = kinds.add_parser("link", help="what a network link gives; start it with --listen at the other end first")
     command.add_argument("address", nargs="?", metavar="HOST:PORT", help="where the other one listens")
     command.add_argument("--listen", metavar="HOST:PORT", help="be the end that sends, e.g. 0.0.0.0:5051")
-    command.add_argument("--seconds", type=float, default=0.5, metavar="S", help="for each figure (default 0.5)")
+    command.add_argument("--seconds", type=seconds, default=0.5, metavar="S", help="for each figure (default 0.5)")
     command.add_argument("--rounds", type=positive, default=3, metavar="N", help="medians of so many (default 3)")
     command.add_argument("--token", help=f"the same at both ends (default: ${TOKEN}, which other users cannot see)")
     command.add_argument("--json", action="store_true", help="for programs")
