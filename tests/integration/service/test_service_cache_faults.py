@@ -54,6 +54,19 @@ def items(status):
     return sum(point["items"] for point in status["cache"]["points"])
 
 
+def fill(dataset, cached):
+    """Has all that is to be kept be kept."""
+    assert epoch(dataset, cached) == NUMBERS
+    cached.until(lambda status: items(status) == COUNT)
+
+
+def reuse(dataset, cached, calls):
+    """Reads what is kept."""
+    calls.take()
+    assert epoch(dataset, cached) == NUMBERS
+    assert not calls.take()
+
+
 def flip(path):
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 3] ^= 1
@@ -90,8 +103,7 @@ def loop(path):
 def test_damaged_blocks_are_made_again_and_kept_again(cached, folder, calls):
     dataset = pipeline(calls)
     for harm in (flip, truncate, replace, empty, pipe, link, loop, os.unlink):
-        assert epoch(dataset, cached) == NUMBERS
-        cached.until(lambda status: items(status) == COUNT)
+        fill(dataset, cached)
         for path in blocks(folder):
             harm(path)
         calls.take()
@@ -99,11 +111,8 @@ def test_damaged_blocks_are_made_again_and_kept_again(cached, folder, calls):
         assert calls.take() == Counter(NUMBERS), harm
         # What is made anew before it was deleted is deleted, too.
         cached.until(lambda status: not status["cache"]["bytes"])
-    assert epoch(dataset, cached) == NUMBERS
-    cached.until(lambda status: items(status) == COUNT)
-    calls.take()
-    assert epoch(dataset, cached) == NUMBERS
-    assert not calls.take()
+    fill(dataset, cached)
+    reuse(dataset, cached, calls)
 
 
 def clear(folder):
@@ -162,8 +171,7 @@ def test_whatever_becomes_of_blocks_while_they_are_read_each_element_is_right(ca
 
 def test_folders_in_the_place_of_blocks_stop_no_job(cached, folder, calls):
     dataset = pipeline(calls)
-    assert epoch(dataset, cached) == NUMBERS
-    cached.until(lambda status: items(status) == COUNT)
+    fill(dataset, cached)
     for path in blocks(folder):
         path.unlink()
         path.mkdir()
@@ -174,11 +182,8 @@ def test_folders_in_the_place_of_blocks_stop_no_job(cached, folder, calls):
     for path in blocks(folder):
         path.rmdir()
     cached.until(lambda status: not status["cache"]["bytes"])
-    assert epoch(dataset, cached) == NUMBERS
-    cached.until(lambda status: items(status) == COUNT)
-    calls.take()
-    assert epoch(dataset, cached) == NUMBERS
-    assert not calls.take()
+    fill(dataset, cached)
+    reuse(dataset, cached, calls)
 
 
 @pytest.mark.parametrize("harm", [clear, block_the_way])
@@ -197,11 +202,8 @@ def test_a_cache_that_is_gone_stops_no_job(cached, folder, calls, gate, keeper, 
     if harm is block_the_way:
         folder.unlink()
     for _ in range(2):
-        assert epoch(dataset, cached) == NUMBERS
-        cached.until(lambda status: items(status) == COUNT)
-    calls.take()
-    assert epoch(dataset, cached) == NUMBERS
-    assert not calls.take()
+        fill(dataset, cached)
+    reuse(dataset, cached, calls)
 
 
 def test_a_store_without_room_keeps_nothing_and_stops_no_job(folder, calls, capfd):
