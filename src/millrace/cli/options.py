@@ -79,6 +79,11 @@ def add_process(command: argparse.ArgumentParser) -> None:
     command.add_argument("--parent-pipe", action="store_true", help="end when standard input is closed")
 
 
+def add_json(command: argparse.ArgumentParser) -> None:
+    """The option that has a command answer in JSON."""
+    command.add_argument("--json", action="store_true", help="for programs")
+
+
 def token_of(options: argparse.Namespace) -> str | None:
     """The one that was given, else that of the environment."""
     token: str | None = options.token or os.environ.get(TOKEN) or None

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import argparse
 
-from millrace.cli.options import TOKEN, token_of
+from millrace.cli.options import TOKEN, add_json, token_of
 
 
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``millrace status``."""
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
-    command.add_argument(
-        "--service", required=True, metavar="ADDRESS", help="the dispatcher's, e.g. grpc://10.0.0.7:5050"
-    )
-    command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
-    command.add_argument("--json", action="store_true", help="for programs")
+    _add_service(command)
+    add_json(command)
     command.set_defaults(run=_status)
 
 
 def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``millrace cost``."""
     command = commands.add_parser("cost", help="what each epoch of each job has cost so far")
-    command.add_argument("--service", required=True, metavar="ADDRESS", help="the dispatcher's")
-    command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+    _add_service(command)
     command.add_argument("--prices", metavar="FILE", help="TOML; default: those of the service (docs/service.md)")
-    command.add_argument("--json", action="store_true", help="for programs")
+    add_json(command)
     command.set_defaults(run=_cost)
 
 
@@ -38,14 +34,21 @@ def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         ("rm", "delete what is kept of some points"),
     ):
         command = kinds.add_parser(name, help=text)
-        command.add_argument("--service", required=True, metavar="ADDRESS", help="the dispatcher's")
-        command.add_argument("--token", help=f"of the service (default: ${TOKEN})")
+        _add_service(command)
         if name == "rm":
             command.add_argument("points", nargs="*", metavar="POINT", help="as ls shows them, or how they begin")
             command.add_argument("--all", action="store_true", help="everything")
         else:
-            command.add_argument("--json", action="store_true", help="for programs")
+            add_json(command)
         command.set_defaults(run=_cache)
+
+
+def _add_service(command: argparse.ArgumentParser) -> None:
+    """Options about whom to ask."""
+    command.add_argument(
+        "--service", required=True, metavar="ADDRESS", help="the dispatcher's, e.g. grpc://10.0.0.7:5050"
+    )
+    command.add_argument("--token", help=f"of the service (default: ${TOKEN}, which other users cannot see)")
 
 
 def _status(options: argparse.Namespace) -> int:

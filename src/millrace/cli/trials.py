@@ -8,7 +8,7 @@ import sys
 import threading
 
 from millrace.cli.ending import end_with
-from millrace.cli.options import TOKEN, count, positive, seconds, token_of
+from millrace.cli.options import TOKEN, add_json, count, positive, seconds, token_of
 
 
 def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +23,7 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--seed", type=count, metavar="N", help="this one alone")
     command.add_argument("--trace", action="store_true", help="with --seed: print all that happens in it")
     command.add_argument("--plant", default="", metavar="NAME", help="a bug that must be found; - lists them")
-    command.add_argument("--json", action="store_true", help="for programs")
+    add_json(command)
     command.set_defaults(run=_simulate_faults)
     _add_autoscale(kinds)
 
@@ -34,7 +34,7 @@ def _add_autoscale(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument(
         "--policy", default="", help="this one alone: millrace, cachew, hpa or cheapest (default: all)"
     )
-    command.add_argument("--json", action="store_true", help="for programs")
+    add_json(command)
     command.set_defaults(run=_simulate_autoscale)
 
 
@@ -48,7 +48,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--seconds", type=seconds, default=0.5, metavar="S", help="for each figure (default 0.5)")
     command.add_argument("--rounds", type=positive, default=3, metavar="N", help="medians of so many (default 3)")
     command.add_argument("--token", help=f"the same at both ends (default: ${TOKEN}, which other users cannot see)")
-    command.add_argument("--json", action="store_true", help="for programs")
+    add_json(command)
     command.set_defaults(run=_bench_link)
 
 
