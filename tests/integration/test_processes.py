@@ -18,7 +18,7 @@ import pytest
 import millrace as mr
 from millrace.cli import main
 from millrace.client.status import fetch_status
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.processes import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
 
 WAIT_S = 30
@@ -260,6 +260,13 @@ def test_a_session_in_a_forked_child_is_refused():
         os.close(read)
         assert "forked from it: open another one here" in said
         next(it)
+
+
+def test_killing_a_process_that_another_thread_has_just_waited_for_is_harmless():
+    process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    os.waitid(os.P_PID, process.pid, os.WEXITED)
+    kill(process)
+    process.wait()
 
 
 def test_a_worker_that_is_never_told_its_dispatcher_ends():

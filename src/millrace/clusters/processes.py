@@ -6,6 +6,7 @@ standard input: the kernel closes it when the parent dies, by SIGKILL too, and t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -120,7 +121,8 @@ def reap(process: subprocess.Popen[bytes], seconds: float = STOP_S) -> int:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Ends a child that has not been waited for, with all of its process group."""
     if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # another thread waits for it, and has just been told of its end
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def how_ended(status: int) -> str:
