@@ -60,7 +60,9 @@ def play(story, plan=0, **options):
     """Has a story happen to a fleet that is to have ``plan`` workers; returns the ends and notices that it told of."""
 
     async def played():
-        cluster, ended, notices = Paper(**options), [], []
+        ended: list[tuple[str, str]] = []
+        notices: list[str] = []
+        cluster = Paper(**options)
         fleet = Fleet(cluster, plan, on_end=lambda *end: ended.append(end), notice=notices.append)
         await fleet.start()
         await story(cluster, fleet)

@@ -301,3 +301,14 @@ def test_ctrl_c_in_process_leaves_no_thread(processes):
     program.send_signal(signal.SIGINT)
     assert program.stdout.readline() == "left []\n"
     assert ended(program) == (0, "")
+
+
+def test_what_user_code_leaves_running_does_not_keep_a_service_from_closing():
+    def leave(number):
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid  # writes where its worker's log goes
+
+    with mr.LocalService(max_workers=1) as service, mr.Dataset.range(1).map(leave).distribute(service.address) as pids:
+        (pid,) = pids.epochs(1)
+    assert service.closed
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)

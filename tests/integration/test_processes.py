@@ -302,7 +302,8 @@ def test_the_end_of_a_prepared_worker_is_noticed_when_it_is_started():
 
 
 def test_a_machine_that_cannot_start_all_of_them_starts_none_and_goes_on_from_there(monkeypatch):
-    started, told = [], []
+    started: list[subprocess.Popen[bytes]] = []
+    told: list[str] = []
 
     def address():
         told.append("where the dispatcher is")

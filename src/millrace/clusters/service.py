@@ -22,6 +22,8 @@ from millrace.sources.storage import absolute
 START_S = 60.0
 """How long a dispatcher may take to say where it listens; on a busy machine imports alone take seconds."""
 LAST_LINES = 20
+LAST_WORDS_S = 1.0
+"""By then what an ended dispatcher has said is read; what user code has started may hold its stderr for longer."""
 
 
 def between(min_workers: int, max_workers: int) -> str:
@@ -207,7 +209,7 @@ class _Words:
         return list(self._lines)
 
     def join(self) -> None:
-        self._thread.join()
+        self._thread.join(LAST_WORDS_S)
 
     def _read(self) -> None:
         assert self._process.stderr is not None
