@@ -15,10 +15,10 @@ def add_memory(command: argparse.ArgumentParser) -> None:
     """Options about memory of workers."""
     command.add_argument(
         "--buffer-bytes",
-        type=positive,
+        type=size,
         default=256 << 20,
         metavar="N",
-        help="of a worker, for elements not yet read (default 256 MiB)",
+        help="of a worker, for elements not yet read, e.g. 1GiB (default 256MiB)",
     )
     command.add_argument(
         "--no-shared-memory",
@@ -62,12 +62,9 @@ def add_scaling(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_listening(command: argparse.ArgumentParser, port: int) -> None:
-    """Options about where to listen."""
-    command.add_argument(
-        "--host",
-        help=f"address to listen on (default {LOOPBACK}, with --cluster ray this node's); others need a token",
-    )
+def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPBACK) -> None:
+    """Options about where to listen; ``host`` says where if nothing is said."""
+    command.add_argument("--host", help=f"address to listen on (default {host}); others than loopback need a token")
     shown = str(port) if port else "any that is free"
     command.add_argument("--port", type=a_port, default=port, metavar="N", help=f"port to listen on (default {shown})")
     command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, which other users cannot see)")

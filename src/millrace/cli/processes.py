@@ -36,7 +36,7 @@ _DESCRIPTORS = 4096
 def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``millrace dispatcher``."""
     command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
-    add_listening(command, port=5050)
+    add_listening(command, port=5050, host=f"{LOOPBACK}, with --cluster ray this node's")
     add_clusters(command)
     add_memory(command)
     command.add_argument(

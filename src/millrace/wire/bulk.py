@@ -390,8 +390,8 @@ def bulk_connect(
             sock = socket.create_connection((host, port), max(deadline - time.monotonic(), 0.001))
         except OSError as error:
             raise ServiceUnreachableError(
-                f"nobody answered at {where} within {timeout:g} s: {_reason(error)}. Has the worker ended, or is a"
-                f" firewall between?"
+                f"nobody answered at {where} within {timeout:g} s: {_reason(error)}. Does anything listen there, and is"
+                f" no firewall between?"
             ) from error
         opened.append(sock)
         return sock
