@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from millrace.arguments import one_of
+from millrace import arguments
+from millrace.arguments import is_int, one_of
 from millrace.engine.host import siblings
 from millrace.errors import JobConflictError, PipelineError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
@@ -21,6 +22,7 @@ from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
 from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.shapes import Varying
+from millrace.wire.address import parse_address
 
 if TYPE_CHECKING:
     from millrace.client.session import ConsumerSession, EpochReader
@@ -93,30 +95,32 @@ class DistributedDataset(Readable):
     ) -> None:
         self._dataset: Dataset | None = dataset
         self._service = service
+        _check_who(service, job_name, token)
         if token is None and service is not None:
             from millrace.clusters.service import token_of
 
             token = token_of(service)
         self._token = token or os.environ.get("MILLRACE_TOKEN")
         self._compression = compression
-        self._consumer_index = consumer_index
-        _check(sharding, visitation, deterministic, num_consumers, consumer_index, workers)
+        num_consumers = _positive("num_consumers", num_consumers)
+        self._consumer_index = _index(consumer_index, num_consumers)
+        seed = arguments.seed("distribute", seed)
+        _check(sharding, visitation, deterministic)
         _check_equal(equal_steps, num_consumers, visitation)
         _check_where(target_workers, local_workers, service)
-        _check_later(sharing, accelerators)
-        _check_claim(priority, tenant)
+        _check_claim(priority, tenant, sharing)
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
             "name": job_name or f"job-{secrets.token_hex(4)}",
             "visitation": visitation.value,
-            "deterministic": deterministic,
+            "deterministic": bool(deterministic),
             "num_consumers": num_consumers,
             "equal_steps": equal_steps,
             "seed": _seed(dataset, job_name) if seed is None else seed,
-            "tasks": tasks,
+            "tasks": _positive("tasks", tasks),
             "workers": _range(workers),
-            "cheapest": workers == "cheapest",
-            "accelerators": accelerators,
+            "cheapest": bool(workers == "cheapest"),
+            "accelerators": arguments.positive("distribute", "accelerators", accelerators),
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
             "priority": float(priority),
             "tenant": tenant,
@@ -222,6 +226,7 @@ class DistributedDataset(Readable):
 
     def epochs(self, count: int) -> Iterator[Any]:
         """Elements of ``count`` epochs, one after the other; nothing is prepared beyond the last."""
+        count = arguments.whole("epochs", "count", count, 0)
         if self._session is None:
             self._parameters["epochs"] = count
         for _ in range(count):
@@ -381,14 +386,29 @@ def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Dataset:
     return Dataset(serialize.unpack(structure, unpack(bundle)).root).with_options(seed=seed)
 
 
-def _check(
-    sharding: Any,
-    visitation: Visitation,
-    deterministic: bool,
-    num_consumers: int | None,
-    consumer_index: int | None,
-    workers: Any,
-) -> None:
+def _check_who(service: Any, job_name: Any, token: Any) -> None:
+    """The service that is asked, and as whom."""
+    if hasattr(service, "address"):
+        raise PipelineError(f"distribute takes the address of a service, {service.address!r}, not {service!r}")
+    if service is not None:
+        parse_address(service)
+    if job_name is not None and (not isinstance(job_name, str) or not job_name):
+        raise PipelineError(f"job_name is what all processes of a training call it, or None, not {job_name!r}")
+    if token is not None and not isinstance(token, str):
+        raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
+
+
+def _positive(name: str, value: Any) -> int | None:
+    return None if value is None else arguments.positive("distribute", name, value)
+
+
+def _index(value: Any, count: int | None) -> int | None:
+    if value is None or count is None:
+        return None if value is None else arguments.whole("distribute", "consumer_index", value, 0)
+    return arguments.index("distribute", "consumer_index", value, count)
+
+
+def _check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
     if not isinstance(sharding, ShardingPolicy):
         if not callable(sharding):
             raise PipelineError(f"sharding is {_members(ShardingPolicy)} or a function, not {sharding!r}")
@@ -402,14 +422,7 @@ def _check(
         )
     if sharding is ShardingPolicy.OFF and deterministic:
         raise PipelineError("ShardingPolicy.OFF depends on which workers there are; deterministic=True needs another")
-    if num_consumers is not None and num_consumers < 1:
-        raise PipelineError(f"num_consumers must be at least 1, not {num_consumers}")
-    if consumer_index is not None and not 0 <= consumer_index < (num_consumers or consumer_index + 1):
-        raise PipelineError(f"consumer_index must be from 0 to {(num_consumers or 1) - 1}, not {consumer_index}")
-    given = workers if isinstance(workers, tuple) else (workers, workers)
-    whole = len(given) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in given)
-    if workers not in ("auto", "cheapest") and not (whole and 1 <= given[0] <= given[1]):
-        raise PipelineError(f'workers is "auto", "cheapest", a number of at least 1 or (least, most), not {workers!r}')
+    one_of("distribute", "deterministic", deterministic, (False, True))
 
 
 def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
@@ -423,8 +436,8 @@ def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visita
         )
 
 
-def _check_claim(priority: Any, tenant: Any) -> None:
-    """What the job claims of the service's workers."""
+def _check_claim(priority: Any, tenant: Any, sharing: Any) -> None:
+    """What the job claims of the service's workers. Sharing between jobs is refused rather than ignored."""
     from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
 
     number = isinstance(priority, int | float) and not isinstance(priority, bool)
@@ -434,6 +447,8 @@ def _check_claim(priority: Any, tenant: Any) -> None:
         )
     if not isinstance(tenant, str) or not tenant:
         raise PipelineError(f"tenant is a name, such as the team's, not {tenant!r}")
+    if sharing is not None:
+        raise PipelineError("sharing between jobs is not there yet; leave sharing out")
 
 
 def _members(kind: type[enum.Enum]) -> str:
@@ -442,9 +457,12 @@ def _members(kind: type[enum.Enum]) -> str:
 
 def _range(workers: Any) -> tuple[int, int] | None:
     """How many workers at least and at most; None if the service finds that out."""
-    if workers in ("auto", "cheapest"):
+    if isinstance(workers, str) and workers in {"auto", "cheapest"}:
         return None
-    return (workers, workers) if isinstance(workers, int) else workers
+    given = workers if isinstance(workers, tuple | list) else (workers, workers)
+    if len(given) != 2 or not all(map(is_int, given)) or not 1 <= given[0] <= given[1]:
+        raise PipelineError(f'workers is "auto", "cheapest", a number of at least 1 or (least, most), not {workers!r}')
+    return int(given[0]), int(given[1])
 
 
 def _check_where(target_workers: Any, local_workers: Any, service: str | None) -> None:
@@ -480,11 +498,3 @@ def local_share(workers: int, share: Share | None, *, alone: bool) -> int:
         return workers
     part, parts = share
     return max(workers // parts + (part < workers % parts), int(alone))
-
-
-def _check_later(sharing: Any, accelerators: int) -> None:
-    """Parameters that the service doesn't act on yet are refused rather than ignored."""
-    if sharing is not None:
-        raise PipelineError("sharing between jobs is not there yet; leave sharing out")
-    if accelerators < 1:
-        raise PipelineError(f"accelerators must be at least 1, not {accelerators}")

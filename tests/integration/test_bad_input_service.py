@@ -104,6 +104,13 @@ def test_a_module_that_only_the_client_has_installed(service, tmp_path, monkeypa
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_dispatcher_with_wrong_options_says_which_in_one_line():
+    with pytest.raises(mr.PipelineError) as caught:
+        mr.LocalService(port=99999)
+    said = "the service cannot be as it was asked for: millrace dispatcher: error: argument --port: 99999 is not from"
+    assert str(caught.value) == f"{said} 0 to 65535"
+
+
 def test_nobody_at_the_address_says_how_long_it_waited_and_what_to_look_at(monkeypatch):
     hurried = functools.partial(session.ConsumerSession, connect_timeout=0.3)
     monkeypatch.setattr(session, "ConsumerSession", hurried)

@@ -15,7 +15,12 @@ def test_numbers_that_make_no_sense_are_refused(kind, least, most):
 
 
 def test_others_are_not():
-    assert (between(0, 1), between(4, 4)) == ("0-1", "4-4")
+    assert (between(0, 1, 8), between(4, 4, 8), between(2, None, 8), between(9, None, 8)) == (
+        (0, 1),
+        (4, 4),
+        (2, 8),
+        (9, 9),
+    )
 
 
 @pytest.mark.parametrize(

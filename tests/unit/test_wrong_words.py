@@ -1,5 +1,7 @@
-from typing import Any
+from typing import Any, cast
 
+import msgspec
+import numpy as np
 import pytest
 
 import millrace as mr
@@ -27,11 +29,86 @@ from millrace import cli
             {"compression": "gzip"},
             "distribute: compression must be one of None, 'lz4', 'zstd', not 'gzip'",
         ),
+        (
+            {"deterministic": "yes"},
+            "distribute: deterministic must be one of False, True, not 'yes'",
+        ),
     ],
 )
 def test_a_string_where_a_choice_is_meant_names_the_choices(wrong: dict[str, Any], said: str):
     with pytest.raises(mr.PipelineError) as caught:
         mr.Dataset.range(3).distribute(**wrong)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"num_consumers": "2"}, "distribute: num_consumers must be a whole number of at least 1, not '2'"),
+        ({"num_consumers": 0}, "distribute: num_consumers must be a whole number of at least 1, not 0"),
+        ({"consumer_index": "0"}, "distribute: consumer_index must be a whole number of at least 0, not '0'"),
+        (
+            {"num_consumers": 2, "consumer_index": 2},
+            "distribute: consumer_index must be a whole number from 0 to 1, not 2",
+        ),
+        ({"accelerators": "8"}, "distribute: accelerators must be a whole number of at least 1, not '8'"),
+        ({"tasks": 0}, "distribute: tasks must be a whole number of at least 1, not 0"),
+        ({"seed": "x"}, "distribute: seed must be a whole number, not 'x'"),
+        ({"seed": 1 << 64}, f"distribute: seed must fit into 64 bits, and {1 << 64} does not"),
+        ({"token": 5}, "token is a str or None, not of type int"),
+        ({"job_name": ""}, "job_name is what all processes of a training call it, or None, not ''"),
+        ({"job_name": 5}, "job_name is what all processes of a training call it, or None, not 5"),
+    ],
+)
+def test_what_is_no_number_and_no_name_is_said_where_it_was_written(wrong: dict[str, Any], said: str):
+    with pytest.raises(mr.PipelineError) as caught:
+        mr.Dataset.range(3).distribute("grpc://127.0.0.1:1", **wrong)
+    assert str(caught.value) == said
+
+
+def test_numbers_may_be_numpys():
+    numbers: dict[str, Any] = {"workers": np.int64(2), "num_consumers": np.int64(3), "consumer_index": np.int8(1)}
+    made = mr.Dataset.range(3).distribute(**numbers)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made._parameters))["num_consumers"] == 3
+
+
+@pytest.mark.parametrize("address", [5, b"grpc://127.0.0.1:1", "127.0.0.1", "http://127.0.0.1:1"])
+def test_what_is_no_address_is_said_where_it_was_written(address: Any):
+    with pytest.raises(mr.ServiceError, match=r"is not an address.*an address is HOST:PORT or grpc://HOST:PORT"):
+        mr.Dataset.range(3).distribute(address)
+
+
+def test_a_service_is_told_apart_from_its_address():
+    class Held:
+        address = "grpc://127.0.0.1:1"
+
+    said = r"^distribute takes the address of a service, 'grpc://127\.0\.0\.1:1', not "
+    with pytest.raises(mr.PipelineError, match=said):
+        mr.Dataset.range(3).distribute(cast("str", Held()))
+
+
+@pytest.mark.parametrize("count", [-1, "2"])
+def test_a_number_of_epochs_is_a_number(count: Any):
+    with pytest.raises(mr.PipelineError, match=r"^epochs: count must be a whole number of at least 0, not "):
+        next(mr.Dataset.range(3).distribute("grpc://127.0.0.1:1").epochs(count))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"min_workers": "2"}, "min_workers and max_workers are whole numbers, not '2' and None"),
+        ({"max_workers": 2.5}, "min_workers and max_workers are whole numbers, not 1 and 2.5"),
+        ({"min_workers": 3, "max_workers": 2}, "a service of at least 3 and at most 2 workers cannot be"),
+        ({"max_workers": 0}, "a service of at least 1 and at most 0 workers cannot be"),
+        ({"token": 5}, "token is a str or None, not of type int"),
+        ({"work_dir": 5}, "work_dir is the path of a folder or None, not 5"),
+        ({"cache_dir": 5, "cache_bytes": 1}, "cache_dir is the path of a folder or None, not 5"),
+        ({"quotas": ["a"]}, "quotas are numbers of workers by the names of tenants, as in {'vision': 8}, not ['a']"),
+    ],
+)
+def test_a_service_that_cannot_be_is_not_started(wrong: dict[str, Any], said: str):
+    with pytest.raises(mr.PipelineError) as caught:
+        mr.LocalService(**wrong)
     assert str(caught.value) == said
 
 

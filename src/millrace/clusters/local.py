@@ -61,13 +61,12 @@ class LocalService(Service):
         threads: int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
-        max_workers = max(cores, min_workers) if max_workers is None else max_workers
-        workers = between(min_workers, max_workers)
-        threads = threads or max(1, cores // max_workers)
+        least, most = between(min_workers, max_workers, cores)
+        threads = max(1, cores // most) if threads is None else threads
         super().__init__(
             [
                 *("--host", host, "--port", str(port)),
-                *("--local-workers", workers, "--threads", str(threads)),
+                *("--local-workers", f"{least}-{most}", "--threads", str(threads)),
                 *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
                 *scaling(scaling_policy, prices),
                 *limiting(quotas),

@@ -79,9 +79,8 @@ class RayService(Service):
     ) -> None:
         ray = _connected()
         resources = dict(resources or {})
-        if max_workers is None:
-            max_workers = max(min_workers, _room(ray, {"CPU": num_cpus, "memory": memory or 0, **resources}))
-        workers = between(min_workers, max_workers)
+        room = _room(ray, {"CPU": num_cpus, "memory": memory or 0, **resources}) if max_workers is None else 0
+        least, most = between(min_workers, max_workers, room)
         token = token or os.environ.get("MILLRACE_TOKEN") or secrets.token_hex(32)
         where = ray_address or (ray.get_runtime_context().gcs_address if ray else "auto")
         super().__init__(
@@ -89,7 +88,7 @@ class RayService(Service):
                 *("--cluster", "ray", "--ray-address", where, "--worker-cpus", str(num_cpus)),
                 *(word for name in resources for word in ("--worker-resource", f"{name}={resources[name]}")),
                 *(() if memory is None else ("--worker-memory", str(memory))),
-                *("--workers", workers),
+                *("--workers", f"{least}-{most}"),
                 *(() if threads is None else ("--threads", str(threads))),
                 *(() if host is None else ("--host", host)),
                 *("--port", str(port)),

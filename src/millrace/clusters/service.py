@@ -24,17 +24,28 @@ START_S = 60.0
 LAST_LINES = 20
 LAST_WORDS_S = 1.0
 """By then what an ended dispatcher has said is read; what user code has started may hold its stderr for longer."""
+WRONG_USAGE = 2
+"""Exit status of a command with wrong options; its last line says what is wrong with them."""
 
 
-def between(min_workers: int, max_workers: int) -> str:
-    """How many workers there may be, as ``millrace dispatcher`` takes it.
+def between(min_workers: int, max_workers: int | None, room: int) -> tuple[int, int]:
+    """How many workers a service has at least and at most.
+
+    Args:
+        min_workers: from 0 on.
+        max_workers: None: for so many as there is room, and not fewer than ``min_workers``.
+        room: see there.
 
     Raises:
-        PipelineError: the numbers make no sense.
+        PipelineError: they make no sense.
     """
-    if min_workers < 0 or max_workers < max(min_workers, 1):
-        raise PipelineError(f"a service of at least {min_workers} and at most {max_workers} workers cannot be")
-    return f"{min_workers}-{max_workers}"
+    given: tuple[Any, Any] = (min_workers, room if max_workers is None else max_workers)  # whatever was given
+    if not all(isinstance(each, int) for each in given):
+        raise PipelineError(f"min_workers and max_workers are whole numbers, not {min_workers!r} and {max_workers!r}")
+    least, most = given[0], max(given) if max_workers is None else given[1]
+    if least < 0 or most < max(least, 1):
+        raise PipelineError(f"a service of at least {least} and at most {most} workers cannot be")
+    return least, most
 
 
 def keeping(
@@ -55,6 +66,9 @@ def keeping(
         raise PipelineError(f"cache_bytes must be a whole number of at least 1, not {size!r}")
     if cache_compression not in (None, "lz4", "zstd"):
         raise PipelineError(f"cache_compression is None, 'lz4' or 'zstd', not {cache_compression!r}")
+    for name, folder in (("cache_dir", cache_dir), ("work_dir", work_dir)):
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            raise PipelineError(f"{name} is the path of a folder or None, not {folder!r}")
     return [
         *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
         *(() if cache_compression is None else ("--cache-compression", cache_compression)),
@@ -85,6 +99,10 @@ def limiting(quotas: Mapping[str, int] | None) -> list[str]:
     Raises:
         PipelineError: they make no sense.
     """
+    if quotas is not None and not isinstance(quotas, Mapping):
+        raise PipelineError(
+            f"quotas are numbers of workers by the names of tenants, as in {{'vision': 8}}, not {quotas!r}"
+        )
     for tenant, workers in (quotas or {}).items():
         given: Any = tenant  # whatever was given
         if not (isinstance(given, str) and given and type(workers) is int and workers >= 1):
@@ -114,6 +132,8 @@ class Service:
     """
 
     def __init__(self, options: Sequence[str], token: str | None) -> None:
+        if token is not None and not isinstance(token, str):
+            raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
         self.token = token
         self._process = spawn(
             ["dispatcher", *options],
@@ -237,6 +257,8 @@ def _address_of(process: subprocess.Popen[bytes], words: _Words) -> str:
         status = reap(process)
         words.join()
         last = words.last
+        if status == WRONG_USAGE:
+            raise PipelineError(f"the service cannot be as it was asked for: {last[-1]}") from None
         kind = AddressInUseError if any("another process" in each for each in last) else ServiceError
         said = "\n  ".join(last) or f"nothing; exit status {status}"
         raise kind(f"the service did not start. Its dispatcher said:\n  {said}") from None

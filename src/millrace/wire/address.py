@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import re
 import socket
+from typing import Any
 
 from millrace.errors import AddressInUseError, ServiceError
 
@@ -23,6 +24,9 @@ def parse_address(address: str) -> tuple[str, int]:
     Raises:
         ServiceError: if it is no address; the message says what is wrong with it.
     """
+    given: Any = address  # whatever users say
+    if not isinstance(given, str):
+        raise ServiceError(f"{given!r} is not an address but of type {type(given).__name__}; {_FORM}")
     match = _ADDRESS.fullmatch(address.strip())
     if match is None:
         raise ServiceError(f"{address!r} is not an address: {_complaint(address.strip())}; {_FORM}")
