@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import PipelineError
@@ -78,9 +79,30 @@ def reducer(operator: str, value: Any) -> Opaque:
     return Opaque(WindowReducer(value), about.name, about.where)
 
 
+def _listed(operator: str, what: str, value: Any) -> tuple[Any, ...]:
+    """``value``, which has to be a list, a tuple or the like."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise PipelineError(f"{operator} takes a list of {what}, not {value!r}")
+    return tuple(value)
+
+
+def columns(operator: str, value: Any) -> tuple[str, ...] | None:
+    """Names of columns, at least one; None for all."""
+    if value is None:
+        return None
+    chosen = _listed(operator, "columns", value)
+    if not chosen or not all(isinstance(name, str) for name in chosen):
+        raise PipelineError(f"{operator}: columns are names, at least one, or None for all, not {list(chosen)}")
+    return chosen
+
+
 def patterns(operator: str, value: Patterns) -> tuple[str, ...]:
     """Paths or patterns, at least one; local ones absolute, as workers run in folders of their own."""
-    several = tuple(map(str, (value,) if isinstance(value, (str, os.PathLike)) else value))
+    given = (value,) if isinstance(value, (str, os.PathLike)) else _listed(operator, "paths or patterns", value)
+    for each in given:
+        if not isinstance(each, (str, os.PathLike)):
+            raise PipelineError(f"{operator} takes a path, a pattern or a list of such, not {each!r}")
+    several = tuple(map(str, given))
     if not several:
         raise PipelineError(f"{operator} needs at least one path or pattern, and the list is empty")
     if "" in several:
@@ -122,9 +144,27 @@ def numbers(args: tuple[Any, ...]) -> range:
 
 def sequence(operator: str, value: Any, remedy: str) -> int:
     """The length of something with ``len()`` and ``[i]``."""
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+    sized = isinstance(value, Sized) and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, type))
+    if not sized:
         raise PipelineError(f"{operator} takes something with len() and [i], not {type(value).__name__}; {remedy}")
-    return len(value)
+    try:
+        return len(value)
+    except TypeError as error:  # an array of no dimensions, say
+        raise PipelineError(f"{operator} takes something with len() and [i], and there is no len(): {error}") from error
+
+
+def items(value: Any) -> int:
+    """The number of items of ``from_list``."""
+    count = sequence("from_list", value, "of a generator write from_list(list(...))")
+    try:
+        if count:
+            value[0]
+    except Exception as error:
+        raise PipelineError(
+            f"from_list takes a list of elements, and this {type(value).__name__} has no item 0 "
+            f"({type(error).__name__}: {error}); of columns make rows first"
+        ) from error
+    return count
 
 
 def map_style(operator: str, value: Any, key: str) -> tuple[Opaque, int]:
@@ -178,20 +218,27 @@ def parallel(operator: str, value: Any) -> int:
 
 def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """A weight for each of ``count`` datasets."""
-    chosen = (1.0,) * count if value is None else tuple(float(weight) for weight in value)
-    sound = len(chosen) == count and all(math.isfinite(weight) and weight >= 0 for weight in chosen)
+    if isinstance(getattr(value, "graph", None), Graph):
+        raise PipelineError(f"{operator} takes its datasets in one list: [a, b]")
+    chosen = (1.0,) * count if value is None else _listed(operator, "weights", value)
+    numbers = all(isinstance(weight, Real) for weight in chosen)
+    sound = len(chosen) == count and numbers and all(math.isfinite(weight) and weight >= 0 for weight in chosen)
     if not count or not sound or not any(chosen):
         raise PipelineError(
             f"{operator} needs one weight >= 0 for each dataset and one above 0: "
             f"{count} datasets, weights {list(chosen)}"
         )
-    return chosen
+    return tuple(map(float, chosen))
 
 
 def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bucket boundaries and batch sizes that fit together."""
-    edges = tuple(whole(operator, "every bucket boundary", edge) for edge in boundaries)
-    batches = tuple(positive(operator, "every batch size", size) for size in sizes)
+    edges = tuple(
+        whole(operator, "every bucket boundary", edge) for edge in _listed(operator, "bucket_boundaries", boundaries)
+    )
+    batches = tuple(
+        positive(operator, "every batch size", size) for size in _listed(operator, "bucket_batch_sizes", sizes)
+    )
     if len(batches) != len(edges) + 1 or list(edges) != sorted(set(edges)):
         raise PipelineError(
             f"{operator} needs ascending bucket_boundaries and one more bucket_batch_sizes than "

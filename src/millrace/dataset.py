@@ -52,8 +52,7 @@ class Dataset(Readable):
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> Dataset:
         """The items of a sequence. They travel with the pipeline, so they should be small: paths, ids, rows."""
-        count = arguments.sequence("from_list", items, "of a generator write from_list(list(...))")
-        return cls(g.FromList(items=g.Opaque(items, "items"), count=count))
+        return cls(g.FromList(items=g.Opaque(items, "items"), count=arguments.items(items)))
 
     @classmethod
     def from_files(cls, patterns: arguments.Patterns) -> Dataset:
@@ -83,7 +82,7 @@ class Dataset(Readable):
     @classmethod
     def from_parquet(cls, patterns: arguments.Patterns, *, columns: Sequence[str] | None = None) -> Dataset:
         """One element per row of Parquet files: a dict by column; ``columns`` selects."""
-        chosen = None if columns is None else tuple(columns)
+        chosen = arguments.columns("from_parquet", columns)
         return cls(g.FromParquet(patterns=arguments.patterns("from_parquet", patterns), columns=chosen))
 
     @classmethod
@@ -113,7 +112,7 @@ class Dataset(Readable):
             stop_on_empty_dataset: end when a dataset that has ended is chosen; else go on with the others.
         """
         label, stop = "sample_from_datasets", bool(stop_on_empty_dataset)
-        inputs = tuple(arguments.node(label, dataset) for dataset in datasets)
+        inputs = arguments.members(label, (datasets,))["inputs"]
         chosen, number = arguments.weights(label, weights, len(inputs)), arguments.seed(label, seed)
         return Dataset(g.SampleFromDatasets(inputs=inputs, weights=chosen, seed=number, stop_on_empty_dataset=stop))
 
