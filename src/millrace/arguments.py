@@ -13,7 +13,9 @@ from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
 from millrace.planning.units import INFINITE
+from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
 from millrace.sources.storage import absolute
+from millrace.wire.address import parse_address
 
 if TYPE_CHECKING:
     from millrace.dataset import Dataset
@@ -278,3 +280,75 @@ def error_handler(operator: str, value: Any) -> Opaque | str | None:
     if isinstance(value, str) or not callable(value):
         raise PipelineError(f'{operator}: on_error is "raise", "skip" or a function, not {value!r}')
     return function(operator, value, ("error",))
+
+
+# -- distribute --------------------------------------------------------------------------------------------------------
+
+
+def asker(service: Any, job_name: Any, token: Any, consumers: int | None, consumer: int | None) -> None:
+    """Which service is asked, and as whom."""
+    if hasattr(service, "address"):
+        raise PipelineError(f"distribute takes the address of a service, {service.address!r}, not {service!r}")
+    if service is not None:
+        parse_address(service)
+    if job_name is not None and (not isinstance(job_name, str) or not job_name):
+        raise PipelineError(f"job_name is what all processes of a training call it, or None, not {job_name!r}")
+    several = (consumers or 1) > 1 or bool(consumer)
+    if several and consumer is not None and service is None:
+        raise PipelineError(
+            "without the address of a service each of several consumers would have a service of its own: hold one, "
+            "a LocalService for instance, and give all of them its address"
+        )
+    if several and job_name is None:
+        raise PipelineError(
+            "several consumers find one another by the name of their job: give all of them the same job_name="
+        )
+    if token is not None and not isinstance(token, str):
+        raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
+
+
+def consumers(count: Any, consumer: Any) -> tuple[int | None, int | None]:
+    """``num_consumers`` and ``consumer_index``."""
+    chosen = None if count is None else positive("distribute", "num_consumers", count)
+    if consumer is None:
+        return chosen, None
+    if chosen is None:
+        return None, whole("distribute", "consumer_index", consumer, 0)
+    return chosen, index("distribute", "consumer_index", consumer, chosen)
+
+
+def workers(value: Any) -> tuple[int, int] | None:
+    """How many workers at least and at most; None if the service finds that out."""
+    if isinstance(value, str) and value in {"auto", "cheapest"}:
+        return None
+    given = value if isinstance(value, tuple | list) else (value, value)
+    if len(given) != 2 or not all(map(is_int, given)) or not 1 <= given[0] <= given[1]:
+        raise PipelineError(f'workers is "auto", "cheapest", a number of at least 1 or (least, most), not {value!r}')
+    return int(given[0]), int(given[1])
+
+
+def place(target_workers: Any, local_workers: Any, service: str | None) -> None:
+    """Where the work may be done."""
+    one_of("distribute", "target_workers", target_workers, ("auto", "local", "remote", "any"))
+    whole = isinstance(local_workers, int) and not isinstance(local_workers, bool)
+    if local_workers is not None and not (whole and local_workers >= 1):
+        raise PipelineError(f"local_workers is None or a number of at least 1, not {local_workers!r}")
+    if service is None and (target_workers == "remote" or local_workers is not None):
+        raise PipelineError(
+            "without the address of a service all workers are processes of this machine: say how many with workers="
+        )
+    if target_workers == "remote" and local_workers is not None:
+        raise PipelineError('target_workers="remote" has no local workers: leave local_workers out, or say "auto"')
+
+
+def claim(priority: Any, tenant: Any, sharing: Any) -> None:
+    """What the job claims of the service's workers. Sharing between jobs is refused rather than ignored."""
+    number = isinstance(priority, int | float) and not isinstance(priority, bool)
+    if not number or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise PipelineError(
+            f"priority is a number from {MIN_PRIORITY:g} to {MAX_PRIORITY:g} (1 as a rule), not {priority!r}"
+        )
+    if not isinstance(tenant, str) or not tenant:
+        raise PipelineError(f"tenant is a name, such as the team's, not {tenant!r}")
+    if sharing is not None:
+        raise PipelineError("sharing between jobs is not there yet; leave sharing out")

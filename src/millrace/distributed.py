@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from millrace import arguments
-from millrace.arguments import is_int, one_of
+from millrace.arguments import one_of
 from millrace.engine.host import siblings
 from millrace.errors import JobConflictError, PipelineError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
@@ -22,7 +22,6 @@ from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
 from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.shapes import Varying
-from millrace.wire.address import parse_address
 
 if TYPE_CHECKING:
     from millrace.client.session import ConsumerSession, EpochReader
@@ -95,20 +94,19 @@ class DistributedDataset(Readable):
     ) -> None:
         self._dataset: Dataset | None = dataset
         self._service = service
-        _check_who(service, job_name, token)
+        num_consumers, self._consumer_index = arguments.consumers(num_consumers, consumer_index)
+        arguments.asker(service, job_name, token, num_consumers, self._consumer_index)
         if token is None and service is not None:
             from millrace.clusters.service import token_of
 
             token = token_of(service)
         self._token = token or os.environ.get("MILLRACE_TOKEN")
         self._compression = compression
-        num_consumers = _positive("num_consumers", num_consumers)
-        self._consumer_index = _index(consumer_index, num_consumers)
         seed = arguments.seed("distribute", seed)
         _check(sharding, visitation, deterministic)
         _check_equal(equal_steps, num_consumers, visitation)
-        _check_where(target_workers, local_workers, service)
-        _check_claim(priority, tenant, sharing)
+        arguments.place(target_workers, local_workers, service)
+        arguments.claim(priority, tenant, sharing)
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
             "name": job_name or f"job-{secrets.token_hex(4)}",
@@ -117,8 +115,8 @@ class DistributedDataset(Readable):
             "num_consumers": num_consumers,
             "equal_steps": equal_steps,
             "seed": _seed(dataset, job_name) if seed is None else seed,
-            "tasks": _positive("tasks", tasks),
-            "workers": _range(workers),
+            "tasks": None if tasks is None else arguments.positive("distribute", "tasks", tasks),
+            "workers": arguments.workers(workers),
             "cheapest": bool(workers == "cheapest"),
             "accelerators": arguments.positive("distribute", "accelerators", accelerators),
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
@@ -298,7 +296,7 @@ class DistributedDataset(Readable):
         if self._embedded is None:
             from millrace.clusters.local import LocalService
 
-            least, most = _range(self._workers) or (1, None)
+            least, most = arguments.workers(self._workers) or (1, None)
             self._embedded = LocalService(least, most)
         return self._embedded.address
 
@@ -386,28 +384,6 @@ def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Dataset:
     return Dataset(serialize.unpack(structure, unpack(bundle)).root).with_options(seed=seed)
 
 
-def _check_who(service: Any, job_name: Any, token: Any) -> None:
-    """The service that is asked, and as whom."""
-    if hasattr(service, "address"):
-        raise PipelineError(f"distribute takes the address of a service, {service.address!r}, not {service!r}")
-    if service is not None:
-        parse_address(service)
-    if job_name is not None and (not isinstance(job_name, str) or not job_name):
-        raise PipelineError(f"job_name is what all processes of a training call it, or None, not {job_name!r}")
-    if token is not None and not isinstance(token, str):
-        raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
-
-
-def _positive(name: str, value: Any) -> int | None:
-    return None if value is None else arguments.positive("distribute", name, value)
-
-
-def _index(value: Any, count: int | None) -> int | None:
-    if value is None or count is None:
-        return None if value is None else arguments.whole("distribute", "consumer_index", value, 0)
-    return arguments.index("distribute", "consumer_index", value, count)
-
-
 def _check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
     if not isinstance(sharding, ShardingPolicy):
         if not callable(sharding):
@@ -436,46 +412,8 @@ def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visita
         )
 
 
-def _check_claim(priority: Any, tenant: Any, sharing: Any) -> None:
-    """What the job claims of the service's workers. Sharing between jobs is refused rather than ignored."""
-    from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
-
-    number = isinstance(priority, int | float) and not isinstance(priority, bool)
-    if not number or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-        raise PipelineError(
-            f"priority is a number from {MIN_PRIORITY:g} to {MAX_PRIORITY:g} (1 as a rule), not {priority!r}"
-        )
-    if not isinstance(tenant, str) or not tenant:
-        raise PipelineError(f"tenant is a name, such as the team's, not {tenant!r}")
-    if sharing is not None:
-        raise PipelineError("sharing between jobs is not there yet; leave sharing out")
-
-
 def _members(kind: type[enum.Enum]) -> str:
     return ", ".join(str(member) for member in kind)
-
-
-def _range(workers: Any) -> tuple[int, int] | None:
-    """How many workers at least and at most; None if the service finds that out."""
-    if isinstance(workers, str) and workers in {"auto", "cheapest"}:
-        return None
-    given = workers if isinstance(workers, tuple | list) else (workers, workers)
-    if len(given) != 2 or not all(map(is_int, given)) or not 1 <= given[0] <= given[1]:
-        raise PipelineError(f'workers is "auto", "cheapest", a number of at least 1 or (least, most), not {workers!r}')
-    return int(given[0]), int(given[1])
-
-
-def _check_where(target_workers: Any, local_workers: Any, service: str | None) -> None:
-    one_of("distribute", "target_workers", target_workers, ("auto", "local", "remote", "any"))
-    whole = isinstance(local_workers, int) and not isinstance(local_workers, bool)
-    if local_workers is not None and not (whole and local_workers >= 1):
-        raise PipelineError(f"local_workers is None or a number of at least 1, not {local_workers!r}")
-    if service is None and (target_workers == "remote" or local_workers is not None):
-        raise PipelineError(
-            "without the address of a service all workers are processes of this machine: say how many with workers="
-        )
-    if target_workers == "remote" and local_workers is not None:
-        raise PipelineError('target_workers="remote" has no local workers: leave local_workers out, or say "auto"')
 
 
 def _local_workers(target_workers: str, local_workers: int | None) -> int:

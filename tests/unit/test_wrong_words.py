@@ -48,7 +48,7 @@ def test_a_string_where_a_choice_is_meant_names_the_choices(wrong: dict[str, Any
         ({"num_consumers": 0}, "distribute: num_consumers must be a whole number of at least 1, not 0"),
         ({"consumer_index": "0"}, "distribute: consumer_index must be a whole number of at least 0, not '0'"),
         (
-            {"num_consumers": 2, "consumer_index": 2},
+            {"job_name": "a", "num_consumers": 2, "consumer_index": 2},
             "distribute: consumer_index must be a whole number from 0 to 1, not 2",
         ),
         ({"accelerators": "8"}, "distribute: accelerators must be a whole number of at least 1, not '8'"),
@@ -66,9 +66,23 @@ def test_what_is_no_number_and_no_name_is_said_where_it_was_written(wrong: dict[
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize(
+    "several", [{"num_consumers": 2}, {"num_consumers": 2, "consumer_index": 0}, {"consumer_index": 1}]
+)
+def test_consumers_that_could_not_find_one_another_are_told_how(several: dict[str, Any]):
+    with pytest.raises(mr.PipelineError, match=r"give all of them the same job_name="):
+        mr.Dataset.range(3).distribute("grpc://127.0.0.1:1", **several)
+    mr.Dataset.range(3).distribute("grpc://127.0.0.1:1", num_consumers=1, consumer_index=0)
+
+
+def test_consumers_without_a_common_service_are_told_to_hold_one():
+    with pytest.raises(mr.PipelineError, match=r"hold one, a LocalService for instance, and give all of them its"):
+        mr.Dataset.range(3).distribute(job_name="a", num_consumers=2, consumer_index=0)
+
+
 def test_numbers_may_be_numpys():
     numbers: dict[str, Any] = {"workers": np.int64(2), "num_consumers": np.int64(3), "consumer_index": np.int8(1)}
-    made = mr.Dataset.range(3).distribute(**numbers)
+    made = mr.Dataset.range(3).distribute("grpc://127.0.0.1:1", job_name="a", **numbers)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made._parameters))["num_consumers"] == 3
 
 
