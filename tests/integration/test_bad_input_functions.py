@@ -1,6 +1,7 @@
 """User functions that fail, or give what cannot be used: what is said, in process and by a service, which goes on."""
 
 import io
+import os
 import re
 import sys
 import tarfile
@@ -332,6 +333,20 @@ def test_printing_in_a_worker_does_no_harm(far, capfd):
         return x
 
     assert sorted(far(mr.Dataset.range(50).map(loud))) == list(range(50))
+
+
+def test_forking_in_a_worker_does_no_harm(far):
+    """gRPC would have each fork wait for its threads, and children for locks that these held."""
+
+    def forks(x):
+        from grpc._cython import cygrpc
+
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cygrpc.is_fork_support_enabled()
+
+    assert set(far(mr.Dataset.range(20).map(forks))) == {(7, False)}
 
 
 def test_notes_of_an_error_travel(far):

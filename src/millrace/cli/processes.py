@@ -174,6 +174,10 @@ def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:
 
 
 def _worker(options: argparse.Namespace) -> int:
+    # Functions may fork (multiprocessing.Pool does), and no child of a worker needs gRPC. With its fork support each
+    # fork waits a second for gRPC's threads, and a child now and then for ever for a lock that one of them held.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
     from millrace.worker.worker import Worker
 
     dispatcher: str = options.dispatcher
