@@ -59,7 +59,7 @@ def stack_leaf(column: Sequence[Any], label: str, allocate: Allocate, path: Path
         kind = float if len(kinds) == 2 else next(iter(kinds))
         if kind in _NUMBERS:
             return _numbers(column, _NUMBERS[kind], label, path)
-        if issubclass(kind, np.ndarray):
+        if kind is np.ndarray:
             return _arrays(column, label, allocate, path)
     if all(issubclass(kind, bytes) for kind in kinds):
         return list(column)
@@ -174,6 +174,11 @@ def as_array(value: Any, label: str, path: Path) -> Array:
     Raises:
         PipelineError: if it is not something numeric.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise PipelineError(
+            f"{label}: a masked array{at(path)} would lose its mask in a batch. Use .filled(...) in a map() before, or "
+            "give data and mask."
+        )
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)) or hasattr(value, "__array__"):
         array = np.asarray(value)
         if not array.dtype.hasobject:
@@ -299,7 +304,12 @@ def _types_differ(column: Sequence[Any], label: str, path: Path) -> PipelineErro
 
 def _structures_differ(elements: Sequence[Any], label: str, path: Path) -> PipelineError:
     first = _structure(elements[0])
-    index, other = _first_other([_structure(element) for element in elements])
+    index, (_, other) = _first_other([(type(element), _structure(element)) for element in elements])
+    if other == first:
+        return PipelineError(
+            f"{label}: two classes of one name{at(path)}: {first} in the batch's first element, and another one in its "
+            f"element {index}. Define the class once, outside of the function that uses it."
+        )
     lists = isinstance(elements[0], list) and isinstance(elements[index], list)
     remedy = (
         "A list is a structure, each of its items a leaf: make it one array (np.asarray) in a map() before."

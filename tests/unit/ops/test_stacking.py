@@ -112,6 +112,14 @@ def test_what_has_an_array_interface_counts_as_an_array():
         ([{"x": None}], ['batch: None at ["x"] cannot be a part of a batch', "leave it out"]),
         ([object()], ["a value of type object cannot be", "convert it"]),
         ([np.array([object()])], ["an array of object cannot be"]),
+        (
+            [{"x": np.ma.masked_array([1, 2], [0, 1])}] * 2,
+            ['a masked array at ["x"] would lose its mask', ".filled(...)"],
+        ),
+        (
+            [Pair(1, 2), namedtuple("Pair", "a b")(1, 2)],  # noqa: PYI024 - the plain kind
+            ["two classes of one name: Pair of 2 in", "once"],
+        ),
         ([1, 2**63], ["batch: 9223372036854775808 does not fit into int64", "np.uint64"]),
         (["fine", "a\0"], ["'a\\x00' ends in a NUL", "bytes"]),
     ],
