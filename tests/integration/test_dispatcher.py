@@ -316,6 +316,42 @@ def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, pee
     assert cluster.closed
 
 
+def leave(peers: list[Peer], address: str, name: str) -> None:
+    """Has a worker come, and leave in good order."""
+    peer = worker(peers, address, name)
+    peer.wait(msg.WorkerWelcome)
+    peer.send(msg.WorkerLeaving(30.0))
+    peer.wait(msg.StopWorker)
+
+
+def test_workers_that_leave_are_replaced_and_nobody_is_warned(
+    loop: Loop, peers: list[Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Processes()
+    dispatcher = loop.dispatcher(cluster=cluster, workers=1)
+    for name in ("one", "two", "three", "four"):
+        assert cluster.more.acquire(timeout=5)
+        leave(peers, dispatcher.address, name)
+        cluster.ended(name, "ended with exit status 0", True)
+    assert cluster.more.acquire(timeout=5)
+    assert caplog.messages == []
+
+
+def test_a_dispatcher_that_comes_back_knows_who_was_leaving(
+    loop: Loop, peers: list[Peer], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    first = loop.dispatcher(work_dir=str(tmp_path))
+    leave(peers, first.address, "one")
+    loop.run(first.stop(0.1))
+    cluster = Processes()
+    loop.dispatcher(work_dir=str(tmp_path), cluster=cluster, workers=1)
+    for known in (True, False):
+        assert cluster.more.acquire(timeout=5)
+        cluster.ended("one" if known else "two", "ended with exit status 0", True)
+    assert cluster.more.acquire(timeout=5)
+    assert caplog.messages == ["worker two ended: ended with exit status 0"]
+
+
 def test_status_says_who_waits_and_why(loop: Loop, peers: list[Peer]) -> None:
     address = loop.dispatcher().address
     alone = consumer(peers, address, "a", name="first")
