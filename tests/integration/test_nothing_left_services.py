@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import threading
 import pytest
 
 import millrace as mr
+from millrace.testing.processes import gone
 
 pytestmark = pytest.mark.timeout(90)
 WAIT_S = 60
@@ -86,18 +86,6 @@ def ended(process):
     return process.returncode, said
 
 
-def gone(pid):
-    """Waits for a process that is not a child of this one."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], WAIT_S)[0])
-    finally:
-        os.close(handle)
-
-
 def listens(address):
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     with socket.socket() as probe:
@@ -134,7 +122,7 @@ def test_a_dispatcher_that_ends_takes_its_own_workers_along(how, processes):
         status, said = ended(dispatcher)
         assert status == (-how if how == signal.SIGKILL else 0)
         assert said == ""
-        assert all(map(gone, pids))
+        assert all(gone(pid, WAIT_S) for pid in pids)
         assert not any(map(listens, [address, *addresses]))
 
 
@@ -183,7 +171,7 @@ def test_a_worker_that_hangs_in_a_users_function_ends_all_the_same(how, processe
     training.send_signal(how)
     status, _ = ended(training)
     assert status == -how
-    assert all(map(gone, pids))
+    assert all(gone(pid, WAIT_S) for pid in pids)
 
 
 def test_a_training_script_outlives_its_worker_and_waits_for_another(processes):
@@ -311,4 +299,4 @@ def test_what_user_code_leaves_running_does_not_keep_a_service_from_closing():
         (pid,) = pids.epochs(1)
     assert service.closed
     os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
+    assert gone(pid, WAIT_S)

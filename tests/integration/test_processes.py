@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -20,27 +19,14 @@ from millrace.cli import main
 from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
+from millrace.testing.processes import gone, runs
 
 WAIT_S = 30
 
 
-def alive(pids):
-    return [
-        pid
-        for pid in pids
-        if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().rsplit(")")[1].split()[0]
-    ]
-
-
 def wait_gone(pids):
     for pid in pids:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        ready, _, _ = select.select([handle], [], [], WAIT_S)
-        os.close(handle)
-        assert ready, f"process {pid} is still there"
+        assert gone(pid, WAIT_S), f"process {pid} is still there"
 
 
 def workers_of(service, count):
@@ -104,7 +90,7 @@ def test_a_local_service_serves_and_leaves_nothing():
         pids = workers_of(service, 2)
     service.close()
     assert service.closed
-    assert alive(pids) == []
+    assert not [pid for pid in pids if runs(pid)]
 
 
 def test_killing_a_worker_loses_and_repeats_nothing():

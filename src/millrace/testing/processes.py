@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -23,6 +24,25 @@ def state_of(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended unnoticed by its parent."""
+    return state_of(pid) not in {"", "Z"}
+
+
+def gone(pid: int, seconds: float) -> bool:
+    """Waits for the end of any process, not only of a child; False: it is still there after so many seconds."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        waiting = select.poll()  # not select, which knows of few descriptors
+        waiting.register(handle, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
+    finally:
+        os.close(handle)
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:

@@ -7,8 +7,6 @@ async context manager of the cluster. What it starts has to run on this machine,
 import asyncio
 import contextlib
 import functools
-import os
-import select
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +17,7 @@ import pytest
 from millrace.clusters.subprocesses import LocalCluster
 from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.service import Dispatcher
+from millrace.testing import processes
 
 PATIENCE_S = 60.0
 
@@ -95,7 +94,7 @@ class Stage:
     def workers(self) -> dict[str, int]:
         """Those that are registered and reachable: id and process id."""
         found = self._dispatcher.status()["workers"]
-        return {worker["id"]: worker["pid"] for worker in found if runs(worker["pid"])}
+        return {worker["id"]: worker["pid"] for worker in found if processes.runs(worker["pid"])}
 
     @property
     def told(self) -> Counter[str]:
@@ -118,26 +117,10 @@ class Stage:
         return self.workers
 
 
-def runs(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended unnoticed by its parent."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 async def gone(pids: list[int]) -> None:
     """Waits until all of these processes have ended."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            try:
-                waiting = select.poll()
-                waiting.register(handle, select.POLLIN)
-                assert await asyncio.to_thread(waiting.poll, PATIENCE_S * 1000), f"process {pid} is still there"
-            finally:
-                os.close(handle)
+        assert await asyncio.to_thread(processes.gone, pid, PATIENCE_S), f"process {pid} is still there"
 
 
 async def play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> None:

@@ -5,8 +5,6 @@ Waiting is blocking on a pipe, on a process, on an element, or asking the servic
 
 import hashlib
 import json
-import os
-import select
 import signal
 import subprocess
 import threading
@@ -22,6 +20,7 @@ from tests.integration.own_host import OWN_HOST
 from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.elements import codec
+from millrace.testing.processes import gone
 
 WAIT_S = 20.0
 HEARTBEAT_S = 0.5
@@ -135,15 +134,7 @@ def wait_for_end(process: subprocess.Popen[bytes]) -> int:
 
 def wait_until_gone(pid: int) -> None:
     """Waits for the end of any process that is about to end."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        ready, _, _ = select.select([handle], [], [], WAIT_S)
-        assert ready, f"process {pid} is still there"
-    finally:
-        os.close(handle)
+    assert gone(pid, WAIT_S), f"process {pid} is still there"
 
 
 def job_of(status: dict[str, Any], name: str) -> dict[str, Any]:
