@@ -34,6 +34,8 @@ _WRITTEN_BYTES = 2 << 20
 found, mapped and undone as one."""
 _MAPPED_BYTES = 1 << 20
 """From so many on it costs less to map than to copy (some 40 us; half of it to make a mapping and to undo it)."""
+_COPIED_BYTES = 80 << 10
+"""Of messages no longer than this, which hold several elements, each is copied anyway."""
 
 
 class DirectoryStore:
@@ -200,7 +202,8 @@ class _Block:
     def _together(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
         """What lies side by side, or nearly so, in one call; cut to what there is."""
         begin, end = ranges[0][0], ranges[-1][1]
-        if self._stays and end - begin >= _MAPPED_BYTES and not any(start % ALIGNMENT for start, _ in ranges):
+        large = end - begin >= _MAPPED_BYTES and max(stop - start for start, stop in ranges) > _COPIED_BYTES
+        if large and self._stays and not any(start % ALIGNMENT for start, _ in ranges):
             whole = snapshot(self._file.fileno(), begin, end)
             if whole is not None:
                 return [whole[start - begin : stop - begin] for start, stop in ranges]

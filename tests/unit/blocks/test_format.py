@@ -10,6 +10,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from millrace.blocks.memory import MemoryStore
 from millrace.blocks.reader import BlockReader, Reads, read_index
 from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
+from millrace.elements import mapping
 from millrace.elements.tree import flatten
 from millrace.errors import BlockDamagedError, CodecError, StoreFullError
 from millrace.testing.stores import POINT, get, put
@@ -236,6 +238,24 @@ def test_of_arrays_that_are_alike_only_those_are_read_once_their_message_was_fou
     assert block.ranges[2:] == [[1000, 1000, 1000]]
     reader.read(range(50))
     assert min(block.ranges[3]) > 30_000, "and where most of it is wanted"
+
+
+@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+def test_of_a_local_disk_large_elements_are_views_of_what_the_system_has(tmp_path):
+    store = DirectoryStore(str(tmp_path))
+    made = [{"image": np.full(150_001, number, np.uint8), "label": np.int64(number)} for number in range(20)]
+    with contextlib.closing(store.open(POINT, write(store, [[element] for element in made]))) as block:
+        reader = BlockReader(block)
+        before = pa.total_allocated_bytes()
+        for _ in range(2):  # looked at for the first time, and known
+            found = reader.read(range(20))
+            assert same(found, [[element] for element in made])
+            assert pa.total_allocated_bytes() == before
+            for (element,) in found:
+                element["image"][:] = 0
+        apart = reader.read([1, 7, 13])
+    assert same(apart, [[made[number]] for number in (1, 7, 13)])
+    assert pa.total_allocated_bytes() > before, "where little lies together it is copied"
 
 
 def test_what_was_written_to_since_is_looked_at_again(tmp_path):
