@@ -231,10 +231,11 @@ def _never_dealt(job: Job, number: int, task: int) -> bool:
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
     """The tail that would take the task's leftovers has begun, or is over, though nobody has run the task.
 
-    It did not wait, as the task's consumer had gone; then another one came in its place.
+    It did not wait, as the task's consumer had gone; then another one came in its place. A tail that was read before
+    the epoch was resumed took all that it was to take.
     """
     parent = state.plan(job).task(task).parent
-    if parent < 0 or not in_turn(job):
+    if parent < 0 or not in_turn(job) or job.epochs[number].over(parent):
         return False
     tail = job.epochs[number].live.get(parent)
     return tail.lease > 0 if tail is not None else _was_dealt(job, number, parent)

@@ -47,6 +47,14 @@ class FakePlan:
     def task(self, index: int) -> Task:
         return self.tasks[index] if self.mains is not None else Task(index, index, index + 1)
 
+    def put_out(self, task: Task, left: list[str], *, flush: bool) -> tuple[list[str], list[str]]:
+        """(outputs, what is left to the tail): three elements of a task, or those ``left`` to a tail, two an output."""
+        elements = left if task.inputs else [f"{task.start}{letter}" for letter in "abc"]
+        outputs = ["+".join(elements[at : at + 2]) for at in range(0, len(elements), 2)]
+        if task.parent < 0 or flush or not len(elements) % 2:
+            return outputs, []
+        return outputs[:-1], elements[-1:]
+
 
 def _tasks(mains: int, fan_in: int) -> list[Task]:
     if not fan_in or mains < 2:
@@ -76,6 +84,9 @@ class FakeWorker:
         self.leases: dict[int, msg.LeaseTask] = {}
         self.finished: dict[tuple[str, int, int], int] = {}
         self.leftovers: set[tuple[str, int, int]] = set()
+        self.outputs: dict[tuple[str, int, int], list[str]] = {}
+        self.left: dict[tuple[str, int, int], list[str]] = {}
+        """What the tasks that it has finished gave and left over, be it forgotten by now."""
         self.open: set[str] = set()
         self.unread: dict[tuple[str, int, int], int] = {}
         self.stale: list[int] = []
@@ -150,6 +161,8 @@ class FakeConsumer:
         self.resumed = -1
         self.reads: dict[int, msg.TaskRead] = {}
         self.complete: list[int] = []
+        self.got: list[str] = []
+        """Outputs that it has of the epoch."""
         self.ends: list[int] | None = None
         self.failure: Any = None
         self.notices: list[str] = []
@@ -168,7 +181,7 @@ class FakeConsumer:
             self.resumed = message.epoch
         elif isinstance(message, msg.EpochBegun):
             if self.epoch is None or message.epoch != self.epoch.epoch:
-                self.reads, self.complete, self.ends = {}, [], None
+                self.reads, self.complete, self.got, self.ends = {}, [], [], None
             self.epoch = message
         elif isinstance(message, msg.ReadTasks):
             assert self.epoch is not None
@@ -325,17 +338,22 @@ class Service:
         task = worker.leases.pop(lease)
         key = (task.ref.job, task.ref.epoch, task.ref.task)
         planned = self.plan.task(task.ref.task if task.run < 0 else task.run)
-        missing = []
+        missing: list[int] = []
+        taken: list[str] = []
         for holder_task, address in task.holders:
             holder = self.workers.get(address.split(":")[0])
-            if holder is None or (task.ref.job, task.ref.epoch, holder_task) not in holder.leftovers:
+            below = (task.ref.job, task.ref.epoch, holder_task)
+            if holder is None or below not in holder.leftovers:
                 missing.append(holder_task)
+            else:
+                taken += holder.left[below]
         if missing:
             self.lost_leftovers += len(missing)
             self.say(inp.WorkerSaid(worker.name, msg.LeftoversLost(task.ref, lease, missing)))
             return
         keeps = planned.parent >= 0 and not task.flush if leftovers is None else leftovers
         worker.finished[key] = lease
+        worker.outputs[key], worker.left[key] = self.plan.put_out(planned, taken, flush=task.flush)
         if task.received >= 0:
             worker.unread[key] = task.consumer
         if keeps:
@@ -419,7 +437,9 @@ class Service:
         peer.complete.append(task)
         worker = self.workers.get(peer.reads[task].worker)
         if worker is not None and peer.joined is not None:
-            worker.unread.pop((peer.joined.job, peer.epoch.epoch, task), None)
+            key = (peer.joined.job, peer.epoch.epoch, task)
+            worker.unread.pop(key, None)
+            peer.got += worker.outputs[key][peer.reads[task].start :]
         progress = msg.TaskProgress(task, 1, complete=True)
         if peer.connected:
             self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, [progress])))

@@ -182,6 +182,17 @@ def test_leftovers_that_became_outputs_that_were_read_are_not_kept():
     assert not any(epoch == 0 for _, epoch, _ in service.workers["w0"].leftovers)
 
 
+def test_what_has_become_outputs_that_were_read_is_not_given_again_in_a_fixed_order():
+    """Though the walk of who read them has come past the tails."""
+    service, peers = running(FakePlan(9, 3), consumers=2, deterministic=True)
+    done = TaskSet.of({*range(13)} - {0, 2, 6, 9})
+    states = [state_of(service, peer, 2, done=done.low, later=done.text()) for peer in peers]
+    peers = loads(service, states, 2, deterministic=True)
+    service.run(room=1)
+    assert sorted(task for peer in peers for task in peer.complete) == [0, 2, 6, 9]
+    assert sorted(output for peer in peers for output in peer.got) == ["0a+0b", "2a+2b", "5a+5b", "7a+7b"]
+
+
 def test_ranks_wait_for_one_another_and_are_told_where_they_go_on():
     service, peers = running(consumers=2)
     first, second = states_of(service, peers)
