@@ -351,8 +351,8 @@ class Conversation:
 
     def _told(self, message: ToConsumer) -> None:
         match message:
-            case ReadTasks(epoch=epoch, reads=reads):
-                self.feed.assign(epoch, reads)
+            case ReadTasks(epoch=epoch, reads=reads, alone=alone):
+                self.feed.assign(epoch, reads, alone)
             case EpochEnds(epoch=epoch, tasks=tasks):
                 self.feed.ends(epoch, tasks)
             case StepsReady(epoch=epoch, steps=steps, last=last):

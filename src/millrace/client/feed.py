@@ -112,12 +112,13 @@ class Feed:
         for connection in connections:
             connection.close()
 
-    def assign(self, epoch: int, reads: Sequence[TaskRead]) -> None:
-        """Tasks are (now) to be read from these workers."""
+    def assign(self, epoch: int, reads: Sequence[TaskRead], alone: Sequence[int] = ()) -> None:
+        """Tasks are (now) to be read from these workers; ``alone``: some tasks that leave nothing over, for states."""
         orders: dict[str, list[delivery.Read]] = {}
         with self._lock:
             if self._closed or self._inbox is None or self._inbox.number != epoch:
                 return
+            self._inbox.alone.update(alone)
             for read in reads:
                 if read.local:
                     self._local.add(read.address)
@@ -242,6 +243,14 @@ class Feed:
         """(task, number of its outputs) of this epoch's tasks that have ended since the last call."""
         with self._changed:
             return [] if self._inbox is None or self._inbox.number != epoch else self._inbox.ended()
+
+    def alone(self, epoch: int) -> set[int]:
+        """Tasks of this epoch that leave nothing over, as was heard since the last call."""
+        with self._changed:
+            if self._inbox is None or self._inbox.number != epoch:
+                return set()
+            alone, self._inbox.alone = self._inbox.alone, set()
+            return alone
 
     @property
     def skipped(self) -> int:

@@ -123,6 +123,8 @@ class EpochInbox:
         self._decode = decode
         self.reruns: list[Rerun] = []
         """Runs that were compared with the one before."""
+        self.alone: set[int] = set()
+        """Tasks that leave nothing over, as was heard."""
         self._tasks: dict[int, TaskInbox] = {}
         self._arrived: deque[TaskInbox] = deque()  # one entry for each message; unused if in_order
         self._share: set[int] | None = None

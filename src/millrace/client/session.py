@@ -353,4 +353,5 @@ def _checkpoint(conversation: Conversation, graph: str, epoch: int, tally: Tally
         rank=conversation.consumer,
         ranks=conversation.spec.num_consumers or 1,
         reused=conversation.reused,
+        alone=(tally.alone.low, tally.alone.text()),
     )

@@ -24,12 +24,14 @@ class Tally:
         meter: measures.
         current: what is still to be handed out of the message that was taken last.
         ended: the reader was told that there is no more.
+        alone: tasks that are known to leave nothing over.
     """
 
     def __init__(self, read: Merged | None = None) -> None:
         self.meter = Meter()
         self.current: Iterator[Any] = iter(())
         self.ended = False
+        self.alone = TaskSet() if read is None else read.tasks_alone()
         self._arrival: Arrival | None = None
         self._progress = Progress() if read is None else Progress(read.tasks_done(), dict(read.begun))
 
@@ -52,4 +54,6 @@ class Tally:
             self._progress.yielded(self._arrival.task.number, self._arrival.end - operator.length_hint(self.current))
         for task, outputs in feed.ended(epoch):
             self._progress.ends(task, outputs)
+        for task in feed.alone(epoch):
+            self.alone.add(task)
         return self._progress.now()

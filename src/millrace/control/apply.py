@@ -174,6 +174,7 @@ def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
     epoch = job.epochs[event.epoch] = Epoch(low=done.low, later=done.bitmap(), done=len(done) - len(event.again))
     epoch.starts = dict(event.begun)
     epoch.freed = set(event.freed)
+    epoch.alone = set(event.alone)
     epoch.reused = event.reused
     if job.spec.deterministic:
         every = job.spec.num_consumers or 1
@@ -230,6 +231,7 @@ def _deal(job: Job, epoch: Epoch, task: int, live: LiveTask) -> None:
     live.received = epoch.starts.get(task, 0)
     live.freed = task in epoch.freed
     epoch.freed.discard(task)
+    live.alone = task in epoch.alone
     epoch.dealt[live.consumer] = epoch.dealt.get(live.consumer, 0) + 1
     epoch.unread.setdefault(live.consumer, set()).add(task)
     if job.length is not None:
@@ -353,9 +355,13 @@ def _task_done(state: State, event: ev.TaskDone) -> None:
     epoch.suspected.discard(event.task)
     epoch.done += 1
     epoch.fed.pop(event.task, None)
+    epoch.without.pop(event.task, None)
     epoch.starts.pop(event.task, None)
     if event.parent >= 0:
         epoch.fed[event.parent] = epoch.fed.get(event.parent, 0) + 1
+        tail = epoch.live.get(event.parent)
+        if live.alone or (event.dropped and (tail is None or not tail.lease)):
+            epoch.without.setdefault(event.parent, []).append(event.task)
     for task in event.inputs:
         if task in epoch.live:
             epoch.live[task].freed = True

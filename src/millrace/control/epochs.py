@@ -16,7 +16,7 @@ from millrace.control.messages import (
     TaskRef,
 )
 from millrace.control.state import Job, LiveTask, State
-from millrace.control.supply import all_dealt, first_missing, in_turn, missing, newest, share_dealt
+from millrace.control.supply import all_dealt, alone_at, first_missing, in_turn, missing, newest, share_dealt
 from millrace.control.turn import Turn
 from millrace.planning.checkpoint import merge
 from millrace.planning.plan import owed
@@ -36,8 +36,11 @@ def open_epoch(turn: Turn, job: Job, number: int) -> None:
 def _resumed(state: State, job: Job) -> ev.EpochResumed:
     """The epoch that the job's states lead to, without what was read of it."""
     merged = merge(list(job.states.values()))
-    again, freed = owed(state.plan(job).task, merged.tasks_done())
-    return ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused)
+    alone = merged.tasks_alone()
+    again, freed = owed(state.plan(job).task, merged.tasks_done(), alone)
+    return ev.EpochResumed(
+        job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused, list(alone)
+    )
 
 
 def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
@@ -106,15 +109,16 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
     """
     epoch = job.epochs[number]
     end = first_missing(job, epoch, consumer) if job.spec.deterministic else None
-    reads = []
+    reads, alone = [], []
     for task in tasks:
         live = epoch.live[task]
         worker = turn.state.workers.get(live.worker)
         if worker is not None and (end is None or task < end):
             start, local = epoch.starts.get(task, 0), bool(worker.only)
             reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, local))
+            alone += alone_at(turn.state, job, number, task)
     if reads:
-        turn.to_consumer(job, consumer, ReadTasks(number, reads))
+        turn.to_consumer(job, consumer, ReadTasks(number, reads, alone))
 
 
 def held_back(job: Job) -> bool:

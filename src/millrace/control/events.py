@@ -228,6 +228,7 @@ class EpochResumed(Event, frozen=True):
         begun: (task, outputs that were read) of others.
         again: those done whose leftovers are still needed, so that they run again, unread by anybody.
         freed: those not done whose leftovers have become outputs that were read.
+        alone: those that give what they would leave over themselves, done or not.
     """
 
     job: str
@@ -238,6 +239,7 @@ class EpochResumed(Event, frozen=True):
     again: list[int] = []
     freed: list[int] = []
     reused: int = -1
+    alone: list[int] = []
 
 
 class OwnersAsked(Event, frozen=True):

@@ -200,7 +200,8 @@ def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> Non
     planned = None if job.spec.sharding == "off" else turn.state.plan(job).task(task)
     inputs = [] if planned is None else list(planned.inputs)
     epoch = job.epochs[number]
-    gone = planned is None or epoch.live[task].freed or (epoch.live[task].alone and planned.parent not in epoch.live)
+    live = epoch.live[task]
+    gone = planned is None or live.freed or task in epoch.alone or (live.alone and planned.parent not in epoch.live)
     parent = -1 if planned is None or gone else planned.parent
     turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:

@@ -416,6 +416,8 @@ class ReadTasks(Message, frozen=True):
 
     epoch: int
     reads: list[TaskRead]
+    alone: list[int] = []
+    """Of these, and of those that leave something to these, the ones that give it themselves instead; for states."""
 
 
 class EpochEnds(Message, frozen=True):

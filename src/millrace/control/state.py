@@ -226,6 +226,8 @@ class Epoch(msgspec.Struct):
         low: of a resumed epoch: all tasks below were read before, and
         later: by task from there on a bit, set if it was.
         freed: tasks of which the leftovers are not needed, until they are dealt.
+        alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
+        without: by tail that is not over, inputs that are, and left it nothing as they were dropped or ran alone.
         reused: a cache point below which all is as in the first epoch.
         chooser: the worker that was asked to choose, among ``candidates``.
     """
@@ -253,6 +255,8 @@ class Epoch(msgspec.Struct):
     later: bytes = b""
     freed: set[int] = set()
     reused: int = -1
+    alone: set[int] = set()
+    without: dict[int, list[int]] = {}
 
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""

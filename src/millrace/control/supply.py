@@ -208,7 +208,7 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
     absent = epoch.fed.get(tail, 0)  # those that are over are no longer there
     for task in inputs:
         live = epoch.live.get(task)
-        if live.alone if live is not None else _never_dealt(job, number, task):
+        if task in epoch.alone or (live.alone if live is not None else _never_dealt(job, number, task)):
             continue
         if live is None or not live.finished:
             absent -= 1
@@ -231,14 +231,33 @@ def _never_dealt(job: Job, number: int, task: int) -> bool:
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
     """The tail that would take the task's leftovers has begun, or is over, though nobody has run the task.
 
-    It did not wait, as the task's consumer had gone; then another one came in its place. A tail that was read before
-    the epoch was resumed took all that it was to take.
+    It did not wait, as the task's consumer had gone; then another one came in its place. Where that was before the
+    epoch was resumed, ``Epoch.alone`` says so.
     """
     parent = state.plan(job).task(task).parent
     if parent < 0 or not in_turn(job) or job.epochs[number].over(parent):
         return False
     tail = job.epochs[number].live.get(parent)
     return tail.lease > 0 if tail is not None else _was_dealt(job, number, parent)
+
+
+def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
+    """Of a task that has been leased, and of those whose leftovers it takes, the ones that leave nothing over.
+
+    Whoever reads it has to know: where its states are loaded, it must be the same tasks.
+    """
+    epoch = job.epochs[number]
+    if job.spec.sharding == "off" or not (in_turn(job) or epoch.alone or epoch.without):
+        return []
+    without = {*epoch.alone, *epoch.without.get(task, ())}
+    alone = [task] if epoch.live[task].alone else []
+    for each in state.plan(job).task(task).inputs:
+        live = epoch.live.get(each)
+        # In a fixed order it has begun without those that nobody has been dealt yet.
+        late = in_turn(job) and not epoch.over(each) and not _was_dealt(job, number, each)
+        if each in without or (live.alone if live is not None else late):
+            alone.append(each)
+    return alone
 
 
 def _was_dealt(job: Job, number: int, task: int) -> bool:

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from millrace.elements.chunk import Chunk
 from millrace.engine.overlap import overlapped
 from millrace.engine.program import Program, Run
@@ -114,16 +116,18 @@ def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
 
 def chunks_of(epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: Tally) -> Generator[Chunk, None, None]:
     """What is still to come of an epoch: the chunks of these tasks, one after the other."""
-    done, begun = begin.tasks_done(), dict(begin.begun)
+    done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
     left: dict[int, Leftovers] = {}
     passed: dict[int, Task] = {}
-    for number, task in enumerate(tasks):
+    for number, given in enumerate(tasks):
+        by_itself = number in alone
+        task = msgspec.structs.replace(given, parent=-1) if by_itself else given
         if number not in done:
             leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
             yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
         elif task.parent >= 0:
             passed[task.index] = task
-        else:
+        elif not by_itself:
             passed.clear()  # whatever they left over has become outputs
 
 
@@ -305,6 +309,7 @@ def _state(tally: Tally, begin: Merged, seed: int, share: Share | None, identity
         seed=seed,
         epoch=begin.epoch,
         reused=begin.reused,
+        alone=begin.alone,
         graph=here.graph,
         sources=here.sources,
         tasks=here.tasks,

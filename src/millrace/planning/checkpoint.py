@@ -54,6 +54,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         ranks: readers this is; what is left of the epoch is what none of them has.
         helpers: the readers are processes of one DataLoader without a service, each with tasks of its own.
         reused: a cache point below which the epoch is as the first one was; -1: none.
+        alone: (``low``, :meth:`TaskSet.text`) of tasks that are known to give what they would leave over themselves.
     """
 
     version: int = VERSION
@@ -70,6 +71,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     helpers: bool = False
     reused: int = -1
+    alone: tuple[int, str] = (0, "")
 
     @property
     def identity(self) -> Identity:
@@ -90,11 +92,16 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         """Tasks that were yielded to their end."""
         return TaskSet.parse(self.done, self.later)
 
+    def tasks_alone(self) -> TaskSet:
+        """Tasks that leave nothing over, as their tails began without them."""
+        return TaskSet.parse(*self.alone)
+
 
 def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     """As a dict of plain values, which any checkpoint format takes."""
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
-    return {**state, "sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
+    lists = {"sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
+    return {**state, **lists, "alone": [*checkpoint.alone]}
 
 
 def unpack(state: Any) -> Checkpoint:
@@ -113,11 +120,11 @@ def unpack(state: Any) -> Checkpoint:
         raise StateError(f"the state has {', '.join(map(repr, unknown))}, which state_dict() never writes")
     try:
         found = msgspec.convert(dict(state), Checkpoint)
-        found.tasks_done()
+        known = found.tasks_done(), found.tasks_alone()
     except (msgspec.ValidationError, ValueError) as error:
         raise StateError(f"the state is damaged: {error}") from error
     counts = [found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
-    tops = [found.done, found.tasks_done().bits.bit_length() + found.done]
+    tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
     tops += [task + 1 for task, _ in found.begun if not found.helpers]
     if min(counts) < 0 or not 0 <= found.rank < found.ranks:
         raise StateError(f"the state is damaged: no number in it can be {min([*counts, found.rank])}")
@@ -134,10 +141,15 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     later: str = ""
     begun: list[tuple[int, int]] = []
     reused: int = -1
+    alone: tuple[int, str] = (0, "")
 
     def tasks_done(self) -> TaskSet:
         """Tasks that were yielded to their end."""
         return TaskSet.parse(self.done, self.later)
+
+    def tasks_alone(self) -> TaskSet:
+        """Tasks that leave nothing over, as their tails began without them."""
+        return TaskSet.parse(*self.alone)
 
 
 def alike(checkpoints: Sequence[Checkpoint]) -> None:
@@ -185,15 +197,17 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Merged:
 
 def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
     """What these states, of all ranks or of some, say that was yielded of an epoch."""
-    done, begun, reused = TaskSet(), dict[int, int](), -1
+    done, alone, begun, reused = TaskSet(), TaskSet(), dict[int, int](), -1
     for checkpoint in checkpoints:
         if checkpoint.epoch == epoch:
             reused = max(reused, checkpoint.reused)
             done |= checkpoint.tasks_done()
+            alone |= checkpoint.tasks_alone()
             for task, outputs in checkpoint.begun:
                 begun[task] = max(outputs, begun.get(task, 0))
     left = sorted((task, outputs) for task, outputs in begun.items() if task not in done)
-    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left, reused=reused)
+    gives = alone.low, alone.text()
+    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left, reused=reused, alone=gives)
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import StateError
-from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, merge, pack, parse_all
+from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, merge, pack, parse_all, said
 
 Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
 """An epoch's number, or what says it when told which is the next and what it begins with; None: the next."""
@@ -99,4 +99,4 @@ def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: boo
             f"the state is of {whose}, and this is process {share[0]} of {share[1]} in a DataLoader: without a "
             "service a state is loaded with the num_workers that it was saved with"
         )
-    return Merged(epoch=first.epoch, done=first.done, later=first.later, begun=first.begun, reused=first.reused)
+    return said(loaded, first.epoch)

@@ -167,7 +167,7 @@ def _tree(mains: int, level: int) -> int:
     return whole * full + (_tree(rest, level - 1) if rest else 0) + 1
 
 
-def owed(task: Callable[[int], Task], done: TaskSet) -> tuple[list[int], list[int]]:
+def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[list[int], list[int]]:
     """Whose leftovers are needed, and whose no longer, when tasks in any order are done.
 
     Leftovers have become outputs that were read once the tail at the end of their round is done. Before that, tasks
@@ -176,6 +176,7 @@ def owed(task: Callable[[int], Task], done: TaskSet) -> tuple[list[int], list[in
     Args:
         task: of a plan, by index.
         done: those whose outputs were all read.
+        alone: those that leave nothing over, as their tails began without them.
 
     Returns:
         Tasks that are done and whose leftovers are needed; tasks that are not done and whose leftovers are not.
@@ -184,15 +185,18 @@ def owed(task: Callable[[int], Task], done: TaskSet) -> tuple[list[int], list[in
 
     def is_spent(tail: int) -> bool:
         if tail not in spent:
-            spent[tail] = tail in done and is_spent(task(tail).parent)
+            spent[tail] = tail in done and is_spent(tail_of(tail))
         return spent[tail]
+
+    def tail_of(index: int) -> int:
+        return -1 if index in alone else task(index).parent
 
     again: list[int] = []
     freed: list[int] = []
     end = done.low + done.bits.bit_length()
     if end and task(0).parent >= 0:  # else nothing is left over by any
         for index in range(end):
-            parent = task(index).parent
+            parent = tail_of(index)
             if parent >= 0 and (index in done) != is_spent(parent):
                 (again if index in done else freed).append(index)
     return again, freed

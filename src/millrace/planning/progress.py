@@ -6,7 +6,7 @@ import base64
 import binascii
 import zlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 PLAIN_BYTES = 2048
 """Bytes of a set that are written as they are: deflating more takes longer than a step should wait."""
@@ -62,6 +62,10 @@ class TaskSet:
         return isinstance(other, TaskSet) and (self.low, self.bits) == (other.low, other.bits)
 
     __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.low)
+        yield from (self.low + place for place, bit in enumerate(f"{self.bits:b}"[::-1]) if bit == "1")
 
     def copy(self) -> TaskSet:
         """Another of the same tasks."""

@@ -94,6 +94,36 @@ def test_ranks_at_unequal_steps_and_other_ranks_after_that(service, sharding, be
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)
+def test_in_the_place_of_a_rank_that_went_in_a_fixed_order(service):
+    """Tails have begun without what that one was to read, which whoever reads it now gets whole."""
+    many = mr.Dataset.range(24_000).shuffle(100).filter(lambda number: number % 3 > 0).batch(7).with_options(seed=5)
+
+    def rank(index):
+        return many.distribute(
+            service.address, job_name="ours", num_consumers=2, consumer_index=index, tasks=480, deterministic=True
+        )
+
+    with rank(1) as stays:
+        epochs = [iter(stays)]
+        with rank(0) as goes:
+            next(iter(goes))
+        found = Counter(numbers(itertools.islice(epochs[0], 300)))
+        with rank(0) as comes:
+            epochs.insert(0, iter(comes))
+            found.update(numbers(itertools.islice(epochs[0], 60)))
+            states = passed_on([epoch.state_dict() for epoch in epochs])
+    assert any(state["alone"] != [0, ""] for state in states)
+    with rank(0) as first, rank(1) as second:
+
+        def read(dataset):
+            dataset.load_state_dict(states[dataset._consumer_index])
+            return numbers(dataset)
+
+        rest = all_at_once(read, [first, second])
+    assert found + Counter(itertools.chain(*rest)) == Counter(number for number in range(24_000) if number % 3)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
 def test_the_life_before_gets_an_error_and_takes_nothing(service):
     with (
         pipeline().distribute(service.address, **OPTIONS) as old,

@@ -163,6 +163,7 @@ class FakeConsumer:
         self.complete: list[int] = []
         self.got: list[str] = []
         """Outputs that it has of the epoch."""
+        self.alone: set[int] = set()
         self.ends: list[int] | None = None
         self.failure: Any = None
         self.notices: list[str] = []
@@ -181,11 +182,12 @@ class FakeConsumer:
             self.resumed = message.epoch
         elif isinstance(message, msg.EpochBegun):
             if self.epoch is None or message.epoch != self.epoch.epoch:
-                self.reads, self.complete, self.got, self.ends = {}, [], [], None
+                self.reads, self.complete, self.got, self.alone, self.ends = {}, [], [], set(), None
             self.epoch = message
         elif isinstance(message, msg.ReadTasks):
             assert self.epoch is not None
             assert message.epoch == self.epoch.epoch
+            self.alone.update(message.alone)
             for read in message.reads:
                 self.reads[read.task] = read
         elif isinstance(message, msg.EpochEnds):
@@ -443,6 +445,16 @@ class Service:
         progress = msg.TaskProgress(task, 1, complete=True)
         if peer.connected:
             self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, [progress])))
+
+    def read_part(self, peer: FakeConsumer, task: int, count: int) -> tuple[int, int]:
+        """Read ``count`` more outputs of a task, or what there is, and say so; (task, outputs of it that were read)."""
+        assert peer.epoch is not None
+        start, key = peer.reads[task].start, (peer.joined.job, peer.epoch.epoch, task)
+        outputs = self.workers[peer.reads[task].worker].outputs[key][start : start + count]
+        peer.got += outputs
+        progress = msg.TaskProgress(task, start + len(outputs))
+        self.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, [progress])))
+        return task, start + len(outputs)
 
     def readable(self, peer: FakeConsumer) -> list[int]:
         """Tasks that lie finished where the consumer was told."""

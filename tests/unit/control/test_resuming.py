@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.control.control_driver import STRUCTURE, FakeConsumer, FakePlan, Service
+from tests.unit.control.control_driver import STRUCTURE, FakeConsumer, FakePlan, Service, in_order
 from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, disturb, settle
 
 from millrace.control import actions as act
@@ -17,7 +18,7 @@ from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.graph.serialize import unpack
-from millrace.planning.checkpoint import Checkpoint, graph_digest
+from millrace.planning.checkpoint import Checkpoint, graph_digest, said
 from millrace.planning.progress import TaskSet
 
 SEED = 11
@@ -25,14 +26,18 @@ WAYS = sorted(set(KINDS) - {"off"})
 
 
 def state_of(
-    service: Service, peer: FakeConsumer, ranks: int, before: tuple[Checkpoint, ...] = (), **fields: Any
+    service: Service,
+    peer: FakeConsumer,
+    ranks: int,
+    before: Sequence[Checkpoint] = (),
+    part: Mapping[int, int] | None = None,
+    **fields: Any,
 ) -> Checkpoint:
-    """What the client would say: all that it has read since, and what it loaded."""
+    """What the client would say: all that it has read since, to the end or in ``part``, and what it loaded."""
     epoch = peer.epoch.epoch if peer.epoch is not None else 0
-    done = TaskSet.of(peer.complete)
-    for state in before:
-        if state.epoch == epoch:
-            done |= state.tasks_done()
+    loaded = said(before, epoch)
+    done, alone = TaskSet.of(peer.complete) | loaded.tasks_done(), TaskSet.of(peer.alone) | loaded.tasks_alone()
+    begun = {**dict(loaded.begun), **(part or {})}
     known = Checkpoint(
         seed=SEED,
         epoch=epoch,
@@ -41,13 +46,15 @@ def state_of(
         tasks=service.plan.length,
         done=done.low,
         later=done.text(),
+        begun=sorted((task, outputs) for task, outputs in begun.items() if task not in done),
+        alone=(alone.low, alone.text()),
         rank=peer.joined.consumer,
         ranks=ranks,
     )
     return msgspec.structs.replace(known, **fields)
 
 
-def states_of(service: Service, peers: list[FakeConsumer], before: tuple[Checkpoint, ...] = ()) -> list[Checkpoint]:
+def states_of(service: Service, peers: list[FakeConsumer], before: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
     return [state_of(service, peer, len(peers), before) for peer in peers]
 
 
@@ -78,12 +85,56 @@ def begin(service: Service, peer: FakeConsumer) -> None:
     service.begin(peer, peer.resumed if peer.joined.waits else peer.joined.epoch + 1)
 
 
-def read_some(service: Service, rng: random.Random) -> None:
-    for _ in range(rng.randrange(25)):
-        service.work(read=rng.random() < 0.7, room=2)
+def elements(outputs: Iterable[str]) -> list[str]:
+    return sorted(element for output in outputs for element in output.split("+"))
 
 
-@settings(max_examples=60, deadline=None)
+def elements_of(mains: int) -> list[str]:
+    return sorted(f"{main}{letter}" for main in range(mains) for letter in "abc")
+
+
+class Ranks:
+    """The consumers of one life of a job, some of which leave and some of whose places are taken by others.
+
+    Args:
+        service: that they read from.
+        peers: by rank.
+        loaded: by rank, the states that it went on from.
+    """
+
+    def __init__(
+        self, service: Service, peers: list[FakeConsumer], loaded: list[list[Checkpoint]], **kind: Any
+    ) -> None:
+        self.service, self.peers, self.loaded, self.kind = service, peers, loaded, kind
+        self.left: dict[int, Checkpoint] = {}
+        """By rank, the last state of who left and was not followed by another."""
+
+    def state(self, rank: int, rng: random.Random) -> Checkpoint:
+        """One that its client could give now, in the middle of a task perhaps."""
+        peer = self.peers[rank]
+        ready = [task for task in self.service.readable(peer) if in_order(peer, task, self.service)][:1]
+        part = dict(self.service.read_part(peer, task, rng.randrange(3)) for task in ready)
+        return state_of(self.service, peer, len(self.peers), self.loaded[rank], part)
+
+    def come_or_go(self, rng: random.Random) -> None:
+        rank = rng.randrange(len(self.peers))
+        peer = self.peers[rank]
+        if rank in self.left:
+            del self.left[rank]
+            self.loaded[rank] = []
+            self.peers[rank] = self.service.join(
+                f"{peer.client}+", consumer=rank, num_consumers=len(self.peers), **self.kind
+            )
+        elif len(self.left) < len(self.peers) - 1 and peer.connected:
+            self.left[rank] = state_of(self.service, peer, len(self.peers), self.loaded[rank])
+            self.service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+            del self.service.consumers[peer.client]
+
+    def states(self, rng: random.Random) -> list[Checkpoint]:
+        return [self.left[rank] if rank in self.left else self.state(rank, rng) for rank in range(len(self.peers))]
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10**9),
     plan=st.sampled_from(PLANS),
@@ -91,27 +142,35 @@ def read_some(service: Service, rng: random.Random) -> None:
     counts=st.lists(st.integers(1, 3), min_size=2, max_size=4),
     anew=st.booleans(),
 )
-def test_stopped_again_and_again_each_task_is_read_once(seed, plan, kind, counts, anew):
-    """With as many or other numbers of consumers, at the same service or another, while workers die."""
+def test_stopped_again_and_again_each_element_is_read_once(seed, plan, kind, counts, anew):
+    """With as many or other numbers of consumers, at the same service or another, while workers die and ranks leave.
+
+    What a rank read counts as far as its state is among those that are loaded.
+    """
     rng = random.Random(seed)
     service = Service(FakePlan(*plan))
     names = ["w0", "w1"]
     for name in names:
         service.add_worker(name)
     peers = [service.join(f"c{i}", num_consumers=counts[0], consumer=i, **KINDS[kind]) for i in range(counts[0])]
-    read: list[int] = []
-    before: tuple[Checkpoint, ...] = ()
-    for count in counts[1:]:
-        read_some(service, rng)
-        for _ in range(rng.randrange(3)):
-            disturb(service, rng, names)
+    ranks = Ranks(service, peers, [[] for _ in peers], **KINDS[kind])
+    had: list[str] = []
+    """What all ranks' states say."""
+    for life, count in enumerate(counts[1:]):
+        for _ in range(rng.randrange(1, 5)):
+            for _ in range(rng.randrange(12)):
+                service.work(read=rng.random() < 0.7, room=2)
+            if rng.random() < 0.4:
+                disturb(service, rng, names)
+            if rng.random() < 0.5 and not life and all(peer.epoch for peer in ranks.peers):
+                ranks.come_or_go(rng)
         calm(service, names)
-        if any(peer.epoch is None for peer in peers):
+        if any(peer.epoch is None for peer in ranks.peers):
             continue  # nothing has begun to be said
-        states = states_of(service, peers, before)
-        read += [task for peer in peers for task in peer.complete]
-        before = tuple(states)
-        for peer in peers:
+        states = ranks.states(rng)
+        had += [output for peer in ranks.peers for output in peer.got]
+        there = [peer for peer in ranks.peers if peer.client in service.consumers]
+        for peer in there:
             peer.connected = rng.random() < 0.5  # some are still there
             if not peer.connected:
                 service.say(inp.ClientSessionLost(peer.client))
@@ -119,21 +178,22 @@ def test_stopped_again_and_again_each_task_is_read_once(seed, plan, kind, counts
             service = Service(FakePlan(*plan))
             names = ["v0"]
             service.add_worker("v0")
-        former, peers = peers, loads(service, states, count, own=count == len(peers), **KINDS[kind])
+        own = count == len(states) and rng.random() < 0.5
+        peers = loads(service, states, count, own=own, **KINDS[kind])
+        ranks = Ranks(service, peers, [states[i : i + 1] if own else states for i in range(count)], **KINDS[kind])
         if not anew:
-            assert all(peer.failure.kind == "ConsumerConflictError" for peer in former if peer.connected)
-            for peer in former:
+            assert all(peer.failure.kind == "ConsumerConflictError" for peer in there if peer.connected)
+            for peer in there:
                 del service.consumers[peer.client]
     calm(service, names)
-    settle(service, peers, 2)
-    read += [task for peer in peers for task in peer.complete]
-    assert sorted(read) == list(range(service.plan.length or 0))
+    settle(service, ranks.peers, 2)
+    assert elements(had + [output for peer in ranks.peers for output in peer.got]) == elements_of(plan[0])
     assert service.replayed().snapshot() == service.state.snapshot()
     assert service.restored().snapshot() == service.state.snapshot()
-    for peer in peers:
+    for peer in ranks.peers:
         service.begin(peer)
-    settle(service, peers, 2)
-    assert sorted(task for peer in peers for task in peer.complete) == list(range(service.plan.length or 0))
+    settle(service, ranks.peers, 2)
+    assert elements(output for peer in ranks.peers for output in peer.got) == elements_of(plan[0])
 
 
 def running(plan: FakePlan | None = None, consumers: int = 1, **kind: Any) -> tuple[Service, list[FakeConsumer]]:
@@ -180,6 +240,37 @@ def test_leftovers_that_became_outputs_that_were_read_are_not_kept():
     assert peer.complete == [1]
     assert not service.state.jobs["a"].epochs[0].live
     assert not any(epoch == 0 for _, epoch, _ in service.workers["w0"].leftovers)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("sharding", ["dynamic", "static"])
+def test_what_its_tail_has_begun_without_still_gives_its_leftovers_itself(sharding, after):
+    """What was dropped as its reader left, and what that one's follower had read, had begun and had not begun."""
+    kind = {"deterministic": True, "sharding": sharding}
+    service = Service(FakePlan(24, 3))
+    service.add_worker("w0")
+    gone, stays = (service.join(name, consumer=rank, num_consumers=2, **kind) for rank, name in enumerate("xy"))
+    service.plan_tasks(service.workers["w0"])
+    service.say(inp.ConsumerSaid(gone.client, msg.LeaveJob()))
+    del service.consumers[gone.client]
+    tails = {task.index for task in service.plan.tasks if task.inputs}
+    while len(tails & {*stays.complete}) < 3:
+        service.work(room=1)
+    came = service.join("z", consumer=0, num_consumers=2, **kind)
+    while len(came.complete) < 2:
+        service.work(room=1)
+    while not service.readable(came):
+        service.work(read=False, room=1)
+    task = min(service.readable(came))
+    part = dict([service.read_part(came, task, 1)])
+    states = [state_of(service, came, 2, (), part), state_of(service, stays, 2)]
+    alone = states[0].tasks_alone() | states[1].tasks_alone()
+    assert {*came.complete, task} <= {*alone}
+    assert {*alone} > {*came.complete, task}
+    outputs = [*came.got, *stays.got]
+    peers = loads(service, states, after, **kind)
+    service.run(room=1)
+    assert elements(outputs + [output for peer in peers for output in peer.got]) == elements_of(24)
 
 
 def test_what_has_become_outputs_that_were_read_is_not_given_again_in_a_fixed_order():

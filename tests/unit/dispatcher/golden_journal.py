@@ -45,6 +45,7 @@ def live() -> Service:
     _be_slow(service)
     names += _be_poisoned(service)
     _lose(service)
+    _follow(service)
     _go_on(service)
     _cache(service)
     _scale(service)
@@ -130,6 +131,28 @@ def _go_on(service: Service) -> None:
         service.begin(service.consumers[f"loaded {rank}"], 0)
     for _ in range(30):
         service.work()
+
+
+def _follow(service: Service) -> None:
+    """A job of which one consumer leaves and another comes when tails have begun without it; both go on from states."""
+    kind: dict[str, Any] = {"num_consumers": 2, "deterministic": True}
+    leaves, stays = (service.join(name, "followed", consumer=rank, **kind) for rank, name in enumerate(("lv", "st")))
+    service.plan_tasks(service.add_worker("f0"))
+    service.say(inp.ConsumerSaid(leaves.client, msg.LeaveJob()))
+    while 9 not in stays.complete:
+        assert service.work(room=1)
+    comes = service.join("cm", "followed", consumer=0, **kind)
+    while not comes.complete:
+        assert service.work(room=1)
+    states = states_of(service, [comes, stays])
+    for rank in range(2):
+        service.join(f"follows {rank}", "followed", consumer=rank, states=states, begin=False, **kind)
+    for rank in range(2):
+        service.begin(service.consumers[f"follows {rank}"], 0)
+    for _ in range(30):
+        service.work()
+    resumed = [event for event in service.events if isinstance(event, ev.EpochResumed) and event.job == "followed"]
+    assert resumed[0].alone
 
 
 def _read_on(service: Service) -> None:

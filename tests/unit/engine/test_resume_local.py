@@ -81,7 +81,7 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
 @settings(max_examples=30)
 @given(st.data())
 def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
-    """Any tasks are done and any others begun: what is left is the rest of each."""
+    """Any tasks are done, any others begun, and any have left nothing over: what is left is the rest of each."""
     case = pipeline(data.draw, runs, most=4)
     tasks = data.draw(st.integers(1, 20), label="tasks")
     made = runs.program(case.dataset, tasks=tasks)
@@ -90,7 +90,9 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         tally, by_task = Tally(begin), list[list[str]]()
         left: dict[int, Any] = {}
         epoch = local.Epoch(made, 1)
-        for task in local.planned(made.plan):
+        alone = TaskSet.of(task.index for task in local.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1])))
+        for planned in local.planned(made.plan):
+            task = msgspec.structs.replace(planned, parent=-1) if planned.index in alone else planned
             chunks = epoch.run(task, epoch.take(task, left, {}), left)
             by_task.append([repr(element) for chunk in chunks for element in chunk.elements])
         # No tail can have been read before its inputs were computed, but they need not have been read.
@@ -101,7 +103,8 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
             if number not in done and outputs and data.draw(st.booleans())
         }
         over = TaskSet.of(done)
-        begin = Merged(epoch=1, done=over.low, later=over.text(), begun=sorted(begun.items()))
+        gives = alone.low, alone.text()
+        begin = Merged(epoch=1, done=over.low, later=over.text(), begun=sorted(begun.items()), alone=gives)
         tally = Tally(begin)
         found = texts(tally.handed(local.chunks_of(local.Epoch(made, 1), local.planned(made.plan), begin, tally)))
         rest = [outputs[begun.get(number, 0) :] for number, outputs in enumerate(by_task) if number not in over]

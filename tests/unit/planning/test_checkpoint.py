@@ -20,6 +20,7 @@ from millrace.planning.checkpoint import (
     merge,
     pack,
     parse_all,
+    said,
     unpack,
 )
 from millrace.planning.passes import start_of
@@ -40,6 +41,12 @@ def test_a_state_is_plain_and_comes_back():
     assert parse_all([state]) == parse_all(state) == (STATE,)
 
 
+def test_a_state_of_before_tasks_that_leave_nothing_over_were_told():
+    state = pack(STATE)
+    del state["alone"]
+    assert unpack(state) == STATE
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [
@@ -55,6 +62,9 @@ def test_a_state_is_plain_and_comes_back():
         ({**pack(STATE), "rank": 2, "ranks": 2}, "damaged"),
         ({**pack(STATE), "done": 21}, "task 20 of 20"),
         ({**pack(STATE), "begun": [[20, 1]]}, "task 20 of 20"),
+        ({**pack(STATE), "alone": [21, ""]}, "task 20 of 20"),
+        ({**pack(STATE), "alone": [0, "?"]}, "damaged: not a set of tasks"),
+        ({**pack(STATE), "alone": [3]}, "damaged: Expected `array` of length 2"),
         ([], "empty list"),
     ],
 )
@@ -94,6 +104,14 @@ def test_who_has_read_further_since_both_began_where_a_third_stopped_counts():
     ]
     assert merge(states).begun == [(1, 4)]
     assert merge(states).tasks_done() == TaskSet.of([0, 2])
+
+
+def test_what_any_rank_knows_to_leave_nothing_over_leaves_nothing_over():
+    known = [[0, 3], [], [3, 17]]
+    sets = map(TaskSet.of, known)
+    states = [checkpoint([], alone=(tasks.low, tasks.text()), rank=rank, ranks=3) for rank, tasks in enumerate(sets)]
+    assert [*merge(states).tasks_alone()] == [0, 3, 17]
+    assert not len(said([checkpoint([], epoch=3, alone=(1, ""))], 2).tasks_alone())
 
 
 def test_epochs_that_have_ended_for_some_or_for_all():

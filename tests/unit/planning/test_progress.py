@@ -19,7 +19,7 @@ TASKS = st.lists(st.integers(0, 300))
 @given(TASKS, TASKS)
 def test_a_task_set_is_a_set(ours, theirs):
     one, other = TaskSet.of(ours), TaskSet.of(theirs)
-    assert [task for task in range(310) if task in one] == sorted(set(ours))
+    assert [task for task in range(310) if task in one] == list(one) == sorted(set(ours))
     assert len(one) == len(set(ours))
     both = one | other
     assert [task for task in range(310) if task in both] == sorted({*ours, *theirs})
