@@ -263,6 +263,7 @@ def _task_leased(state: State, event: ev.TaskLeased) -> None:
     worker = state.workers[event.worker]
     worker.unfinished[event.lease] = (event.job, event.epoch, event.task)
     worker.turn_leases += 1
+    state.hands_changed(worker)
 
 
 def _task_ended(state: State, event: ev.TaskEnded) -> None:
@@ -275,6 +276,7 @@ def _task_ended(state: State, event: ev.TaskEnded) -> None:
     job.skipped += event.skipped
     worker = state.workers[live.worker]
     worker.kept[live.lease] = worker.unfinished.pop(live.lease)
+    state.hands_changed(worker)
     lease_ended(state, live.lease)
 
 
@@ -387,6 +389,7 @@ def _free(state: State, live: LiveTask) -> None:
     if worker is not None:
         worker.unfinished.pop(live.lease, None)
         worker.kept.pop(live.lease, None)
+        state.hands_changed(worker)
     lease_ended(state, live.lease)
 
 

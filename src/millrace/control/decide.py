@@ -17,7 +17,7 @@ from millrace.control.cache_messages import CacheUsed, StoreMeasured
 from millrace.control.events import AnyEvent
 from millrace.control.inputs import Input
 from millrace.control.observed import Observed, observe
-from millrace.control.state import State
+from millrace.control.state import SERVICE, State
 from millrace.control.turn import Turn, merged
 
 
@@ -80,7 +80,9 @@ def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
         worker = turn.state.workers.get(item.worker)
         if worker is None or turn.observed.want(item.worker) == wanted:
             return
-        turn.state.forget(worker.job)  # how much may lie unread depends on it
+        turn.state.forget(SERVICE)  # how much may lie unread depends on it
+        turn.state.forget(worker.job)
+        turn.state.hands_changed(worker)
         turn.touched.add(worker.job)
     elif not turn.events:
         return

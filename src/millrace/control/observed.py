@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.cached import StoreCost
+from millrace.control.crew import Crew
 from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
 from millrace.control.messages import (
     ConsumerReport,
@@ -17,11 +18,10 @@ from millrace.control.messages import (
     WorkerReport,
 )
 from millrace.control.reports import Flow, NodeMeasure, Pace
-from millrace.control.state import Crew
 from millrace.policies.autocache import Look
 from millrace.policies.decision import Decision
 from millrace.policies.projection import Profile
-from millrace.policies.sharing import Standing, ahead
+from millrace.policies.sharing import Accounts, Standing, ahead
 
 DEFAULT_WANT = 2
 """Unfinished leases of a worker that has not reported yet."""
@@ -148,8 +148,10 @@ class Division(msgspec.Struct, frozen=True):
         counts: by job that there is, how many it has.
         before: by job, worker-seconds that it had had beyond its share, at that moment.
         waiting: by job that has use for workers and none, since when.
-        idle: jobs that are left out, as they had no worker and no work for one.
+        unserved: jobs that have no worker.
+        idle: those of them that are left out, as they had no work for one either.
         givers: jobs that have more workers than they are to have.
+        accounts: how those of ``shares`` stand.
     """
 
     crew: Crew
@@ -158,8 +160,10 @@ class Division(msgspec.Struct, frozen=True):
     counts: dict[str, int] = {}
     before: dict[str, float] = {}
     waiting: dict[str, float] = {}
+    unserved: frozenset[str] = frozenset()
     idle: frozenset[str] = frozenset()
     givers: list[str] = []
+    accounts: Accounts = Accounts({})
 
     def standing(self, job: str, now: float) -> Standing:
         """How the job stands."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from millrace.control import events as ev
 from millrace.control.epochs import open_next
 from millrace.control.jobs import fail_job
@@ -22,14 +24,8 @@ from millrace.control.supply import (
     wanted,
 )
 from millrace.control.turn import Turn
-from millrace.control.turns import (
-    assign_workers,
-    divide,
-    revoke_blocked,
-    serving,
-    unread_cap,
-    yielding,
-)
+from millrace.control.turns import assign_workers, divide, revoke_blocked, yielding
+from millrace.control.work import serving, unread_cap
 
 
 def schedule(turn: Turn) -> None:
@@ -41,17 +37,33 @@ def schedule(turn: Turn) -> None:
         revoke_blocked(turn, leaving)
         assign_workers(turn, leaving)
         before = len(turn.events)
-        # In the order in which the jobs came.
-        touched = [job for name, job in turn.state.jobs.items() if name in turn.touched]
+        jobs = turn.state.jobs
+        touched = sorted((jobs[name] for name in turn.touched if name in jobs), key=_came)
         turn.touched.clear()
         for job in touched:
             if job.failure is None:
-                _plan(turn, job)
-                _lease_all(turn, job, leaving)
+                _serve(turn, job, leaving)
         if len(turn.events) == before:
             break
     divide(turn)  # which holds from now on
     release_retired(turn)
+
+
+def _came(job: Job) -> tuple[int, str]:
+    """In this order jobs came."""
+    return job.generation, job.name
+
+
+def _serve(turn: Turn, job: Job, leaving: set[str]) -> None:
+    """Plan and lease whatever there is to; that was all if nothing of the job has changed since."""
+    workers = turn.state.workers
+    barred = frozenset(name for name in leaving if workers[name].job == job.name and workers[name].turn_leases)
+
+    def serve() -> None:
+        _plan(turn, job)
+        _lease_all(turn, job, barred)
+
+    turn.state.once(job.name, ("served", barred), serve)  # not remembered if it changes something itself
 
 
 def _adopt_reruns(turn: Turn, job: Job) -> None:
@@ -129,10 +141,10 @@ def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
     turn.emit(ev.OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
 
 
-def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
+def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:
     if job.tables is None or not job.epochs:
         return
-    workers = [worker for worker in serving(turn, job) if not (worker.id in leaving and worker.turn_leases)]
+    workers = [worker for worker in serving(turn, job) if worker.id not in barred]
     if not workers:
         return
     for consumer in active(job):
@@ -144,19 +156,27 @@ def _lease_all(turn: Turn, job: Job, leaving: set[str]) -> None:
                 found = offer(turn.state, job, worker, consumer, cap=cap, ahead=False)
                 if found is not None:
                     lease(turn, job, worker, consumer, found)
+                if found is not None or _alike(turn, job):
                     break
         _make_room(turn, job, workers, consumer)
     progress = True
     while progress and any(_takes_more(turn, job, consumer, workers) for consumer in active(job)):
         progress = False
         open_next(turn, job)
-        for worker in _by_room(job, workers):
-            if len(worker.unfinished) >= turn.observed.want(worker.id):
-                continue
+        for worker in _by_room(job, _with_room(turn, job, barred)):
             leased = _lease_one(turn, job, worker, workers)
             progress = progress or bool(leased)
             if leased is None and _alike(turn, job):
                 return  # nor is there anything for another one
+
+
+def _with_room(turn: Turn, job: Job, barred: Collection[str]) -> list[Worker]:
+    """Workers that want to have more of the job in hand."""
+    known = turn.state.crew.with_room(job.name)
+    for worker in list(known.values()):
+        if len(worker.unfinished) >= turn.observed.want(worker.id):
+            del known[worker.id]
+    return [worker for worker in known.values() if worker.id not in barred]
 
 
 def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:

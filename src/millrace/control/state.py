@@ -6,7 +6,6 @@ from the events, so that replaying a journal gives an equal state; plans are der
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -14,11 +13,11 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.cached import Caches, ModeOf
+from millrace.control.crew import CREW_CHANGES, TASK_CHANGES, Crew
 from millrace.control.events import AnyEvent
 from millrace.control.messages import (
     Failure,
 )
-from millrace.control.scale_events import HomeChosen, ScaleChosen
 from millrace.control.scaled import FleetPlan, Home, Scaling
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
@@ -32,6 +31,9 @@ from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
 
 T = TypeVar("T")
+
+SERVICE = ""
+"""In the place of a job's name: what is asked about all jobs and workers together."""
 
 
 class PlanLike(Protocol):
@@ -325,55 +327,6 @@ class Job(msgspec.Struct):
         return f"{self.digest} {'' if self.anonymous else self.name}"
 
 
-CREW_CHANGES = (
-    ev.DispatcherStarted,
-    ev.WorkerJoined,
-    ev.WorkerDisconnected,
-    ev.WorkerRetiring,
-    ev.WorkerReleased,
-    ev.WorkerLost,
-    ev.WorkerAssigned,
-    ev.WorkerDismissed,
-    ev.JobCreated,
-    ev.JobBroke,
-    ev.JobRemoved,
-    ScaleChosen,
-    HomeChosen,
-)
-"""Events after which a :class:`Crew` is another."""
-
-
-class Crew:
-    """Who serves what: derived from the state, and looked up for many decisions before it changes.
-
-    Attributes:
-        workers: those of the service that can be given something, by id.
-        by_job: those of them that serve each job ("": none).
-        local: by job, workers that are local to it and can be given something; ``locals``: how many there are, those
-            included whose sessions broke a moment ago.
-        open_to_several: workers that some job which they no longer serve is still open at.
-        retiring: workers that wait to be told that they can go.
-        sharded: jobs whose sharding fixes which worker runs what.
-    """
-
-    __slots__ = ("by_job", "local", "locals", "open_to_several", "retiring", "sharded", "workers")
-
-    def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
-        there = [workers[name] for name in sorted(workers)]
-        self.retiring = [worker for worker in there if worker.retiring and not worker.released]
-        self.workers = [w for w in there if w.lost_at is None and not w.retiring and not w.only]
-        self.locals = Counter(worker.only for worker in there if worker.only and not worker.retiring)
-        self.local: dict[str, list[Worker]] = {}
-        for worker in there:
-            if worker.only and worker.lost_at is None and not worker.retiring:
-                self.local.setdefault(worker.only, []).append(worker)
-        self.open_to_several = [worker for worker in self.workers if len(worker.open) > 1]
-        self.by_job: dict[str, list[Worker]] = {}
-        for worker in self.workers:
-            self.by_job.setdefault(worker.job, []).append(worker)
-        self.sharded = [name for name, job in jobs.items() if job.spec.sharding in {"static", "custom"}]
-
-
 class State:
     """All of it.
 
@@ -385,6 +338,7 @@ class State:
         address: where the dispatcher listens, since ``started``; ``returning``: until when nobody who had a session
             with its life before is given up.
         sizes: by kind of job, how many workers the last of them was to have.
+        changed: jobs that :meth:`forget` was told of, until somebody has taken note and empties it.
     """
 
     def __init__(self, settings: Settings | None = None, planner: Planner | None = None) -> None:
@@ -400,24 +354,27 @@ class State:
         self.caches = Caches()
         self.fleet = FleetPlan()
         self.sizes: dict[str, int] = {}
+        self._apply = _appliers()
         self._planner = planner
         self._plans: dict[tuple[str, float], PlanLike] = {}
         self._crew: Crew | None = None
         self._answers: dict[str, dict[object, Any]] = {}
+        self.changed: set[str] = set()
 
     def apply(self, event: AnyEvent) -> None:
         """Let it be so."""
-        from millrace.control.apply import APPLY
-
-        if isinstance(event, CREW_CHANGES):
+        kind = type(event)
+        if kind in CREW_CHANGES:
             worker = self.workers.get(getattr(event, "worker", ""))
             if worker is not None:
                 self.forget(worker.job)
             self._crew = None
-        if isinstance(event, ev.DispatcherStarted):
+        if kind is ev.DispatcherStarted:
             self._answers.clear()
-        APPLY[type(event)](self, event)
-        self.forget(getattr(event, "job", ""))
+        self._apply[kind](self, event)
+        self.forget(getattr(event, "job", SERVICE))
+        if kind not in TASK_CHANGES:
+            self.forget(SERVICE)
 
     @property
     def crew(self) -> Crew:
@@ -426,8 +383,16 @@ class State:
             self._crew = Crew(self.jobs, self.workers)
         return self._crew
 
+    def hands_changed(self, worker: Worker) -> None:
+        """The worker has got something to run, or has it no more, or wants to have more of it."""
+        if self._crew is not None:
+            self._crew.hands_changed(worker)
+
     def once(self, job: str, question: object, answer: Callable[[], T]) -> T:
-        """``answer()`` to a question about one job and its workers, remembered until something of them changes."""
+        """``answer()`` to a question about one job and its workers, remembered until something of them changes.
+
+        One about :data:`SERVICE` may depend on all but tasks, and what these alone change: they don't end its answer.
+        """
         known = self._answers.setdefault(job, {})
         if question not in known:
             known[question] = answer()
@@ -436,6 +401,7 @@ class State:
     def forget(self, job: str) -> None:
         """Something has changed that answers about this job may depend on; events say so by themselves."""
         self._answers.pop(job, None)
+        self.changed.add(job)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that follows from the events, as plain values that can be compared and stored."""
@@ -476,6 +442,12 @@ class State:
             self._plans = {known: plan for known, plan in self._plans.items() if known[0] in self.jobs}
             self._plans[key] = self.make_plan(job.spec, job.seed, job.tables)
         return self._plans[key]
+
+
+def _appliers() -> Mapping[type, Callable[[State, Any], None]]:
+    from millrace.control.apply import APPLY
+
+    return APPLY
 
 
 def _default_planner() -> Callable[..., PlanLike]:

@@ -10,86 +10,37 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from millrace.control import events as ev
 from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
 from millrace.control.messages import CloseJob
 from millrace.control.observed import Division
-from millrace.control.state import Job, Worker
-from millrace.control.supply import active, by_worker, newest, offer
+from millrace.control.state import SERVICE, Job, Worker
+from millrace.control.supply import active, by_worker
 from millrace.control.turn import Turn
 from millrace.control.where import wanted
+from millrace.control.work import able_to_take, having_work, planning, runnable, unowned
 from millrace.policies.assignment import JobNeed, assign
-from millrace.policies.sharing import Need, Standing, gives, share
-
-SPARE_CAP = 4
-
-
-def serving(turn: Turn, job: Job) -> list[Worker]:
-    """Workers that serve the job and can be given something."""
-    return [*turn.state.crew.local.get(job.name, ()), *_given(turn, job)]
+from millrace.policies.sharing import Accounts, Need, Standing, gives, share
 
 
 def _given(turn: Turn, job: Job) -> list[Worker]:
-    """Those of them that are the service's."""
+    """Workers of the service that serve the job and can be given something."""
     return turn.state.crew.by_job.get(job.name, [])
-
-
-def unread_cap(turn: Turn, job: Job, worker: Worker) -> int:
-    """Tasks that may lie unread for one consumer at workers like this one: twice what these compute at a time.
-
-    All are alike but for those that are local.
-    """
-    local = bool(worker.only)
-    return turn.state.once(
-        job.name,
-        ("cap", local),
-        lambda: max(
-            SPARE_CAP,
-            2 * sum(turn.observed.want(other.id) for other in serving(turn, job) if bool(other.only) == local),
-        ),
-    )
-
-
-def planning(job: Job, worker: Worker) -> bool:
-    """The worker lists the job's sources or chooses its shares."""
-    return job.lister == worker.id or any(epoch.chooser == worker.id for epoch in job.epochs.values())
-
-
-def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
-    """The job has something for this worker to do now, the next epoch's preparation aside."""
-    if job.failure is not None or not job.consumers:
-        return False
-    if job.tables is None:
-        return job.lister in {"", worker.id}
-    if by_worker(job) and _unowned(job):
-        return True
-    cap = unread_cap(turn, job, worker)
-    if worker.job != job.name:
-        cap += 2 * turn.observed.want(worker.id)
-    return turn.state.once(
-        job.name,
-        (cap, worker.id if by_worker(job) or worker.only else ""),  # otherwise one worker is as good as another
-        lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
-    )
-
-
-def _unowned(job: Job) -> bool:
-    """An epoch that is read waits for its shares to be fixed."""
-    last = newest(job)
-    return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())
 
 
 def divide(turn: Turn) -> Division:
     """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
     crew, known = turn.state.crew, turn.observed.division
-    if known is not None and known.crew is crew and not any(_has_work(turn, name) for name in known.idle):
+    if known is not None and known.crew is crew and not _with_work(turn, known.idle):
         return known
     jobs = {name: job for name, job in turn.state.jobs.items() if job.failure is None}
     counts = {name: len(crew.by_job.get(name, ())) for name in jobs}
-    idle = frozenset(name for name in jobs if not counts[name] and not _has_work(turn, name))
+    unserved = frozenset(name for name in jobs if not counts[name])
+    idle = unserved - _with_work(turn, unserved)
     needs = [
         Need(name, job.spec.tenant, job.spec.priority, wanted(turn.state, job))
         for name, job in jobs.items()
@@ -97,24 +48,32 @@ def divide(turn: Turn) -> Division:
     ]
     waited = {} if known is None else known.waiting
     shares = share(needs, len(crew.workers), turn.state.settings.quotas)
+    before = {} if known is None else {name: known.standing(name, turn.now).ahead for name in jobs}
     turn.observed.division = Division(
         crew,
         turn.now,
         shares,
         counts,
-        {} if known is None else {name: known.standing(name, turn.now).ahead for name in jobs},
+        before,
         {need.job: waited.get(need.job, turn.now) for need in needs if not counts[need.job]},
+        unserved,
         idle,
         [name for name, each in shares.items() if counts[name] > each.value],
+        Accounts({name: Standing(counts[name], each.value, before.get(name, 0.0)) for name, each in shares.items()}),
     )
     return turn.observed.division
 
 
-def _has_work(turn: Turn, name: str) -> bool:
-    job, workers = turn.state.jobs.get(name), turn.state.crew.workers
-    if job is None or wanted(turn.state, job) == 0:
-        return False
-    return any(runnable(turn, job, worker) for worker in [*workers[:1], *_owners(turn, job)])
+def _with_work(turn: Turn, names: AbstractSet[str]) -> set[str]:
+    """Those of these jobs, which nobody serves, that have use for a worker."""
+    state, workers = turn.state, turn.state.crew.workers
+    if not names or not workers:
+        return set()
+    found = having_work(turn, workers[0], names)
+    for job in [state.jobs[name] for name in state.crew.sharded if name in names]:
+        if any(runnable(turn, job, worker) for worker in [workers[0], *_owners(turn, job)]):
+            found.add(job.name)
+    return {name for name in found if wanted(state, state.jobs[name]) != 0}
 
 
 def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
@@ -148,6 +107,10 @@ def _of_tenant(turn: Turn, tenant: str) -> list[Worker]:
 
 def _surplus(turn: Turn) -> set[str]:
     """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
+    return set(turn.state.once(SERVICE, "surplus", lambda: _find_surplus(turn)))
+
+
+def _find_surplus(turn: Turn) -> set[str]:
     chosen: set[str] = set()
     jobs, quotas = turn.state.jobs.values(), turn.state.settings.quotas
     limited = [(_given(turn, job), most) for job in jobs if (most := wanted(turn.state, job)) is not None]
@@ -167,18 +130,25 @@ def yielding(turn: Turn) -> set[str]:
     chosen = _surplus(turn)
     if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
         return chosen
-    standings = {name: division.standing(name, turn.now) for name in division.shares}
+    able = able_to_take(turn, division.accounts.takers(turn.now - division.at))
+    takers = [name for name in division.shares if name in able or name in crew.sharded] if crew.sharded else able
+    if not takers:
+        return chosen
+    standings = {name: division.standing(name, turn.now) for name in {*division.givers, *takers}}
     givers = sorted(
         division.givers,
         key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead),
     )
-    # Who gets nothing from the one that is furthest ahead gets nothing from anybody.
-    first = max((standings[name] for name in givers), key=lambda has: has.ahead, default=Standing(0, 0.0))
-    takers = [name for name, has in standings.items() if gives(first, has) or name in crew.sharded]
+
+    @functools.cache
+    def ready(giver: str) -> list[Worker]:
+        there = [worker for worker in crew.by_job[giver] if _had_turn(turn, worker)]
+        return sorted(there, key=lambda worker: (worker.turn_began, worker.id))
+
     free = crew.by_job.get("", [])
     for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
         job = jobs[name]
-        if by_worker(job) and job.tables is not None and (standings[name].workers or not _unowned(job)):
+        if by_worker(job) and job.tables is not None and (standings[name].workers or not unowned(job)):
             # Only the owners of its shares are of use to it, wherever they are now.
             owners = [worker for worker in _owners(turn, job) if worker.id not in chosen and _had_turn(turn, worker)]
             chosen.update(worker.id for worker in owners if runnable(turn, job, worker))
@@ -188,7 +158,7 @@ def yielding(turn: Turn) -> set[str]:
                 free = free[1:]
             else:
                 own = [giver for giver in givers if not full or jobs[giver].spec.tenant == job.spec.tenant]
-                _take(turn, job, own, standings, chosen)
+                _take(turn, job, own, standings, chosen, ready)
     return chosen
 
 
@@ -201,16 +171,23 @@ def _owners(turn: Turn, job: Job) -> list[Worker]:
     ]
 
 
-def _take(turn: Turn, job: Job, givers: Sequence[str], standings: Mapping[str, Standing], chosen: set[str]) -> None:
-    """Have workers of the givers leave for the job: all that it is short of, or else one."""
+def _take(
+    turn: Turn,
+    job: Job,
+    givers: Sequence[str],
+    standings: Mapping[str, Standing],
+    chosen: set[str],
+    ready: Callable[[str], list[Worker]],
+) -> None:
+    """Have workers of the givers that are ready to leave do so for the job: all that it is short of, or else one."""
     has = standings[job.name]
     for giver in givers:
         while gives(standings[giver], has):
-            there = [worker for worker in turn.state.crew.by_job[giver] if worker.id not in chosen]
-            ready = [worker for worker in there if _had_turn(turn, worker) and runnable(turn, job, worker)]
-            if not ready:
+            there = (worker for worker in ready(giver) if worker.id not in chosen and runnable(turn, job, worker))
+            first = next(there, None)
+            if first is None:
                 break
-            chosen.add(min(ready, key=lambda worker: (worker.turn_began, worker.id)).id)
+            chosen.add(first.id)
             standings[giver].workers -= 1
             has.workers += 1
             if not has.short:
@@ -261,9 +238,7 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
     crew = turn.state.crew
     nothing_for: set[tuple[str, int, bool]] = set()
     division, standings = None, dict[str, Standing]()
-    for worker in crew.workers:
-        if worker.unfinished:
-            continue
+    for _, worker in sorted(crew.empty_handed.items()):
         job = turn.state.jobs.get(worker.job)
         young = turn.now - worker.turn_began < turn.state.settings.turn_s
         alike = (worker.job, turn.observed.want(worker.id), young)
@@ -273,6 +248,11 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
             continue
         if job is not None and worker.id not in leaving and runnable(turn, job, worker):
             turn.touched.add(job.name)
+            continue
+        if worker.id not in leaving and _stays(turn, worker, young=young):
+            if not crew.sharded:
+                nothing_for.add(alike)
+            turn.touched.add(worker.job)
             continue
         if divide(turn) is not division:
             division = divide(turn)
@@ -294,6 +274,20 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
             nothing_for.add(alike)  # nor is there for others like it
         leaving.discard(worker.id)  # its turn begins, be it with the same job
         turn.touched.add(worker.job)
+
+
+def _stays(turn: Turn, worker: Worker, *, young: bool) -> bool:
+    """Its job, which has nothing for it, may keep it, and no other job that may have it has anything for it."""
+    state, crew = turn.state, turn.state.crew
+    job = state.jobs.get(worker.job)
+    if job is None or job.failure is not None or not _admits(turn, job, worker):
+        return False
+    others = having_work(turn, worker, divide(turn).unserved if young else state.jobs.keys())
+    mine = [state.jobs[name] for name in others if name != job.name]
+    sharded = [state.jobs[name] for name in crew.sharded if name != job.name]
+    return not (
+        any(_admits(turn, other, worker) for other in mine) or any(runnable(turn, other, worker) for other in sharded)
+    )
 
 
 def _take_in(turn: Turn) -> None:

@@ -120,8 +120,11 @@ def ahead(before: float, beyond: float, seconds: float) -> float:
         seconds: since then.
     """
     keep = math.exp(-seconds / MEMORY_S)
-    beyond = min(1.0, max(-1.0, beyond))
-    return before * keep + beyond * MEMORY_S * (1.0 - keep)
+    return before * keep + _counted(beyond) * MEMORY_S * (1.0 - keep)
+
+
+def _counted(beyond: float) -> float:
+    return min(1.0, max(-1.0, beyond))
 
 
 def gives(giver: Standing, taker: Standing) -> bool:
@@ -133,3 +136,36 @@ def gives(giver: Standing, taker: Standing) -> bool:
     if giver.workers <= giver.share:
         return False
     return taker.short or giver.ahead - taker.ahead >= (PATIENCE_S if taker.workers else 0.0)
+
+
+class Accounts:
+    """How jobs stand from a moment on, for as long as none of them gets or loses a worker.
+
+    Args:
+        standings: at that moment, of all jobs that have use for workers.
+    """
+
+    def __init__(self, standings: Mapping[str, Standing]) -> None:
+        has = standings.values()
+        accounts = [(each.ahead, _counted(each.workers - each.share) * MEMORY_S) for each in has]
+        patience = [-math.inf if each.short else PATIENCE_S if each.workers else 0.0 for each in has]
+        self._all = list(zip(standings, accounts, patience, strict=True))
+        self._givers = [account for account, each in zip(accounts, has, strict=True) if each.workers > each.share]
+
+    def takers(self, seconds: float) -> list[str]:
+        """The jobs that the giver which is furthest ahead gives a worker to: who gets none of it gets none at all.
+
+        As :func:`ahead` and :func:`gives` say of one job and another, but in one go.
+
+        Args:
+            seconds: since the moment.
+        """
+        if not self._givers:
+            return []
+        keep = math.exp(-seconds / MEMORY_S)
+        first = max([before * keep + gain * (1.0 - keep) for before, gain in self._givers])
+        return [
+            name
+            for name, (before, gain), patience in self._all
+            if first - (before * keep + gain * (1.0 - keep)) >= patience
+        ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.control import schedule, supply, turns
+from millrace.control import schedule, supply, turns, where, work
+from millrace.control.observed import Division
 
 
 @pytest.fixture
@@ -18,7 +19,25 @@ def asked(monkeypatch):
         return supply.offer(*args, **options)
 
     monkeypatch.setattr(schedule, "offer", offer)
-    monkeypatch.setattr(turns, "offer", offer)
+    monkeypatch.setattr(work, "offer", offer)
+    return count
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Counts how often a job is looked at: whether it has work, how many workers it wants, how it stands."""
+    count = [0]
+
+    def counted(function):
+        def call(*args, **options):
+            count[0] += 1
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(work, "_has_work", counted(work._has_work))
+    monkeypatch.setattr(turns, "wanted", counted(where.wanted))
+    monkeypatch.setattr(Division, "standing", counted(Division.standing))
     return count
 
 
@@ -75,3 +94,42 @@ def test_a_worker_that_comes_costs_as_much_with_many_jobs_as_with_few(asked):
         service.add_worker("another")
         costs.append(asked[0])
     assert 0 < costs[1] <= costs[0] + 2
+
+
+def settled_service(workers, jobs):
+    """All have what is their share, and a while has passed."""
+    service = busy_service(workers, jobs)
+    for _ in range(6):
+        service.tick(2.0)
+        for worker in service.workers.values():
+            service.plan_tasks(worker)
+            for lease in list(worker.leases)[:1]:
+                service.finish(worker, lease)
+        for peer in service.consumers.values():
+            for task in service.readable(peer):
+                service.read(peer, task)
+    return service
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_jobs_that_a_task_does_not_concern_are_not_looked_at(looked, spare):
+    few, many = (cost_of_a_task(settled_service(2 * jobs + spare, jobs), looked) for jobs in (8, 60))
+    assert many <= few + 2
+
+
+def test_jobs_of_which_enough_lies_ready_are_looked_at_once_at_most(looked):
+    jobs = 40
+    service = settled_service(2 * jobs, jobs)
+    for want in (6, 2):  # so that more lies ready than is allowed in the end
+        for name in service.workers:
+            service.report(name, want=want)
+        while any(worker.leases for worker in service.workers.values()):
+            for worker in service.workers.values():
+                for lease in list(worker.leases):
+                    service.finish(worker, lease)
+    service.tick(0.5)
+    peer = service.consumers["c0"]
+    looked[0] = 0
+    service.read(peer, service.readable(peer)[0])
+    assert looked[0] <= 2 * jobs
+    assert not any(worker.leases for worker in service.workers.values())

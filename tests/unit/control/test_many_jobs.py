@@ -11,6 +11,8 @@ from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control import turns
+from millrace.control.turn import Turn
+from millrace.control.work import having_work
 
 
 def service_of(workers, jobs, **settings):
@@ -150,7 +152,12 @@ def test_beyond_a_quota_workers_stand_still_even_if_nobody_else_has_use_for_them
 def test_a_lowered_quota_sends_workers_away():
     service = service_of(4, {"a": {}})
     run(service, 5)
-    service.settings = service.state.settings = turns_settings(service, quotas={"default": 2})
+    service.settings = turns_settings(service, quotas={"default": 2})
+    service.restart()
+    for name in service.workers:
+        service.hello(name)
+    for peer in service.consumers.values():
+        service.rejoin(peer)
     run(service, 5)
     assert counts(service) == {"a": 2, "": 2}
 
@@ -210,3 +217,31 @@ def test_consumers_of_a_job_agree_on_its_claims():
     service.join("c", "a")
     assert "priority (2.0 here, 1.0 there)" in service.join("d", "a", priority=2.0).failure.message
     assert "tenant ('red' here, 'default' there)" in service.join("e", "a", tenant="red").failure.message
+
+
+def test_a_job_of_which_enough_lies_ready_has_work_for_others_again_as_soon_as_it_is_read():
+    service = service_of(1, {"a": {}})
+    worker, peer = service.workers["w0"], service.consumers["c-a"]
+    service.plan_tasks(worker)
+    service.report("w0", want=10)
+    while worker.leases:
+        service.finish(worker, min(worker.leases))
+    service.report("w0", want=2)
+    turn = Turn(service.state, service.observed, service.now)
+    assert having_work(turn, service.state.workers["w0"], {"a"}) == set()
+    for task in service.readable(peer)[2:]:
+        service.read(peer, task)
+    assert having_work(turn, service.state.workers["w0"], {"a"}) == {"a"}
+
+
+def test_who_was_to_leave_for_a_job_that_is_gone_is_given_tasks_again():
+    service = service_of(2, {"a": {}})
+    run(service, 20)
+    service.join("late", "late")
+    service.tick(1)
+    leaving = service.workers[next(iter(service.observed.leaving))]
+    service.finish(leaving, next(iter(leaving.leases)))
+    assert len(leaving.leases) == 1
+    service.say(inp.ConsumerSaid("late", msg.LeaveJob()))
+    service.tick()
+    assert len(leaving.leases) == 2

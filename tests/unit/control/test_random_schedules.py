@@ -13,8 +13,9 @@ from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.crew import Crew
 from millrace.control.reports import LaneReport
-from millrace.control.state import Crew, State
+from millrace.control.state import State
 
 KINDS: dict[str, dict[str, Any]] = {
     "dynamic": {},
@@ -126,6 +127,8 @@ def play(seed: int, plan: tuple[int, int], kinds: list[str], consumers: int, roo
     for _ in range(40):
         if rng.random() < 0.4:
             disturb(service, rng, names)
+        elif service.state.workers and rng.random() < 0.2:
+            service.report(rng.choice(list(service.state.workers)), want=rng.randrange(1, 5))
         else:
             service.work(read=rng.random() < 0.7, room=room)
     return service

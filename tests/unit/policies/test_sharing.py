@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.policies.sharing import MEMORY_S, PATIENCE_S, Need, Standing, ahead, gives, share
+from millrace.policies.sharing import MEMORY_S, PATIENCE_S, Accounts, Need, Standing, ahead, gives, share
 
 CLOSE = 1e-4
 TENANTS = ("red", "green", "blue")
@@ -180,3 +180,19 @@ def test_over_time_each_job_has_its_share(trade):
     for name, value in wanted.items():
         assert had[name] / span == pytest.approx(value, rel=0.1, abs=0.05)
         assert longest[name] <= 4 * PATIENCE_S + 4 * turn / value
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.4, 1.0, 1.7, 3.0]), st.floats(-30, 30)), max_size=6
+    ),
+    seconds=st.sampled_from([0.0, 0.3, 7.0, 60.0]),
+)
+def test_takers_are_those_whom_somebody_gives_a_worker(jobs, seconds):
+    then = {f"job{i}": Standing(*fields) for i, fields in enumerate(jobs)}
+    now = {
+        name: Standing(has.workers, has.share, ahead(has.ahead, has.workers - has.share, seconds))
+        for name, has in then.items()
+    }
+    takers = [name for name, has in now.items() if any(gives(giver, has) for giver in now.values())]
+    assert Accounts(then).takers(seconds) == takers
