@@ -335,6 +335,11 @@ def test_printing_in_a_worker_does_no_harm(far, capfd):
     assert sorted(far(mr.Dataset.range(50).map(loud))) == list(range(50))
 
 
+def test_asking_in_a_worker_is_an_error(far):
+    with pytest.raises(mr.ElementError, match="EOFError: EOF when reading a line"):
+        far(mr.Dataset.range(3).map(lambda x: input()))
+
+
 def test_forking_in_a_worker_does_no_harm(far):
     """gRPC would have each fork wait for its threads, and children for locks that these held."""
 

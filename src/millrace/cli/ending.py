@@ -46,10 +46,13 @@ def _without_signals() -> None:
 
 
 def watch_parent(ended: Callable[[str], object]) -> None:
-    """Calls ``ended`` on another thread when standard input is closed."""
+    """Calls ``ended`` on another thread when standard input is closed; whoever else reads it finds its end at once."""
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a user's `breakpoint()` fails there, where it would wait for ever
+    os.close(nothing)
 
     def watch() -> None:
-        while os.read(0, 4096):  # nothing is ever sent; the end of it is the message
+        while os.read(pipe, 4096):  # nothing is ever sent; the end of it is the message
             pass
         # Whoever could have read what is ready is gone as well: no need to wait for them.
         ended("the parent has ended")
