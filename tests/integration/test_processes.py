@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
 from millrace.testing.processes import gone, runs
+from millrace.worker.worker import Worker
 
 WAIT_S = 30
 
@@ -54,8 +56,9 @@ def run(*arguments, **options):
 class Dispatcher:
     """One started by hand, with a pipe."""
 
-    def __init__(self, *arguments):
-        self.process = spawn(["dispatcher", "--port", "0", *arguments], worker=False, stdout=subprocess.PIPE)
+    def __init__(self, *arguments, stderr=None):
+        command = ["dispatcher", "--port", "0", *arguments]
+        self.process = spawn(command, worker=False, stdout=subprocess.PIPE, stderr=stderr)
         assert self.process.stdout is not None
         self.address = json.loads(self.process.stdout.readline())["address"]
 
@@ -164,6 +167,39 @@ def test_a_worker_waits_for_its_dispatcher_and_ends_with_its_pipe(children):
     children.append(start_worker("127.0.0.1:1"))
     hang_up(children[0])
     assert children[0].wait(WAIT_S) in (0, 1)
+
+
+def test_a_worker_that_nobody_answers_says_so_once(monkeypatch):
+    monkeypatch.setattr("millrace.worker.worker.CONNECT_S", 0.1)  # instead of 10 s
+    worker = Worker("127.0.0.1:1")
+    said: list[tuple[str, str]] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            said.append((record.levelname, record.getMessage()))
+            if len(said) == 2:
+                worker.stop("enough")
+                worker.stop("enough")
+
+    logger = logging.getLogger("millrace.tests.heard")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Heard())
+    monkeypatch.setattr("millrace.worker.worker._logger", logger)
+    worker.run()
+    assert [level for level, _ in said[:2]] == ["WARNING", "INFO"]
+    assert said[0][1].startswith("no dispatcher answered at 127.0.0.1:1 within 0.1 s (connection refused): is ")
+
+
+def test_a_worker_of_a_name_that_is_taken_is_pointed_out(children):
+    with Dispatcher(stderr=subprocess.PIPE) as dispatcher:
+        for _ in range(2):
+            children.append(start_worker(dispatcher.address, "--name", "one"))
+        line = next(line for line in dispatcher.process.stderr if b"is called" in line).decode()
+        assert re.search(
+            r"process \d+ on .* is called worker one as process \d+ on .* is, and takes its place: give", line
+        )
+        assert {str(child.pid) for child in children} <= set(re.findall(r"process (\d+)", line))
+        dispatcher.process.stderr.close()
 
 
 def test_a_port_in_use_is_one_line():

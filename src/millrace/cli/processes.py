@@ -204,6 +204,8 @@ def _worker(options: argparse.Namespace) -> int:
         job=options.job,
     )
     end_with(worker.stop, parent_pipe=options.parent_pipe)
+    if not options.parent_pipe:
+        print(f"millrace worker {worker.id} works for the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
     try:
         worker.run()
     finally:

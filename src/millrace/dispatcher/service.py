@@ -340,11 +340,21 @@ class Dispatcher:
         if first is None:
             return
         if isinstance(first, msg.WorkerHello):
+            self._look_for_namesakes(first)
             await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)
         elif isinstance(first, msg.JoinJob):
             await self._converse(session, self._clients, first.client, first, self._client_said, inp.ClientSessionLost)
         else:
             raise ProtocolError(f"a session begins with WorkerHello or JoinJob, not with {type(first).__name__}")
+
+    def _look_for_namesakes(self, hello: msg.WorkerHello) -> None:
+        before = self._state.workers.get(hello.worker) if hello.worker in self._workers else None
+        if before is not None and (before.host, before.pid) != (hello.host, hello.pid):
+            _logger.warning(
+                "process %d on %s is called worker %s as process %d on %s is, and takes its place: give each a --name"
+                " of its own, or none",
+                *(hello.pid, hello.host, hello.worker, before.pid, before.host),
+            )
 
     async def _converse(
         self,

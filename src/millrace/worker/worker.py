@@ -179,10 +179,12 @@ class Worker:
     # -- the session ---------------------------------------------------------------------------------------------------
 
     def _converse(self) -> None:
-        pauses = delays()
+        pauses, told = delays(), False
         while not self._over.is_set():
+            answered = False
             try:
                 self._channel.connect()
+                answered, told = True, False
                 session = self._channel.open_session(ToWorker)
                 self._greet(session)
                 for message in session:
@@ -194,7 +196,9 @@ class Worker:
                 self._error = error
                 self._over.set()
             except ServiceError as error:
-                _logger.info("dispatcher: %s", error)
+                expected = answered or told or self._leaving
+                _logger.log(logging.INFO if expected else logging.WARNING, "%s. Tries on", error)
+                told = not answered
             except Exception as error:
                 # A bug of ours. Trying again would fail again, for ever and unseen; an end is noticed.
                 _logger.exception("the session failed")
