@@ -20,6 +20,12 @@ def block_name(keys: bytes) -> str:
     return hashlib.blake2b(keys, digest_size=KEY_BYTES).hexdigest()
 
 
+def as_bytes(keys: Keys) -> list[bytes]:
+    """Each key, 16 bytes."""
+    found: list[bytes] = keys.view(f"V{KEY_BYTES}").ravel().tolist()
+    return found
+
+
 class KeyTable:
     """Where each of many keys is, by binary search: 28 bytes a key, and no object per key.
 

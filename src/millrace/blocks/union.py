@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,9 @@ class Lookup(Protocol):
 
     def read(self, found: Found) -> list[list[Any] | None]:
         """The elements of each item; None if its block has gone, or was damaged."""
+
+    def learn(self, names: Iterable[str]) -> None:
+        """These blocks are there; of several catalogs, where the first has its own."""
 
 
 class Union:
@@ -58,3 +61,7 @@ class Union:
             for place, item in zip(places.tolist(), read, strict=True):
                 elements[place] = item
         return elements
+
+    def learn(self, names: Iterable[str]) -> None:
+        """As :meth:`Lookup.learn`."""
+        self._parts[0].learn(names)

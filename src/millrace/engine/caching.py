@@ -8,13 +8,15 @@ those that were made, nor between a point in use and one that isn't.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from millrace.blocks.catalog import Found
+from millrace.blocks.keys import as_bytes
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed
@@ -27,7 +29,7 @@ from millrace.planning.units import UnitMap, Yield
 if TYPE_CHECKING:
     from millrace.blocks.keys import Keys
     from millrace.blocks.union import Lookup
-    from millrace.engine.kept import Kept
+    from millrace.engine.kept import Added, Kept
     from millrace.engine.task import NodeContext
 
 Chunks = Iterator[Chunk]
@@ -35,6 +37,8 @@ Make = Callable[[Feed], Chunks]
 
 _LOOKED_UP = 1024
 """Items whose origins are computed at a time."""
+_SOON = 16
+"""Items that are looked up at a time, at least: to look one up takes a tenth of a millisecond, or a few of them."""
 GROUP = 64
 """Units of an item where one may give many elements, but for whole splits: a unit alone may not be worth a key."""
 
@@ -58,6 +62,20 @@ class Point:
     catalog: Lookup
     hits: int = 0
     misses: int = 0
+
+    def find(self, keys: Keys, kept: Kept | None) -> Found:
+        """Where items are, those included that the task itself has made by now.
+
+        Args:
+            keys: uint8 of shape (n, 16).
+            kept: where what the task makes is kept.
+        """
+        found = self.catalog.find(keys)
+        missing = found.block < 0
+        if kept is not None and missing.any() and (names := kept.again(keys[missing])):
+            self.catalog.learn(names)
+            found = self.catalog.find(keys)
+        return found
 
 
 class Items:
@@ -178,17 +196,23 @@ class Items:
     def _mixed(self, items: Feed) -> Chunks:
         """Items that are kept are read, the others are made; in order."""
         assert self._point is not None
-        point, catalog = self._point, self._point.catalog
+        point = self._point
 
         def looked_up() -> Feed:
-            """Items, the block of each (-1: of none), and where in it."""
+            """Items, the block of each (-1: of none), where in it, and the two halves of its key."""
             for some in items:
-                if len(some):
-                    found = catalog.find(self._keys(some))
+                start = 0
+                while start < len(some):
+                    # No sooner than they are needed: until then this task may make them elsewhere.
+                    few = len(some) if self._kept is None else max(_SOON, self._context.chunk_size())
+                    part = some[start : start + few]
+                    start += len(part)
+                    keys = self._keys(part)
+                    found = point.find(keys, self._kept)
                     there = int(np.count_nonzero(found.block >= 0))
                     point.hits += there
-                    point.misses += len(some) - there
-                    yield np.stack([some, *found])
+                    point.misses += len(part) - there
+                    yield np.stack([part, *found, *keys.view(np.int64).T])
 
         def of(looked_up: Feed, *, kept: bool) -> Feed:
             for some in looked_up:
@@ -198,14 +222,13 @@ class Items:
 
         ours, theirs, others = feeds.tee(looked_up(), 3)
         read = _ByItem(self._read(of(theirs, kept=True)), self._yields)
-        unkept = (some[0] for some in of(others, kept=False))
-        made = _ByItem(self._keeping(unkept), self._yields)
+        made = _ByItem(self._keeping(of(others, kept=False)), self._yields)
         for both in ours:
             start, mixed = 0, len(np.unique(both[1] >= 0)) > 1
             while start < both.shape[1]:
                 # Where nothing is to be woven, elements are passed on in the chunks in which they come.
                 step = self._context.chunk_size() if mixed or self._yields is not Yield.ONE else both.shape[1]
-                some, block, _ = both[:, start : start + step]
+                some, block, *_ = both[:, start : start + step]
                 there = block >= 0
                 start += len(some)
                 if there.all() or not there.any():
@@ -230,7 +253,7 @@ class Items:
             for some in found:
                 start = 0
                 while start < some.shape[1]:
-                    part, *where = some[:, start : start + self._context.chunk_size()]
+                    part, *where = some[:3, start : start + self._context.chunk_size()]
                     start += len(part)
                     yield Chunk(cast("list[object]", np.stack(where, axis=1)), self._origin, part)
 
@@ -252,36 +275,38 @@ class Items:
                 if flat:
                     yield Chunk(flat, self._origin, named)
 
-    def _keeping(self, items: Feed) -> Chunks:
+    def _keeping(self, looked_up: Feed) -> Chunks:
         """Items that are made, and kept from now on."""
         if self._kept is None:
-            yield from self._made(items)
+            yield from self._made(some[0] for some in looked_up)
             return
-        ours, theirs = feeds.tee(items, 2)
-        keyed = self._keyed(ours)
-        now = -1
-        with closing(self._made(theirs)) as made, self._kept.writing(whole=self._yields is not Yield.MANY) as writing:
+        ours, theirs = feeds.tee(looked_up, 2)
+        keyed = chain.from_iterable(map(_keyed, ours))
+        # Only an item of many elements may go on in the next chunk.
+        opened = self._kept.writing() if self._yields is Yield.MANY else nullcontext(self._kept)
+        with closing(self._made(some[0] for some in theirs)) as made, opened as writing:
+            now = -1
             for chunk in made:
-                if self._context.skipped:
-                    # It can't be told from one that a filter left out, and may not fail the next time.
-                    self._kept.give_up("an element was skipped, as on_error says")
+                self._look_for_skipped(self._kept)
+                added: Added = []
                 named = np.asarray(chunk.positions, np.int64)
                 for start, stop in feeds.runs(named):
                     item = int(named[start])
                     while now != item:
                         now, key = next(keyed)
-                        writing.begin(key)
-                    writing.extend(chunk.elements[start:stop])
+                        added.append((key, []))
+                    if not added:
+                        added.append((None, []))  # more of the last one
+                    added[-1][1].extend(chunk.elements[start:stop])
+                writing.add(added)
                 yield chunk
-            for _, key in keyed:  # those that gave nothing
-                writing.begin(key)
-            if self._context.skipped:
-                self._kept.give_up("an element was skipped, as on_error says")
+            self._look_for_skipped(self._kept)
+            writing.add([(key, []) for _, key in keyed])  # those that gave nothing
 
-    def _keyed(self, items: Feed) -> Iterator[tuple[int, bytes]]:
-        for some in items:
-            for item, key in zip(some.tolist(), self._keys(some), strict=True):
-                yield item, key.tobytes()
+    def _look_for_skipped(self, kept: Kept) -> None:
+        if self._context.skipped:
+            # It can't be told from one that a filter left out, and may not fail the next time.
+            kept.give_up("an element was skipped, as on_error says")
 
     def _numbered(self, chunks: Chunks) -> Chunks:
         """The same where an item has many elements: each gets a position of its own."""
@@ -330,6 +355,12 @@ class _ByItem:
         """All elements were taken; the stream may do what it does at its end."""
         if self._chunk is not None or next(self._chunks, None) is not None:
             raise RuntimeError("a stream has elements of items that nobody asked for")
+
+
+def _keyed(looked_up: Array) -> Iterator[tuple[int, bytes]]:
+    """Items with their keys."""
+    keys = np.ascontiguousarray(looked_up[3:].T).view(np.uint8)
+    return zip(looked_up[0].tolist(), as_bytes(keys), strict=True)
 
 
 def whole_splits(units: UnitMap, number: int) -> bool:

@@ -101,26 +101,24 @@ class TaskItem:
         left = self._task.left
         before = {node: len(elements) for node, elements in left.items()}
         parts = 0
-        with self._kept.writing(whole=False) as writing:
+        with self._kept.writing() as writing:
             for chunk in self._make(iter(blocks)):
                 if self._context.skipped:
                     self._kept.give_up("an element was skipped, as on_error says")
-                writing.begin(_part(key, parts))
-                writing.extend(chunk.elements)
+                writing.add([(_part(key, parts), chunk.elements)])
                 parts += 1
                 yield chunk
             if self._context.skipped:
                 self._kept.give_up("an element was skipped, as on_error says")
             leaves = {node: left[node][before.get(node, 0) :] for node in sorted(left) if node in self._below}
-            writing.begin(_part(key, -1))
-            writing.extend([{"parts": parts, "left": [[node, len(elements)] for node, elements in leaves.items()]}])
-            writing.extend(list(chain.from_iterable(leaves.values())))
+            head = {"parts": parts, "left": [[node, len(elements)] for node, elements in leaves.items()]}
+            writing.add([(_part(key, -1), [head, *chain.from_iterable(leaves.values())])])
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
     def _head(self, point: Point, key: bytes) -> list[Any] | None:
         """What the head has, if it is kept."""
-        return point.catalog.read(point.catalog.find(_keys(key, [-1])))[0]
+        return point.catalog.read(point.find(_keys(key, [-1]), self._kept))[0]
 
     def _read(self, point: Point, key: bytes, head: list[Any], blocks: list[feeds.Array]) -> Chunks:
         """Read part by part; from one that is lost on, made."""

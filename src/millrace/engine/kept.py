@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millrace.blocks.behind import Behind, behind
 from millrace.blocks.format import BlockInfo
+from millrace.blocks.keys import Keys, as_bytes
 from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
 from millrace.elements.tree import nbytes_of, tree_map
@@ -32,7 +33,11 @@ _LARGE_BYTES = 64 << 10
 _SPARE_BYTES = 4096
 """What an item takes beside its elements, at most: a key, and the heads of a message and of the block."""
 
-_Added = list[tuple[bytes | None, list[Any]]]
+_SOME = 8
+"""What a task has made, and asks for again, becomes a block of its own if it is at least one part in so many of what
+became blocks for that before: so blocks are few, and hardly anything is made twice."""
+
+Added = list[tuple[bytes | None, list[Any]]]
 """Keys of items with elements; without a key they belong to the item before."""
 
 
@@ -65,18 +70,32 @@ class Kept:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-keep")  # it has no thread until one is needed
         self.files = ThreadPoolExecutor(1, thread_name_prefix="millrace-write")  # likewise
         self._waiting: deque[tuple[Future[None], int]] = deque()
-        self._bytes = 0
+        self._bytes = self._again = 0
         self.blocks: list[BlockInfo] = []
         self.error = ""
         self.wanted = 0
 
-    @contextmanager
-    def writing(self, *, whole: bool) -> Iterator[_Writing]:
-        """For items that come one after the other; several streams of a task may write at a time.
+    def add(self, items: Added) -> None:
+        """Items that are whole, one after the other; several threads may add some at a time.
 
         Args:
-            whole: whenever a stream breaks off, as it does when nobody wants more, its last item is complete.
+            items: with a key each. What they have may be changed afterwards.
         """
+        with self._borrowed(whole=True) as writing:
+            writing.add(items)
+
+    @contextmanager
+    def writing(self) -> Iterator[_Writing]:
+        """For items that may go on in what is added next; the last one is whole if the body ends well."""
+        with self._borrowed(whole=False) as writing:
+            try:
+                yield writing
+            except BaseException:
+                writing.drop()
+                raise
+
+    @contextmanager
+    def _borrowed(self, *, whole: bool) -> Iterator[_Writing]:
         with self._lock:
             writing = self._idle.pop() if self._idle else None
             if writing is None:
@@ -85,12 +104,38 @@ class Kept:
         writing.whole = whole
         try:
             yield writing
-            whole = True
         finally:
-            if not whole:
-                writing.drop()
             with self._lock:
                 self._idle.append(writing)
+
+    def again(self, keys: Keys) -> list[str]:
+        """The task asks for items that are not kept. If it has made some of them itself, they are published first.
+
+        Args:
+            keys: of the items.
+
+        Returns:
+            Names of all blocks that are published, if there are new ones because of this.
+        """
+        with self._lock:
+            idle, self._idle = self._idle, []
+        try:
+            count = sum(len(writing.keys) for writing in idle)
+            if not count or _SOME * count < self._again:
+                return []
+            asked = as_bytes(keys)
+            if all(writing.keys.isdisjoint(asked) for writing in idle):
+                return []
+            self._again += count
+            for writing in idle:
+                writing.keys.clear()
+                writing.hand_over()
+                self.later(writing.publish, 0)
+            self._wait(-1)
+            return [info.name for info in self.blocks]
+        finally:
+            with self._lock:
+                self._idle += idle
 
     def later(self, action: Callable[[], None], nbytes: int) -> None:
         """``action()`` on the thread that writes, after all that it was given before; waits while much is under way.
@@ -155,12 +200,14 @@ class _Writing:
         self._kept, self._store, self._point = kept, store, point
         self.whole = False
         """What was added last is complete."""
+        self.keys: set[bytes] = set()
+        """Of what was added, unless it is published because somebody asked for it."""
         self.begun = False
         """Something was added, ever: there is work for the other thread."""
         self._stack = ExitStack()
         self._draft: Behind | None = None
         self._writer: BlockWriter | None = None
-        self._added: _Added = []
+        self._added: Added = []
         self._bytes = 0
 
     @property
@@ -170,25 +217,18 @@ class _Writing:
 
     # -- on the thread that makes --------------------------------------------------------------------------------------
 
-    def begin(self, key: bytes) -> None:
-        """Another item; the one before is complete."""
-        if self._kept.error or self._kept.wanted:
-            return
-        if len(self._added) >= _HANDED_ITEMS:
-            self.hand_over()
-        self._added.append((key, []))
-        self.begun = True
-
-    def extend(self, elements: list[Any]) -> None:
-        """Some elements of the item that was begun last."""
-        if self._kept.error or self._kept.wanted:
-            return
-        if not self._added:
-            self._added.append((None, []))
-        self._added[-1][1].extend([tree_map(_copied, element) for element in elements])
-        self._bytes += nbytes_of(elements)
-        if self._bytes >= _HANDED_BYTES:
-            self.hand_over()
+    def add(self, items: Added) -> None:
+        """Items, or more of the one that was added last; all but the last are whole."""
+        for key, elements in items:
+            if self._kept.error or self._kept.wanted:
+                return
+            self.begun = True
+            if key is not None:
+                self.keys.add(key)
+            self._added.append((key, [tree_map(_copied, element) for element in elements]))
+            self._bytes += nbytes_of(elements)
+            if self._bytes >= _HANDED_BYTES or len(self._added) >= _HANDED_ITEMS:
+                self.hand_over()
 
     def hand_over(self) -> None:
         """What was added is written, in its time."""
@@ -200,12 +240,13 @@ class _Writing:
     def drop(self) -> None:
         """Throws away what is not published, as its last item is not complete."""
         self._added, self._bytes = [], 0
+        self.keys.clear()
         if self.begun:
             self._kept.later(self.close, 0)
 
     # -- on the thread that writes -------------------------------------------------------------------------------------
 
-    def _write(self, added: _Added) -> None:
+    def _write(self, added: Added) -> None:
         with self._careful():
             for key, elements in added:
                 if self._kept.error or not self._kept.fits(nbytes_of(elements) + _SPARE_BYTES):

@@ -23,6 +23,9 @@ class Items:
         numbers = [self.numbers[3 * block + item] for block, item in zip(*map(np.ndarray.tolist, found), strict=True)]
         return [None if number in self.lost else [self.name, number] for number in numbers]
 
+    def learn(self, names):
+        self.numbers = sorted({*self.numbers, *map(int, names)})
+
 
 some = st.frozensets(st.integers(0, 30), max_size=12)
 
@@ -40,3 +43,10 @@ def test_each_item_is_read_from_the_first_that_has_it(parts, asked):
         if holder >= 0
     ]
     assert union.read(Found(found.block[hits], found.item[hits])) == expected
+
+
+def test_new_blocks_are_of_the_first():
+    union = Union([Items("mine", []), Items("theirs", [1])])
+    union.learn(["1", "2"])
+    found = union.find(np.array([[1], [2]], np.uint8).repeat(16, axis=1))
+    assert union.read(found) == [["mine", 1], ["mine", 2]]

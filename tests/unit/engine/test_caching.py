@@ -58,7 +58,7 @@ def with_reuse(plain: Any, number: int) -> None:
 @given(st.data())
 def test_whatever_is_kept_the_elements_are_the_same(runs, data):
     case = pipeline(data.draw, runs)
-    dataset = case.dataset.autocache()
+    dataset = case.dataset.autocache().repeat(data.draw(st.sampled_from([1, 1, 2, 5]), label="repeated"))
     if data.draw(st.booleans(), label="shuffled"):
         dataset = dataset.shuffle(data.draw(st.integers(1, 50), label="window"))
     dataset = dataset.map(augmented)

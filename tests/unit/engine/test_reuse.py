@@ -1,9 +1,13 @@
 """What ``cache()`` keeps in process."""
 
+import contextlib
 import gc
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -70,6 +74,60 @@ def test_nothing_is_made_in_later_epochs(made, path):
     assert sorted(made) == list(range(100))
     assert [repr(list(dataset)) for _ in range(2)] == [first, first]
     assert len(made) == 100
+
+
+def first_of(dataset: Dataset, count: int) -> list[Any]:
+    with contextlib.closing(iter(dataset)) as iterator:
+        return list(itertools.islice(iterator, count))
+
+
+PASSES: dict[str, tuple[Any, int]] = {
+    "repeat for ever": (lambda kept: kept.repeat(), 1000),
+    "repeat": (lambda kept: kept.repeat(4), 400),
+    "shuffle, repeat": (lambda kept: kept.shuffle(100).map(noisy).repeat(), 1000),
+    "map, repeat, batch": (lambda kept: kept.map(noisy).repeat(4).batch(7), 58),
+    "map, batch, repeat": (lambda kept: kept.map(even).batch(7).repeat(4), 60),
+    "repeat for ever, shuffle": (lambda kept: kept.repeat().shuffle(20), 1000),
+    "concatenate": (lambda kept: kept.concatenate(kept.map(even)), 200),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES)
+def test_the_first_pass_makes_and_all_later_ones_read_in_one_task_as_well(made, path, passes):
+    above, count = PASSES[passes]
+    source = Dataset.range(100).map(seen, key=f"seen {passes}")
+    found = first_of(above(source.cache(path)).with_options(seed=3), count)
+    assert sorted(made) == list(range(100))
+    assert repr(found) == repr(first_of(above(source.autocache()).with_options(seed=3), count))
+
+
+def test_passes_that_a_shuffle_mixes_make_hardly_anything_twice(made, path):
+    kept = Dataset.range(30).map(seen, key="seen").cache(path)
+    assert sorted(kept.repeat(4).shuffle(120)) == sorted([*range(30)] * 4)
+    assert len(made) < 60
+
+
+def test_files_are_read_once_for_all_passes(made, path, tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+
+    def content(file: dict[str, Any]) -> int:
+        return seen(int(file["bytes"]))
+
+    files = Dataset.from_files(str(tmp_path / "*.txt")).map(content, key="content").filter(even).cache(path)
+    assert Counter(first_of(files.shuffle(20).repeat(), 100)) == Counter(dict.fromkeys(range(0, 20, 2), 10))
+    assert sorted(made) == list(range(20))
+
+
+def test_a_pass_that_skipped_an_element_is_made_again(made, path):
+    def fails(number: int) -> int:
+        if seen(number) == 7:
+            raise ValueError(number)
+        return number
+
+    dataset = Dataset.range(10).map(fails, key="fails").cache(path).repeat(3).with_options(on_error="skip")
+    assert list(dataset) == [number for number in range(10) if number != 7] * 3
+    assert len(made) == 30
 
 
 def test_what_is_random_below_is_as_in_the_first_epoch_and_above_it_is_not(path):

@@ -72,9 +72,7 @@ def one_run(caches: Caches, letter: str = "z", lease: LeaseTask = LEASE, *, whol
     """What is told about a run that made one item, of one element."""
     with caches.using(lease) as (using, told):
         if using.kept is not None:
-            with using.kept.writing(whole=True) as writing:
-                writing.begin(key(letter).tobytes())
-                writing.extend([np.zeros(1000)])
+            using.kept.add([(key(letter).tobytes(), [np.zeros(1000)])])
         using.whole = whole
     (used,) = told
     return used
