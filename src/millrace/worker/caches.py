@@ -153,6 +153,8 @@ class Caches:
             error, wanted = kept.error, kept.wanted
             if error and not wanted:
                 self._complain(place, error)
+        with self._lock:  # the next run may begin before the dispatcher tells of them
+            self._news.setdefault(place, []).extend(block.name for block in blocks)
         taken = [catalog.reads.take() for catalog in using.catalogs.values()]
         lost = {place: names for place, catalog in using.catalogs.items() if (names := catalog.lost())}
         for where, names in lost.items():

@@ -85,6 +85,14 @@ def test_what_a_run_adds_is_told_and_only_if_the_run_came_to_its_end(caches: Cac
     assert one_run(caches, "y", whole=False).blocks == []
 
 
+def test_what_a_run_has_added_is_known_to_the_next_before_the_dispatcher_tells_of_it(caches: Caches):
+    for letter in "yz":
+        one_run(caches, letter)
+    with caches.using(LEASE) as (using, _):
+        assert using.point is not None
+        assert using.point.catalog.find(np.concatenate([key("y"), key("z")])).block.tolist() == [0, 1]
+
+
 def test_a_run_with_care_adds_nothing(caches: Caches):
     assert one_run(caches, lease=msgspec.structs.replace(LEASE, care=1)).blocks == []
 
