@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from millrace.control.actions import Action, SendToClient, SendToWorker
 from millrace.control.events import AnyEvent
 from millrace.control.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
@@ -82,7 +80,8 @@ def _join(first: Action, second: Action) -> Action | None:
     if isinstance(first, SendToClient) and isinstance(second, SendToClient):
         a, b = first.message, second.message
         if isinstance(a, ReadTasks) and isinstance(b, ReadTasks) and a.epoch == b.epoch:
-            return SendToClient(first.client, msgspec.structs.replace(a, reads=[*a.reads, *b.reads]))
+            joined = ReadTasks(a.epoch, [*a.reads, *b.reads], [*a.alone, *b.alone])
+            return SendToClient(first.client, joined)
     if isinstance(first, SendToWorker) and isinstance(second, SendToWorker):
         c, d = first.message, second.message
         if isinstance(c, ForgetTasks) and isinstance(d, ForgetTasks):

@@ -17,6 +17,7 @@ from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.turn import merged
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said
 from millrace.planning.progress import TaskSet
@@ -271,6 +272,12 @@ def test_what_its_tail_has_begun_without_still_gives_its_leftovers_itself(shardi
     peers = loads(service, states, after, **kind)
     service.run(room=1)
     assert elements(outputs + [output for peer in peers for output in peer.got]) == elements_of(24)
+
+
+def test_reads_that_are_told_at_once_lose_none_of_what_is_said_with_them():
+    one, other = (msg.ReadTasks(2, [msg.TaskRead(n, 5 + n, "w", "w:1")], [n, 9 + n]) for n in (3, 4))
+    [told] = merged([act.SendToClient("x", one), act.SendToClient("x", other)])
+    assert told == act.SendToClient("x", msg.ReadTasks(2, [*one.reads, *other.reads], [3, 12, 4, 13]))
 
 
 def test_what_has_become_outputs_that_were_read_is_not_given_again_in_a_fixed_order():
