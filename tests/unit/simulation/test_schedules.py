@@ -36,7 +36,7 @@ def test_a_seed_tells_the_whole_story():
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found_soon(plant):
     with planted(plant):
-        found = next((seed for seed in range(60) if play(seed).violation), None)
+        found = next((seed for seed in range(120) if play(seed).violation), None)
     assert found is not None
     assert not play(found).violation
 
