@@ -187,7 +187,7 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     needed = math.ceil(count * (look.batch_s / own_s) ** (1 / min(1.0, max(gain, SCALES))))
     target = min(max(needed, count + 1), jump * count, limits.most)
     if scale.high is not None and scale.high - count <= _near(scale.high):
-        return _settle(scale, look, scale.high, f"{_count(count)} are too few, {scale.high} are enough")
+        return _settle(scale, look, scale.high, f"{_are(count)} too few, {scale.high} are enough")
     if scale.high is not None:
         target = min(target, scale.high - 1)
     reason = (
@@ -233,7 +233,7 @@ def _narrow(scale: Scale, look: Look, limits: Limits, low: int, enough: int, nee
     low = max(limits.least - 1, min(low, high - 1))
     target = max(needed, low + 1)
     if high - low <= _near(high) or high - target < _near(high):
-        return _settle(scale, look, high, f"{_count(high)} are enough: {why}")
+        return _settle(scale, look, high, f"{_are(high)} enough: {why}")
     reason = f"{why} with {_count(look.workers)}; {target} may be enough"
     return Decision(msgspec.structs.replace(scale, workers=target, low=low, high=high), reason)
 
@@ -249,7 +249,7 @@ def _settle(scale: Scale, look: Look, workers: int, reason: str) -> Decision[Sca
 def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     then = scale.settled
     if then is None:
-        return Decision(msgspec.structs.replace(scale, settled=look), f"{_count(look.workers)} are enough")
+        return Decision(msgspec.structs.replace(scale, settled=look), _still(look, limits))
     over = scale.looks == TRIM_LOOKS
     if over:
         trimmed = _trim(scale, then, limits)
@@ -268,9 +268,7 @@ def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
         reason = f"workers compute {_share(look.busy)} of the time, and computed {_share(then.busy)}"
     if not reason:
         if over:
-            return Decision(
-                msgspec.structs.replace(scale, differing=0, settled=look), f"{_count(look.workers)} are enough"
-            )
+            return Decision(msgspec.structs.replace(scale, differing=0, settled=look), _still(look, limits))
         looks = scale.looks + 1
         mean = Look(
             look.workers,
@@ -280,7 +278,7 @@ def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
             look.noise / math.sqrt(looks),
         )
         settled = msgspec.structs.replace(scale, differing=0, looks=looks, settled=mean)
-        return Decision(settled, f"{_count(look.workers)} are enough")
+        return Decision(settled, _still(look, limits))
     if scale.differing + 1 < LOOKS:
         return Decision(msgspec.structs.replace(scale, differing=scale.differing + 1), f"{reason}; looks once more")
     return Decision(Scale(look.workers), f"{reason}: looks for another number")
@@ -303,7 +301,7 @@ def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
     starved = waits > DRIFT and scale.floor_s is None
     if needed == workers or (abs(needed - workers) <= max(1, _near(workers) // 2) and not starved):
         again = Scale(workers, "settled", floor_s=scale.floor_s, settled=mean, means=scale.means + 1)
-        return Decision(again, f"{_count(workers)} are enough")
+        return Decision(again, _still(mean, limits))
     reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"
     return Decision(Scale(needed, "settled", floor_s=scale.floor_s), f"{reason} {_share(waits)}: {_count(needed)}")
 
@@ -317,6 +315,19 @@ def _near(count: int) -> int:
 
 def _within(count: int, limits: Limits) -> int:
     return max(limits.least, min(count, limits.most))
+
+
+def _still(look: Look, limits: Limits) -> str:
+    """Why nothing changes."""
+    waits = look.wait_s / look.batch_s
+    why = f"the consumer waits {_share(waits)} of the time"
+    if waits > MARGIN and look.workers >= limits.most:
+        return f"{why}, and it may have no more"
+    return f"{_are(look.workers)} enough: {why}"
+
+
+def _are(count: int) -> str:
+    return f"{_count(count)} {'is' if count == 1 else 'are'}"
 
 
 def _count(count: int) -> str:

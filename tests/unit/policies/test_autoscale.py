@@ -201,3 +201,18 @@ def test_reasons_say_what_was_measured():
     assert step(decision.value, look(4, 4), LIMITS).reason == (
         "4 workers are enough: the consumer waits 0 % of the time"
     )
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "seen", "said"),
+    [
+        (1, 4, look(1, 0.5), "1 worker is enough: the consumer waits 0 % of the time"),
+        (1, 1, look(1, 4), "the consumer waits 75 % of the time, and it may have no more"),
+    ],
+)
+def test_a_settled_number_says_what_the_last_look_saw(least, most, seen, said):
+    limits = Limits(least, most)
+    decision = begin(1, limits)
+    for _ in range(3):
+        decision = step(decision.value, seen, limits)
+    assert (decision.value.phase, decision.reason) == ("settled", said)
