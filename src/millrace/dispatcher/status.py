@@ -173,13 +173,17 @@ def _scaling(job: Job, serving: int) -> dict[str, Any]:
     }
 
 
+_NOT_LISTED = "its data is not listed yet"
+_NO_POINT = "the pipeline has no cache point that this service could use"
+
+
 def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
     """What the job does about its cache points, and why."""
     sight = observed.caching.get(job.name, CacheSight())
     labels = {point.node: point.label for point in job.points}
     return {
         "point": labels.get(job.caching.node),
-        "why": job.caching.reason or "the pipeline has no cache point that this service could use",
+        "why": job.caching.reason or (_NOT_LISTED if job.tables is None else _NO_POINT),
         "history": [{"epoch": epoch, "mode": kind} for epoch, kind in job.caching.history],
         "unused": [{"point": point.label, "why": point.why} for point in job.points if point.why],
         "trusts": state.settings.trust.get(job.spec.tenant, []),

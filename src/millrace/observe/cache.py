@@ -38,7 +38,7 @@ def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
             "?" if point["whole"] is None else size(max(point["whole"], point["bytes"])),
             str(point["blocks"]),
             str(point["items"]),
-            f"{100 * point['saves_per_gib']:.3g} %",
+            _percent(point["saves_per_gib"]),
             ", ".join(point["jobs"]) or "-",
         )
         for point in points
@@ -95,6 +95,11 @@ def chosen(status: Mapping[str, Any], names: list[str], *, everything: bool) -> 
             raise PipelineError(f"what is kept of {name!r} is in a folder of a pipeline's own: clear {folder} yourself")
         found += matching
     return found
+
+
+def _percent(share: float) -> str:
+    """Three digits, and thousands as they are written: what takes little room may save far more than all per GiB."""
+    return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"
 
 
 def size(count: int) -> str:

@@ -55,11 +55,11 @@ def status(*points: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def test_points_are_listed_with_what_is_worth_most_first():
     out = io.StringIO()
     least = point(ONE, writer=None, saves_per_gib=0.1, label="", whole=None)
-    most = point(TWO, saves_per_gib=1.0, jobs=["a", "b"], bytes=7 << 20)
+    most = point(TWO, saves_per_gib=66.3, jobs=["a", "b"], bytes=7 << 20)
     cache.show_points(status(least, most, point("ef" * 16, blocks=0)), out)
     assert [re.split("  +", line) for line in out.getvalue().splitlines()] == [
         list(cache.POINTS),
-        [TWO, "vision", "map(decode)", "7.0 MiB", "7.0 MiB", "2", "100", "100 %", "a, b"],
+        [TWO, "vision", "map(decode)", "7.0 MiB", "7.0 MiB", "2", "100", "6,630 %", "a, b"],
         [ONE, "-", "?", "3.0 MiB", "?", "2", "100", "10 %", "-"],
     ]
 

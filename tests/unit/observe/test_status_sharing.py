@@ -21,6 +21,11 @@ def shared(workers, jobs, turns=0, **settings):
     return {job["name"]: job for job in status(service.state, service.observed, service.now)["jobs"]}
 
 
+def test_a_job_without_a_worker_says_that_nothing_is_known_of_its_caches():
+    assert shared(0, {"a": {}})["a"]["cache"]["why"] == "its data is not listed yet"
+    assert "no cache point" in shared(1, {"a": {}})["a"]["cache"]["why"]
+
+
 def test_a_job_alone_says_no_more_than_it_did():
     job = shared(2, {"a": {}})["a"]
     assert job["why"] == "job a runs on 2 workers"
