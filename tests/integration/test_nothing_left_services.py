@@ -300,3 +300,18 @@ def test_what_user_code_leaves_running_does_not_keep_a_service_from_closing():
     assert service.closed
     os.kill(pid, signal.SIGKILL)
     assert gone(pid, WAIT_S)
+
+
+@pytest.mark.parametrize("error", [ValueError("I/O operation on closed file."), BrokenPipeError()])
+def test_a_service_goes_on_though_what_its_workers_print_cannot_be_passed_on(error, monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise error
+
+    def talk(number):
+        os.write(2, 1000 * b"lorem ipsum\n")  # more than a pipe takes
+        return number
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with mr.LocalService(max_workers=1) as service, mr.Dataset.range(20).map(talk).distribute(service.address) as read:
+        assert sorted(read.epochs(1)) == list(range(20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -237,7 +238,9 @@ class _Words:
             text = line.decode(errors="replace")
             self._lines.append(text.rstrip())
             if self.started and sys.stderr is not None:
-                sys.stderr.write(text)
+                # Ours may be closed, or read by nobody; the dispatcher would stand still if nobody read its own.
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(text)
         self._process.stderr.close()
 
 
