@@ -32,7 +32,7 @@ def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
     def ended(reason: str) -> None:
         stop(reason)
         stop(reason)
-        last_chance()
+        last_chance(1)
 
     if parent_pipe:
         watch_parent(ended)
@@ -60,8 +60,8 @@ def watch_parent(ended: Callable[[str], object]) -> None:
     threading.Thread(target=watch, name="millrace-parent", daemon=True).start()
 
 
-def last_chance() -> None:
-    """Ends the process in a while, whatever still runs in it: user code can't be interrupted otherwise."""
-    timer = threading.Timer(LAST_CHANCE_S, os._exit, (1,))
+def last_chance(status: int) -> None:
+    """Ends the process with ``status`` in a while, whatever runs in it: user code can't be interrupted otherwise."""
+    timer = threading.Timer(LAST_CHANCE_S, os._exit, (status,))
     timer.daemon = True
     timer.start()

@@ -206,8 +206,10 @@ def _worker(options: argparse.Namespace) -> int:
     end_with(worker.stop, parent_pipe=options.parent_pipe)
     if not options.parent_pipe:
         print(f"millrace worker {worker.id} works for the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
+    status = 1
     try:
         worker.run()
+        status = 0
     finally:
-        last_chance()
-    return 0
+        last_chance(status)
+    return status

@@ -1,5 +1,6 @@
 """Workers come, leave and die, and the dispatcher dies, in the middle of an epoch: each element once all the same."""
 
+import threading
 from collections import Counter
 
 import pytest
@@ -161,6 +162,19 @@ def test_a_worker_whose_task_never_ends_leaves_all_the_same(own_service, gate, k
         keeper.open()
         check(reading.result())
     wait_for_end(own_service.workers[slow])
+
+
+@pytest.mark.parametrize("own_service", [1], indirect=True)
+def test_a_worker_that_has_left_went_in_good_order_though_user_code_holds_its_process(own_service):
+    def hold(number):
+        threading.Thread(target=threading.Event().wait, daemon=False).start()
+        return number
+
+    [worker] = own_service.workers
+    with mr.Dataset.range(2).map(hold).distribute(own_service.address) as read:
+        assert sorted(read.epochs(1)) == [0, 1]
+    own_service.leave(worker)
+    assert wait_for_end(own_service.workers[worker]) == 0
 
 
 @pytest.mark.parametrize("own_service", [2], indirect=True)
