@@ -11,7 +11,7 @@ import pytest
 
 from millrace.graph.nodes import Node
 from millrace.planning.tables import SplitTable
-from millrace.sources import open_source, storage
+from millrace.sources import list_source, open_source, storage
 
 
 def crc32c(data: bytes) -> int:
@@ -90,14 +90,24 @@ def read_all() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Streams that storage opened."""
-    streams: list[Any] = []
+def check_closes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Node], None]:
+    """Checks that an iterator over a source's split, closed amid its elements, closes the files that it has opened."""
+    opened: list[Any] = []
     real = storage.open_range
 
     def recorded(*args: Any, **options: Any) -> Any:
-        streams.append(real(*args, **options))
-        return streams[-1]
+        opened.append(real(*args, **options))
+        return opened[-1]
+
+    def check(node: Node) -> None:
+        table = list_source(node)
+        source: Any = open_source(node, table)
+        reading = source.read(table.splits[0], 0, -1, lambda: 3)
+        next(reading)
+        assert not opened[-1].closed
+        reading.close()
+        assert len(opened) == 2
+        assert all(stream.closed for stream in opened)
 
     monkeypatch.setattr(storage, "open_range", recorded)
-    return streams
+    return check

@@ -2,7 +2,6 @@ import gzip
 import sys
 import types
 import zlib
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.errors import PipelineError, SourceCorruptError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.sources import crc32c as crc
-from millrace.sources import describe, list_source, open_source, storage, tfrecord
+from millrace.sources import describe, list_source, storage, tfrecord
 
 WRITTEN_BY_TENSORFLOW = bytes.fromhex(
     "000000000000000029039807d8ea82a20500000000000000eab2043e68656c6c6fbb1f1c194001000000000000"
@@ -257,13 +256,5 @@ def test_missing(tmp_path):
         list_source(nodes.FromTFRecords(patterns=(f"{tmp_path}/a.tfrecord",)))
 
 
-def test_closing_the_iterator_closes_the_file(many, opened):
-    node = nodes.FromTFRecords(patterns=(many,))
-    table = list_source(node)
-    source: Any = open_source(node, table)
-    reading = source.read(table.splits[0], 0, -1, lambda: 3)
-    next(reading)
-    assert not opened[-1].closed
-    reading.close()
-    assert len(opened) == 2
-    assert all(stream.closed for stream in opened)
+def test_closing_the_iterator_closes_the_file(many, check_closes):
+    check_closes(nodes.FromTFRecords(patterns=(many,)))

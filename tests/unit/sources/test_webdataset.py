@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import SourceCorruptError
 from millrace.graph import nodes
-from millrace.sources import describe, list_source, open_source, storage, webdataset
+from millrace.sources import describe, list_source, storage, webdataset
 from millrace.sources.webdataset import split_name
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -259,13 +259,5 @@ def test_a_damaged_header(tmp_path, make_tar, read_bytes):
         read_bytes(bytes(data))
 
 
-def test_closing_the_iterator_closes_the_file(archive, opened):
-    node = nodes.FromWebDataset(patterns=(archive,))
-    table = list_source(node)
-    source: Any = open_source(node, table)
-    reading = source.read(table.splits[0], 0, -1, lambda: 3)
-    next(reading)
-    assert not opened[-1].closed
-    reading.close()
-    assert len(opened) == 2
-    assert all(stream.closed for stream in opened)
+def test_closing_the_iterator_closes_the_file(archive, check_closes):
+    check_closes(nodes.FromWebDataset(patterns=(archive,)))
