@@ -149,6 +149,18 @@ def test_a_job_that_comes_while_another_writes_makes_nothing_that_has_a_block(tm
     assert point["items"] >= COUNT
 
 
+@pytest.mark.parametrize("tasks", [1, 3, 16])
+def test_one_worker_makes_each_element_in_the_first_pass_of_a_repeat_and_reads_it_in_all_others(tmp_path, calls, tasks):
+    dataset = mr.Dataset.range(COUNT).map(calls.note).cache().map(filled).repeat(4)
+    with (
+        Service(1, cache_dir=tmp_path / "cache") as service,
+        dataset.distribute(service.address, tasks=tasks) as distributed,
+    ):
+        found = Counter(int(element[0]) for element in distributed.epochs(1))
+    assert found == Counter([*range(COUNT)] * 4)
+    assert calls.take() == Counter(range(COUNT))
+
+
 def test_another_service_finds_what_one_has_kept(tmp_path, calls):
     dataset = mr.Dataset.range(COUNT).map(calls.note).batch(6).cache()
     with Service(1, cache_dir=tmp_path / "cache") as service, dataset.distribute(service.address) as distributed:
