@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from millrace.control import events as ev
@@ -142,7 +142,7 @@ def yielding(turn: Turn) -> set[str]:
 
     @functools.cache
     def ready(giver: str) -> list[Worker]:
-        there = [worker for worker in crew.by_job[giver] if _had_turn(turn, worker)]
+        there = [worker for worker in crew.by_job[giver] if worker.id not in chosen and _had_turn(turn, worker)]
         return sorted(there, key=lambda worker: (worker.turn_began, worker.id))
 
     free = crew.by_job.get("", [])
@@ -157,7 +157,7 @@ def yielding(turn: Turn) -> set[str]:
             if free and not full and runnable(turn, job, free[0]):
                 free = free[1:]
             else:
-                own = [giver for giver in givers if not full or jobs[giver].spec.tenant == job.spec.tenant]
+                own = [giver for giver in givers if jobs[giver].spec.tenant == job.spec.tenant] if full else givers
                 _take(turn, job, own, standings, chosen, ready)
     return chosen
 
@@ -174,19 +174,23 @@ def _owners(turn: Turn, job: Job) -> list[Worker]:
 def _take(
     turn: Turn,
     job: Job,
-    givers: Sequence[str],
+    givers: list[str],
     standings: Mapping[str, Standing],
     chosen: set[str],
     ready: Callable[[str], list[Worker]],
 ) -> None:
     """Have workers of the givers that are ready to leave do so for the job: all that it is short of, or else one."""
     has = standings[job.name]
-    for giver in givers:
+    for giver in list(givers):
         while gives(standings[giver], has):
-            there = (worker for worker in ready(giver) if worker.id not in chosen and runnable(turn, job, worker))
-            first = next(there, None)
+            there = ready(giver)
+            able = (worker for worker in there if worker.id not in chosen and runnable(turn, job, worker))
+            first = next(able, None)
             if first is None:
+                if not there:
+                    givers.remove(giver)  # nor has it anybody for those that come next
                 break
+            there.remove(first)
             chosen.add(first.id)
             standings[giver].workers -= 1
             has.workers += 1
