@@ -161,7 +161,7 @@ def items(value: Any) -> int:
     try:
         if count:
             value[0]
-    except Exception as error:
+    except LookupError as error:
         raise PipelineError(
             f"from_list takes a list of elements, and this {type(value).__name__} has no item 0 "
             f"({type(error).__name__}: {error}); of columns make rows first"
