@@ -278,6 +278,11 @@ class NodeContext(Context):
         if isinstance(getattr(value, "graph", None), Graph):
             seed = derive(self._task.calls.key(self._number, parent.origin), int(parent.positions[index]))
             return self._nested(value.graph, seed)
+        if isinstance(value, dict):  # of which Python would give the keys
+            raise PipelineError(
+                f"{self._label} must return a dataset or something to iterate over, and returned one dict: put it in a"
+                " list"
+            )
         try:
             return iter(value)
         except TypeError:

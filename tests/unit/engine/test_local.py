@@ -281,6 +281,8 @@ def test_missing_data_are_never_an_element_to_skip():
 def test_a_function_must_return_something_to_iterate_over():
     with pytest.raises(PipelineError, match="must return a dataset or something to iterate over, not int"):
         list(Dataset.range(3).flat_map(lambda n: n))
+    with pytest.raises(PipelineError, match="and returned one dict: put it in a list"):
+        list(Dataset.range(3).flat_map(lambda n: {"n": n}))
 
 
 class Faulty:
