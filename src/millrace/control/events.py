@@ -284,7 +284,7 @@ class EpochClosed(Event, frozen=True):
 
 
 class TailDealt(Event, frozen=True):
-    """A tail has its consumer, and waits for the tasks whose leftovers it takes."""
+    """A task has its consumer before it can run: a tail, or one that nobody will read, for what it leaves over."""
 
     job: str
     epoch: int

@@ -18,7 +18,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
-from millrace.control.supply import Offer, began_without, newest, place_of, walk
+from millrace.control.supply import Offer, began_without, newest, owes, place_of, walk
 from millrace.control.turn import Turn
 
 
@@ -145,7 +145,8 @@ def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
 
 def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
     """Nobody will read the task to its end; its tail goes without its leftovers, unless it has begun with them."""
-    if _tail_began(turn.state, job, epoch, task):
+    owed = job.spec.sharding != "off" and owes(turn.state, job, epoch, task)
+    if owed or _tail_began(turn.state, job, epoch, task):
         turn.emit(ev.TaskSpared(job.name, epoch, task))
         settle(turn, job, epoch, task)
         spare(turn, job, epoch, task)

@@ -10,10 +10,11 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.epochs import send_resumed
+from millrace.control.leasing import drop
 from millrace.control.messages import Failure, JoinJob
 from millrace.control.places import Refused
 from millrace.control.state import Job, State
-from millrace.control.supply import missing
+from millrace.control.supply import by_worker, gone, in_turn, missing, owed_by, stride, walk
 from millrace.control.turn import Turn
 from millrace.errors import StateError
 from millrace.graph import serialize
@@ -100,6 +101,27 @@ def load(turn: Turn, job: Job, states: list[Checkpoint]) -> Failure | None:
         for consumer in job.consumers:
             send_resumed(turn, job, consumer)
     return check_data(turn.state, job)
+
+
+def make_up(turn: Turn, job: Job) -> None:
+    """Deal consumers that went what they were to read of a resumed epoch, as far as tails begun before it need it.
+
+    In a fixed order, where nobody else gets that. Nobody reads it: it runs for what it leaves over.
+    """
+    number = job.first
+    if number is None or not job.states or not in_turn(job) or number not in job.epochs:
+        return
+    epoch = job.epochs[number]
+    for consumer in range(stride(job)):
+        if not gone(job, number, consumer):
+            continue
+        last = owed_by(turn.state, job, number, consumer)
+        for share in range(len(epoch.owners)) if by_worker(job) else (-1,):
+            key, ahead = walk(job, epoch, share, consumer)
+            while ahead is not None and ahead[0] <= last:
+                turn.emit(ev.TailDealt(job.name, number, ahead[0], consumer, {key: ahead[1]}))
+                drop(turn, job, number, ahead[0])
+                key, ahead = walk(job, epoch, share, consumer)
 
 
 def check_data(state: State, job: Job) -> Failure | None:

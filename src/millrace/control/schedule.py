@@ -10,6 +10,7 @@ from millrace.control.jobs import fail_job
 from millrace.control.leasing import in_the_way, lease
 from millrace.control.membership import release_retired
 from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
+from millrace.control.resuming import make_up
 from millrace.control.state import Epoch, Job, Worker
 from millrace.control.supply import (
     Offer,
@@ -61,6 +62,7 @@ def _serve(turn: Turn, job: Job, leaving: set[str]) -> None:
 
     def serve() -> None:
         _plan(turn, job)
+        make_up(turn, job)
         _lease_all(turn, job, barred)
 
     turn.state.once(job.name, ("served", barred), serve)  # not remembered if it changes something itself

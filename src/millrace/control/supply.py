@@ -219,13 +219,13 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
 
 def _never_dealt(job: Job, number: int, task: int) -> bool:
     """Nobody gets another's share, and the task's consumer has gone, or reads on, before its turn came."""
-    if not in_turn(job):
-        return False
-    consumer = task % stride(job)
+    return in_turn(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
+
+
+def gone(job: Job, number: int, consumer: int) -> bool:
+    """The consumer has left, or reads a later epoch."""
     place = job.consumers.get(consumer)
-    if consumer not in job.left if place is None else place.epoch <= number:
-        return False
-    return not _was_dealt(job, number, task)
+    return consumer in job.left if place is None else place.epoch > number
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
@@ -235,10 +235,40 @@ def began_without(state: State, job: Job, number: int, task: int) -> bool:
     epoch was resumed, ``Epoch.alone`` says so.
     """
     parent = state.plan(job).task(task).parent
-    if parent < 0 or not in_turn(job) or job.epochs[number].over(parent):
+    if parent < 0 or not in_turn(job) or fixed(state, job, number, parent):
         return False
     tail = job.epochs[number].live.get(parent)
     return tail.lease > 0 if tail is not None else _was_dealt(job, number, parent)
+
+
+def fixed(state: State, job: Job, number: int, tail: int) -> bool:
+    """What a tail takes is what it took before the epoch was resumed.
+
+    It had been read since, in part at least, or what it left over had.
+    """
+    epoch = job.epochs[number]
+    while tail >= 0:
+        if epoch.over(tail) or epoch.starts.get(tail):
+            return True
+        tail = -1 if tail in epoch.alone else state.plan(job).task(tail).parent
+    return False
+
+
+def owes(state: State, job: Job, number: int, task: int) -> bool:
+    """A tail takes what the task leaves over as it did before the epoch was resumed, be the task read or not."""
+    epoch = job.epochs[number]
+    told = task in epoch.alone or task in epoch.freed or epoch.over(task)
+    return not told and fixed(state, job, number, state.plan(job).task(task).parent)
+
+
+def owed_by(state: State, job: Job, number: int, consumer: int) -> int:
+    """The last task that a consumer owes of those that it has not been dealt; -1 if there is none. In a fixed order."""
+    epoch = job.epochs[number]
+    end = max(epoch.low + 8 * len(epoch.later), *epoch.starts, 0)
+    for task in reversed(range(consumer, end if job.length is None else min(end, job.length), stride(job))):
+        if not _was_dealt(job, number, task) and owes(state, job, number, task):
+            return task
+    return -1
 
 
 def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:

@@ -120,6 +120,9 @@ class Ranks:
     def come_or_go(self, rng: random.Random) -> None:
         rank = rng.randrange(len(self.peers))
         peer = self.peers[rank]
+        others = [each for each in self.loaded if each is not self.loaded[rank]]
+        if rank in self.left and self.loaded[rank] not in others:
+            return  # nobody else would know what was read before
         if rank in self.left:
             del self.left[rank]
             self.loaded[rank] = []
@@ -157,13 +160,13 @@ def test_stopped_again_and_again_each_element_is_read_once(seed, plan, kind, cou
     ranks = Ranks(service, peers, [[] for _ in peers], **KINDS[kind])
     had: list[str] = []
     """What all ranks' states say."""
-    for life, count in enumerate(counts[1:]):
+    for count in counts[1:]:
         for _ in range(rng.randrange(1, 5)):
             for _ in range(rng.randrange(12)):
                 service.work(read=rng.random() < 0.7, room=2)
             if rng.random() < 0.4:
                 disturb(service, rng, names)
-            if rng.random() < 0.5 and not life and all(peer.epoch for peer in ranks.peers):
+            if rng.random() < 0.5 and all(peer.epoch for peer in ranks.peers):
                 ranks.come_or_go(rng)
         calm(service, names)
         if any(peer.epoch is None for peer in ranks.peers):
@@ -181,7 +184,7 @@ def test_stopped_again_and_again_each_element_is_read_once(seed, plan, kind, cou
             service.add_worker("v0")
         own = count == len(states) and rng.random() < 0.5
         peers = loads(service, states, count, own=own, **KINDS[kind])
-        ranks = Ranks(service, peers, [states[i : i + 1] if own else states for i in range(count)], **KINDS[kind])
+        ranks = Ranks(service, peers, [states[i : i + 1] if own else [*states] for i in range(count)], **KINDS[kind])
         if not anew:
             assert all(peer.failure.kind == "ConsumerConflictError" for peer in there if peer.connected)
             for peer in there:
@@ -272,6 +275,25 @@ def test_what_its_tail_has_begun_without_still_gives_its_leftovers_itself(shardi
     peers = loads(service, states, after, **kind)
     service.run(room=1)
     assert elements(outputs + [output for peer in peers for output in peer.got]) == elements_of(24)
+
+
+@pytest.mark.parametrize("dealt", [False, True])
+@pytest.mark.parametrize("sharding", ["dynamic", "static"])
+def test_a_tail_that_had_begun_takes_what_it_took_though_nobody_reads_that_any_more(sharding, dealt):
+    kind = {"deterministic": True, "sharding": sharding}
+    service, peers = running(FakePlan(9, 3), consumers=2, **kind)
+    done = TaskSet.of({0, *range(2, 8)})
+    states = [state_of(service, peer, 2, done=done.low, later=done.text()) for peer in peers]
+    service = Service(service.plan)
+    worker = service.add_worker("v0")
+    stays, goes = loads(service, states, 2, **kind)
+    if dealt:
+        service.plan_tasks(worker)
+        assert 1 in goes.reads
+    service.say(inp.ConsumerSaid(goes.client, msg.LeaveJob()))
+    del service.consumers[goes.client]
+    service.run()
+    assert stays.got == ["6a+6b", "8a+8b", "2c+5c"]
 
 
 def test_reads_that_are_told_at_once_lose_none_of_what_is_said_with_them():
