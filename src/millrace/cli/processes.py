@@ -205,7 +205,7 @@ def _worker(options: argparse.Namespace) -> int:
     )
     end_with(worker.stop, parent_pipe=options.parent_pipe)
     if not options.parent_pipe:
-        print(f"millrace worker {worker.id} works for the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
+        print(f"millrace worker {worker.id} joins the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
     status = 1
     try:
         worker.run()
