@@ -151,6 +151,7 @@ class Accounts:
         patience = [-math.inf if each.short else PATIENCE_S if each.workers else 0.0 for each in has]
         self._all = list(zip(standings, accounts, patience, strict=True))
         self._givers = [account for account, each in zip(accounts, has, strict=True) if each.workers > each.share]
+        self._last: tuple[float, list[str]] = (-1.0, [])
 
     def takers(self, seconds: float) -> list[str]:
         """The jobs that the giver which is furthest ahead gives a worker to: who gets none of it gets none at all.
@@ -162,10 +163,14 @@ class Accounts:
         """
         if not self._givers:
             return []
+        if seconds == self._last[0]:  # nothing but time changes it, and one moment is looked at several times
+            return self._last[1]
         keep = math.exp(-seconds / MEMORY_S)
         first = max([before * keep + gain * (1.0 - keep) for before, gain in self._givers])
-        return [
+        found = [
             name
             for name, (before, gain), patience in self._all
             if first - (before * keep + gain * (1.0 - keep)) >= patience
         ]
+        self._last = (seconds, found)
+        return found

@@ -195,4 +195,7 @@ def test_takers_are_those_whom_somebody_gives_a_worker(jobs, seconds):
         for name, has in then.items()
     }
     takers = [name for name, has in now.items() if any(gives(giver, has) for giver in now.values())]
-    assert Accounts(then).takers(seconds) == takers
+    accounts = Accounts(then)
+    accounts.takers(seconds + 1.0)
+    assert accounts.takers(seconds) == takers
+    assert accounts.takers(seconds) == takers
