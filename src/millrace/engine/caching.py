@@ -38,7 +38,7 @@ Make = Callable[[Feed], Chunks]
 _LOOKED_UP = 1024
 """Items whose origins are computed at a time."""
 _SOON = 16
-"""Items that are looked up at a time, at least: to look one up takes a tenth of a millisecond, or a few of them."""
+"""Items that are looked up at a time, at least: some take hardly longer than one."""
 GROUP = 64
 """Units of an item where one may give many elements, but for whole splits: a unit alone may not be worth a key."""
 
@@ -200,19 +200,18 @@ class Items:
 
         def looked_up() -> Feed:
             """Items, the block of each (-1: of none), where in it, and the two halves of its key."""
-            for some in items:
-                start = 0
+            for some in filter(len, items):
+                keys, start = self._keys(some), 0
                 while start < len(some):
                     # No sooner than they are needed: until then this task may make them elsewhere.
                     few = len(some) if self._kept is None else max(_SOON, self._context.chunk_size())
-                    part = some[start : start + few]
+                    part, named = some[start : start + few], keys[start : start + few]
                     start += len(part)
-                    keys = self._keys(part)
-                    found = point.find(keys, self._kept)
+                    found = point.find(named, self._kept)
                     there = int(np.count_nonzero(found.block >= 0))
                     point.hits += there
                     point.misses += len(part) - there
-                    yield np.stack([part, *found, *keys.view(np.int64).T])
+                    yield np.stack([part, *found, *named.view(np.int64).T])
 
         def of(looked_up: Feed, *, kept: bool) -> Feed:
             for some in looked_up:
