@@ -204,11 +204,14 @@ def _worker(options: argparse.Namespace) -> int:
         job=options.job,
     )
     end_with(worker.stop, parent_pipe=options.parent_pipe)
-    if not options.parent_pipe:
-        print(f"millrace worker {worker.id} joins the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
+
+    def listening() -> None:
+        if not options.parent_pipe:
+            print(f"millrace worker {worker.id} joins the dispatcher at {dispatcher}; end it with Ctrl-C", flush=True)
+
     status = 1
     try:
-        worker.run()
+        worker.run(listening)
         status = 0
     finally:
         last_chance(status)

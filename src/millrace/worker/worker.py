@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 
 from millrace.control.messages import (
     FromWorker,
@@ -112,8 +113,11 @@ class Worker:
             hurry=self._report_now.set,
         )
 
-    def run(self) -> None:
+    def run(self, listening: Callable[[], object] | None = None) -> None:
         """Works until told to stop, by :meth:`stop` or by the dispatcher.
+
+        Args:
+            listening: called once the worker can be reached.
 
         Raises:
             AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
@@ -128,6 +132,8 @@ class Worker:
         try:
             for thread in threads:
                 thread.start()
+            if listening is not None:
+                listening()
             self._over.wait()
         finally:
             self._over.set()
