@@ -12,7 +12,7 @@ help: ## this list
 
 # So many tests run at a time. Those marked `alone`, which look at the whole machine, come after them, one by one: from
 # the files that hold some, as collecting all others would take longer than running these.
-JOBS ?= 2
+JOBS ?= 3
 TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'not alone'
 ALONE := $(BIN)/pytest --quiet -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
