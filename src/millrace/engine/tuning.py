@@ -7,7 +7,8 @@ which the operator ran at one level. The rule:
    would have them take turns at the cores and at the GIL. What is rarely worth one, as reading local files, begins on
    the thread that pulls.
 2. Take the best of three windows: disturbances by others only ever make a window slower. Windows in which results were
-   hardly waited for say nothing, because what comes before or after was slower.
+   hardly waited for, or the thread that pulls was hardly ever in a call, say nothing: what comes before or after was
+   slower.
 3. Try half as many threads, unless they keep their cores busy. If hardly anything is lost, stay there and try fewer
    still: a function that holds the GIL ends on the pulling thread.
 4. If not, try twice as many, unless all cores are busy. If that gains something, stay there and try more: a function
@@ -39,7 +40,7 @@ class Window:
     Attributes:
         elements: that its function was called with.
         seconds: the length of the stretch.
-        waited_s: of these, seconds in which whoever pulls waited for results.
+        waited_s: of these, seconds in which whoever pulls waited for results, or made the calls.
         calls_s: seconds in calls, summed over threads.
         cpu_s: of these, seconds of processor time.
     """
@@ -101,7 +102,7 @@ def step(state: Tuning, window: Window) -> Tuning:
     if state.ignored:
         return replace(state, ignored=state.ignored - 1)
     at_rest = state.level == state.settled
-    if at_rest and state.level and window.waited_s < _WAITED * window.seconds:
+    if at_rest and window.waited_s < _WAITED * window.seconds:
         return replace(state, rates=())
     state = replace(state, rates=(*state.rates, window.elements / window.seconds))
     if len(state.rates) < _WINDOWS:

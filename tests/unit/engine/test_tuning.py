@@ -159,6 +159,14 @@ def test_what_begins_inline_stays_there_unless_threads_gain_something():
     assert state.settled == 0
 
 
+def test_what_begins_inline_is_not_moved_by_the_pace_of_others():
+    state, chance = tuning.begin(2, 64, inline=True), random.Random(0)
+    for _ in range(1000):
+        seconds = 0.001 * chance.uniform(10, 100)  # of which ten calls take a tenth, or less
+        state = tuning.step(state, Window(10, seconds, 0.001, 0.001, 0.001))
+        assert state.level == 0
+
+
 def test_what_begins_inline_gets_threads_if_it_waits():
     state = tuning.begin(2, 64, inline=True)
     for _ in range(200):
