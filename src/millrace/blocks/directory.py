@@ -20,7 +20,7 @@ import pyarrow as pa
 from millrace.blocks.store import FULL, NAME, checked
 from millrace.elements.exporting import Bytes
 from millrace.elements.layout import ALIGNMENT
-from millrace.elements.mapping import snapshot, stays
+from millrace.elements.mapping import OpenFile, snapshot, stays
 from millrace.elements.shred import Piece
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
 
@@ -67,7 +67,7 @@ class DirectoryStore:
             if name.rsplit(".", 2)[0] != platform.node():
                 continue
             path = os.path.join(self._drafts, name)
-            with contextlib.suppress(OSError), _opened(path) as file:  # what cannot be locked is somebody's
+            with contextlib.suppress(OSError), FileIO(_opened(path)) as file:  # what cannot be locked is somebody's
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
 
@@ -183,9 +183,9 @@ class _Block:
         self.name = name
         self.location = path
         with _errors(path):
-            self._file = _opened(path)
-            self.nbytes = os.fstat(self._file.fileno()).st_size
-            self._stays = stays(self._file.fileno())
+            self._file = OpenFile(_opened(path))
+            self.nbytes = os.fstat(self._file.fd).st_size
+            self._stays = stays(self._file.fd)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
         found: list[Bytes] = []
@@ -204,7 +204,7 @@ class _Block:
         begin, end = ranges[0][0], ranges[-1][1]
         large = end - begin >= _MAPPED_BYTES and max(stop - start for start, stop in ranges) > _COPIED_BYTES
         if large and self._stays and not any(start % ALIGNMENT for start, _ in ranges):
-            whole = snapshot(self._file.fileno(), begin, end)
+            whole = snapshot(self._file, begin, end)
             if whole is not None:
                 return [whole[start - begin : stop - begin] for start, stop in ranges]
         # Arrow's allocator hands out again what has died: to find new memory can cost more than to read.
@@ -216,7 +216,7 @@ class _Block:
                 views.append(_SKIPPED[: start - at])
             views.append(buffer.data)
             at = stop
-        end = begin + os.preadv(self._file.fileno(), views, begin)
+        end = begin + os.preadv(self._file.fd, views, begin)
         if end == at:
             return found
         return [
@@ -226,32 +226,32 @@ class _Block:
 
     def _rest(self, buffer: Bytes, start: int, count: int) -> Bytes:
         """The buffer of which so many bytes were read, with what is still missing, if there is any."""
-        while count < len(buffer) and (more := os.preadv(self._file.fileno(), [buffer.data[count:]], start + count)):
+        while count < len(buffer) and (more := os.preadv(self._file.fd, [buffer.data[count:]], start + count)):
             count += more
         return buffer[:count]
 
     def version(self) -> object:
         with _errors(self.location):
-            found = os.fstat(self._file.fileno())
+            found = os.fstat(self._file.fd)
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
     def drop(self) -> bool:
         with _errors(self.location):
-            os.fsync(self._file.fileno())  # only pages that are on the disk can be given up
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.fsync(self._file.fd)  # only pages that are on the disk can be given up
+            os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return True
 
     def close(self) -> None:
-        self._file.close()
+        del self._file
 
 
-def _opened(path: str) -> FileIO:
-    """A file to be read. What somebody has put in its place, be it a pipe that nobody writes to, holds nobody up."""
+def _opened(path: str) -> int:
+    """Opens a file to be read. What somebody has put in its place, be it a pipe nobody writes to, holds nobody up."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "this is no file, so it is no block")
-    return FileIO(handle)
+    return handle
 
 
 def _sync_folder(path: str) -> None:

@@ -1,4 +1,4 @@
-"""Parts of files in this process's address space.
+"""Parts of files in this process's address space, and in that of another one to which they are shown.
 
 Python's own ``mmap`` keeps a duplicate of the descriptor for each mapping, so a trainer with many of them would run out
 of descriptors, and it holds the interpreter's lock while a disk is waited for. So the system is called through ctypes.
@@ -10,11 +10,16 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 from millrace.elements.exporting import Bytes, exported
+from millrace.errors import ProtocolError
 
 _PAGE = mmap.PAGESIZE
 _LARGE_PAGE = 2 << 20
@@ -24,6 +29,12 @@ _POPULATE_READ = 22
 """MADV_POPULATE_READ, of Linux 5.14 and later, which Python has no name for."""
 _MOST = 4096
 """Snapshots at a time. Systems allow a process 65,530 mappings, and malloc needs some of them."""
+_SHOWN_BYTES = 256 << 10
+"""What is smaller costs less to copy than to map once more."""
+_BETWEEN_BYTES = 64 << 10
+"""That nobody wants, inside a range."""
+_THERE, _OF_A_FILE = 1 << 63, 1 << 61
+"""Bits of a page in /proc/self/pagemap; the other one is also set for memory that is shared."""
 _SAFE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010})
 """File systems of this machine itself: ext4, XFS, Btrfs, tmpfs, overlay, F2FS."""
 
@@ -37,8 +48,8 @@ if sys.platform == "linux":
 
 AVAILABLE = sys.platform == "linux" and _libc.madvise(None, 0, _POPULATE_READ) == 0
 """Whether the system can say that a page cannot be read other than by a signal."""
-_snapshots: set[int] = set()
-"""Addresses; single operations on it need no lock."""
+_snapshots: dict[int, _Snapshot] = {}
+"""By address; single operations on it need no lock."""
 
 
 class Mapping:
@@ -64,7 +75,29 @@ class Mapping:
         return exported(self.kind.from_address(self.address), _over, finalizer, argument, self)
 
 
-def snapshot(fd: int, start: int, stop: int) -> Bytes | None:
+class OpenFile:
+    """A descriptor that is closed when nobody refers to it any more.
+
+    Args:
+        fd: open; nobody else closes it.
+    """
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False
+
+
+class _Snapshot(NamedTuple):
+    """A mapping of the bytes of a file from ``begin`` on; the file's descriptor lives as long as whoever opened it."""
+
+    file: weakref.ref[OpenFile]
+    begin: int
+    size: int
+
+
+def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
     """Bytes ``start`` to ``stop`` of a file, uint8, without a copy; None where they must be read instead.
 
     Writing to them changes neither the file nor what anybody else sees: the system copies a page that is written to.
@@ -77,17 +110,142 @@ def snapshot(fd: int, start: int, stop: int) -> Bytes | None:
     if len(_snapshots) >= _MOST:
         return None
     try:
-        address = _map(fd, begin, size, mmap.MAP_PRIVATE)
+        address = _map(file.fd, begin, size, mmap.MAP_PRIVATE)
     except OSError as error:
         if error.errno in (errno.ENOMEM, errno.ENODEV, errno.EACCES):  # no room, or a file that cannot be mapped
             return None
         raise
-    _snapshots.add(address)
+    _snapshots[address] = _Snapshot(weakref.ref(file), begin, size)
     view = exported((ctypes.c_ubyte * size).from_address(address), _unmap, address, size)[start - begin : stop - begin]
     # What lies behind the end of the file, or cannot be read from the disk, is said here, and raises no signal.
     skipped = (start - begin) & -_PAGE
     wanted = stop - begin - skipped
     return view if _libc.madvise(address + skipped, wanted, _POPULATE_READ) == 0 else None
+
+
+def whole(file: OpenFile, start: int, stop: int) -> Bytes:
+    """Bytes ``start`` to ``stop`` of somebody else's file, uint8: a snapshot, or read where there can be none.
+
+    Raises:
+        ProtocolError: it is no file that has so many, or they cannot be read.
+    """
+    found = os.fstat(file.fd)
+    if not stat.S_ISREG(found.st_mode) or not 0 <= start < stop <= found.st_size:
+        raise ProtocolError(f"the peer passed a file that does not hold bytes {start} to {stop}")
+    try:
+        mapped = snapshot(file, start, stop) if AVAILABLE else None
+        if mapped is not None:
+            return mapped
+        made = np.empty(stop - start, np.uint8)
+        count = 0
+        while count < len(made) and (more := os.preadv(file.fd, [made[count:].data], start + count)):
+            count += more
+    except OSError as error:
+        raise ProtocolError(f"the peer passed a file that cannot be read: {error}") from error
+    if count < len(made):
+        raise ProtocolError(f"the peer passed a file that was cut short at byte {start + count}")
+    return made
+
+
+class Range(NamedTuple):
+    """Bytes of a file that this process has mapped.
+
+    Attributes:
+        file: it.
+        start: where in it they begin.
+        size: how many.
+        views: those that lie in them, as (index, distance from ``start``).
+    """
+
+    file: OpenFile
+    start: int
+    size: int
+    views: list[tuple[int, int]]
+
+
+def ranges(views: Iterable[tuple[int, Bytes]]) -> Iterator[Range]:
+    """Where in files those of ``views`` lie that are parts of snapshots: what another process can map as well.
+
+    Views that follow one another closely share a range. Of what was written to since, or may have been, there is none:
+    the file has something else there.
+
+    Args:
+        views: with an index each, which must not change meanwhile.
+    """
+    groups: list[list[tuple[int, _Place, int]]] = []
+    end: _Place | None = None
+    for index, view in views:
+        place = _place(view)
+        if place is None:
+            continue
+        if end is None or not _follows(end, place):
+            groups.append([])
+        groups[-1].append((index, place, len(view)))
+        end = _Place(place.file, place.address + len(view), place.at + len(view))
+    for group in groups:
+        (_, first, _), (_, last, count) = group[0], group[-1]
+        size = last.at + count - first.at
+        if size >= _SHOWN_BYTES and _untouched(first.address, size):
+            yield Range(first.file, first.at, size, [(index, place.at - first.at) for index, place, _ in group])
+
+
+class _Place(NamedTuple):
+    """What is at ``address`` in this process is at byte ``at`` of the file."""
+
+    file: OpenFile
+    address: int
+    at: int
+
+
+def _follows(end: _Place, place: _Place) -> bool:
+    """Whether a place is in the same mapping as the end of another, and not far behind it."""
+    between = place.at - end.at
+    return place.file is end.file and place.address - end.address == between and 0 <= between <= _BETWEEN_BYTES
+
+
+def _place(view: Bytes) -> _Place | None:
+    """Where a view begins, if it is one of a snapshot whose file is open still."""
+    at: object = view
+    while True:
+        if isinstance(at, np.ndarray):
+            at = at.base
+        elif isinstance(at, memoryview):
+            at = at.obj
+        else:
+            break
+    if not isinstance(at, ctypes.Array):
+        return None
+    base = ctypes.addressof(at)
+    mapped = _snapshots.get(base)
+    file = mapped.file() if mapped is not None else None
+    if mapped is None or file is None:
+        return None
+    address: int = view.__array_interface__["data"][0]
+    return _Place(file, address, mapped.begin + address - base)
+
+
+def _untouched(address: int, size: int) -> bool:
+    """Whether all these bytes are the file's own: the kernel gives who writes a page of his own, which is no file's."""
+    begin = address & -_PAGE
+    end = (address + size + _PAGE - 1) & -_PAGE
+    if (found := _states(begin, end)) is not None and not found[0]:
+        # The system took pages back, or undid a larger one of which a part was written to.
+        _libc.madvise(begin, end - begin, _POPULATE_READ)
+        found = _states(begin, end)
+    return found == (True, True)
+
+
+def _states(begin: int, end: int) -> tuple[bool, bool] | None:
+    """Whether all pages from one address to another are (there, a file's); None: the system doesn't say."""
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            found = os.pread(pages.fileno(), 8 * (end - begin) // _PAGE, 8 * begin // _PAGE)
+    except OSError:  # as in some sandboxes
+        return None
+    if len(found) < 8 * (end - begin) // _PAGE:
+        return None
+    all_of = int(np.bitwise_and.reduce(np.frombuffer(found, np.uint64)))
+    return bool(all_of & _THERE), bool(all_of & _OF_A_FILE)
 
 
 def stays(fd: int) -> bool:
@@ -110,7 +268,7 @@ def _map(fd: int, begin: int, size: int, flags: int) -> int:
 
 
 def _unmap(address: int, size: int) -> None:
-    _snapshots.discard(address)  # first: the system may give the address to the next one at once
+    _snapshots.pop(address, None)  # first: the system may give the address to the next one at once
     _libc.munmap(address, size)
 
 

@@ -7,7 +7,10 @@ the slip's first byte. Slips the other way carry the loans that are over.
 
 A frame without a payload of its own is sent by one call and received by one, so that it wakes the peer once.
 
-Only the side that has an arena lends. Bytes that lie in none of its segments, or were lent before, are copied into one,
+What lies in a file that the sender has mapped, a block of a cache, is not lent: the file's descriptor comes along, and
+the peer maps the same bytes for itself, so that nobody has to give anything back.
+
+Only the side that has an arena does either. Bytes that lie in neither, or were lent before, are copied into a segment,
 once; if there is no room they go through the socket like anything else.
 """
 
@@ -24,7 +27,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from millrace.elements import mapping
 from millrace.elements.exporting import Bytes
+from millrace.elements.mapping import OpenFile
 from millrace.elements.pieces import Pieces
 from millrace.elements.shared import Arena, Segment, Window
 from millrace.errors import ProtocolError
@@ -49,7 +54,7 @@ H = TypeVar("H")
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """``size`` bytes of the payload: from byte ``start`` of what loan ``loan`` lends (-1: of the frame's payload)."""
+    """``size`` bytes of the payload: from byte ``start`` of a loan or range of a file (-1: of the frame's payload)."""
 
     loan: int
     start: int
@@ -66,6 +71,8 @@ class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         gone: segments that will be lent no more.
         returned: loans that are over.
         doubtful: loans that are over here, but a forked child may still see what was lent.
+        ranges: (number, start, bytes) of each range of a file whose descriptor comes along, behind those of segments;
+            numbers are none of a loan's.
     """
 
     parts: list[Part] = []
@@ -74,6 +81,7 @@ class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     gone: list[int] = []
     returned: list[int] = []
     doubtful: list[int] = []
+    ranges: list[tuple[int, int, int]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -103,10 +111,10 @@ class LocalEnd:
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._window.over()
         load = _Load() if self._arena is None else self._load(self._arena, views)
-        slip = _encoder.encode(Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful))
+        slip = _encoder.encode(Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges))
         inline = load.inline if load.parts else views
         head = _LENGTH.pack(len(slip)) + slip + encode_head(header, sum(map(len, inline)))
-        self._send(memoryview(head), load.descriptors)
+        self._send(memoryview(head), load.descriptors + [file.fd for file in load.files])
         send_all(self._sock, [view.data for view in inline])
         return sum(map(len, views))
 
@@ -124,6 +132,7 @@ class LocalEnd:
             self._shown -= gone
             load.gone += gone
         places = [self._lend(arena, view, load) if len(view) >= _COPIED_PIECE else None for view in views]
+        self._show(views, places, load)
         self._copy(arena, views, places, load)
         if any(places):
             at = 0
@@ -134,7 +143,7 @@ class LocalEnd:
 
     def _lend(self, arena: Arena, view: Bytes, load: _Load) -> tuple[int, int] | None:
         """(loan, start) of ``view``, if it can be lent from where it lies."""
-        if len(load.segments) == MAX_DESCRIPTORS:
+        if len(load.descriptors) == MAX_DESCRIPTORS:
             return None
         found = arena.lend(view)
         if found is None:
@@ -148,6 +157,18 @@ class LocalEnd:
             load.segments.append((segment.number, segment.size))
             load.descriptors.append(segment.fd)
         return loan, start
+
+    def _show(self, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
+        """Passes the files in which the larger ones of those lie that lie elsewhere, where there are such."""
+        others = [(i, view) for i, view in enumerate(views) if places[i] is None and len(view) >= _COPIED_PIECE]
+        for found in mapping.ranges(others):
+            if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
+                return
+            number = next(self._numbers)
+            load.ranges.append((number, found.start, found.size))
+            load.files.append(found.file)
+            for index, start in found.views:
+                places[index] = number, start
 
     def _copy(self, arena: Arena, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
         """Lends copies of the larger ones of those that lie elsewhere, if there is room."""
@@ -183,6 +204,7 @@ class LocalEnd:
             ProtocolError: also if a slip says what cannot be.
         """
         slip = self._receive_slip()
+        files = [(each, OpenFile(self._descriptors.pop(0))) for each in slip.ranges]
         header, payload = receive_frame(self._ahead, decoder, allocate, limit)
         if self._descriptors and not self._ahead.waiting:
             raise ProtocolError(f"{len(self._descriptors)} file descriptors came that the peer did not announce")
@@ -193,16 +215,19 @@ class LocalEnd:
                     raise ProtocolError(f"the peer gave back loan {loan}, which it does not have")
                 self._arena.give_back(segment, retire=retire)
         if slip.parts:
-            payload = self._put_together(slip, payload, limit)
+            payload = self._put_together(slip, files, payload, limit)
         for number in slip.gone:
             self._window.forget(number)
         return header, payload
 
-    def _put_together(self, slip: Slip, inline: Any, limit: int) -> Pieces:
-        lent = {loan: self._window.view(segment, loan) for loan, segment in slip.loans}
-        lent[_INLINE] = _bytes_of(memoryview(inline))
+    def _put_together(
+        self, slip: Slip, files: list[tuple[tuple[int, int, int], OpenFile]], inline: Any, limit: int
+    ) -> Pieces:
         if sum(part.size for part in slip.parts) > limit:
             raise ProtocolError(f"the peer announced a payload of over {limit} bytes")
+        lent = {loan: self._window.view(segment, loan) for loan, segment in slip.loans}
+        lent |= {number: mapping.whole(file, start, start + size) for (number, start, size), file in files}
+        lent[_INLINE] = _bytes_of(memoryview(inline))
         pieces = []
         for part in slip.parts:
             source = lent.get(part.loan)
@@ -223,8 +248,9 @@ class LocalEnd:
             slip = _decoder.decode(encoded)
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"the peer sent a malformed slip: {error}") from error
-        if len(slip.segments) > len(self._descriptors):
-            raise ProtocolError(f"{len(self._descriptors)} file descriptors came for {len(slip.segments)} segments")
+        passed = len(slip.segments) + len(slip.ranges)
+        if passed > len(self._descriptors):
+            raise ProtocolError(f"{len(self._descriptors)} file descriptors came for {passed} segments and files")
         for number, size in slip.segments:
             if size <= 0:
                 raise ProtocolError(f"the peer passed a segment of {size} bytes")
@@ -255,7 +281,7 @@ class LocalEnd:
 
 
 class _Load:
-    """What a frame carries, as it is put together; the attributes are those of :class:`Slip`."""
+    """What a frame carries, as it is put together; the attributes are those of :class:`Slip`, and what comes along."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -263,6 +289,8 @@ class _Load:
         self.segments: list[tuple[int, int]] = []
         self.gone: list[int] = []
         self.descriptors: list[int] = []
+        self.ranges: list[tuple[int, int, int]] = []
+        self.files: list[OpenFile] = []
         self.inline: list[Bytes] = []
         self._inline_size = 0
 

@@ -8,7 +8,8 @@ import pytest
 from tests.integration.service.service_driving import Service
 
 import millrace as mr
-from millrace.elements import shared
+from millrace.elements import mapping, shared
+from millrace.elements.mapping import OpenFile
 
 # Alone: two of these failed once beside other tests, and never by themselves; the cause is not known yet.
 pytestmark = [
@@ -102,6 +103,33 @@ def test_a_worker_gives_memory_up_with_the_job(own_service):
         assert segments() > 0
         del batches
     own_service.until(lambda status: not status["jobs"] and not segments())
+
+
+@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+def test_what_a_cache_has_is_looked_at_in_its_blocks_unless_it_was_written_to(tmp_path):
+    folder = OpenFile(os.open(tmp_path, os.O_RDONLY))
+    if not mapping.stays(folder.fd):
+        pytest.skip("temporary files lie on a network's file system")
+    kept = mr.Dataset.range(24).map(lambda n: np.full(1 << 20, n, np.uint8)).cache()
+
+    def changed(element):
+        element[: 1 << 19] += 1  # in place: where the worker has mapped the block
+        return element
+
+    with Service(2, cache_dir=tmp_path) as service:
+        assert len(list(kept.distribute(service.address).epochs(1))) == 24
+        inodes = {entry.stat().st_ino for entry in tmp_path.rglob("*")}
+        for pipeline, more, mapped in [(kept, 0, 24), (kept.map(changed), 1, 0), (kept, 0, 24)]:
+            numbers, found = [], 0
+            with pipeline.distribute(service.address) as dataset:
+                for element in dataset.epochs(1):
+                    numbers.append(int(element[-1]))
+                    assert (element[: 1 << 19] == numbers[-1] + more).all()
+                    assert (element[1 << 19 :] == numbers[-1]).all()
+                    found += memory_at(os.getpid(), element.ctypes.data)[0] in inodes
+                    element[:] = 255  # is one's own
+            assert sorted(numbers) == list(range(24))
+            assert found == mapped
 
 
 @pytest.mark.parametrize("flag", [[], ["--no-shared-memory"]])

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.elements import codec, shared
+from millrace.elements import codec, mapping, shared
+from millrace.elements.mapping import OpenFile
 from millrace.elements.pieces import Pieces
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
@@ -75,14 +76,20 @@ def batch(arena, number, size=MIB):
 
 
 def memory_at(pid, address):
-    """(inode, offset in it) of the file that is mapped at an address of a process."""
+    """(inode, offset in it) of the shared memory that is mapped at an address of a process."""
+    inode, offset, name = file_at(pid, address)
+    assert name == ["/memfd:millrace", "(deleted)"]
+    return inode, offset
+
+
+def file_at(pid, address):
+    """(inode, offset in it, words of its name) of the file that is mapped at an address of a process."""
     with open(f"/proc/{pid}/maps") as maps:
         for line in maps:
             span, _, offset, _, inode, *name = line.split()
             start, stop = (int(each, 16) for each in span.split("-"))
             if start <= address < stop:
-                assert name[:1] == ["/memfd:millrace"], line
-                return int(inode), int(offset, 16) + address - start
+                return int(inode), int(offset, 16) + address - start, name
     return pytest.fail(f"nothing is mapped at {address:#x}")
 
 
@@ -311,6 +318,7 @@ def test_a_frame_without_a_payload():
         (struct.pack("<I", 1 << 30), "slip of"),
         (struct.pack("<I", 3) + b"abc", "malformed slip"),
         (slip_of(segments=[(0, 4096)]) + FRAME, "file descriptors"),
+        (slip_of(ranges=[(0, 0, 4096)]) + FRAME, "file descriptors"),
         (slip_of(loans=[(0, 5)], parts=[(0, 0, 10)]) + FRAME, "segment 5"),
         (slip_of(parts=[(0, 0, 10)]) + FRAME, "did not pass"),
         (slip_of(parts=[(-1, 0, 10)]) + FRAME, "did not pass"),
@@ -405,6 +413,51 @@ def test_slips_and_descriptors_find_each_other_however_they_arrive(size):
     held.clear()
     receiving.close()
     sending.close()
+
+
+@pytest.fixture
+def block(tmp_path):
+    """A file of some blocks' size that is mapped here."""
+    path = tmp_path / "block"
+    path.write_bytes(np.random.default_rng(0).integers(0, 256, 4 * MIB, np.uint8).tobytes())
+    return OpenFile(os.open(path, os.O_RDONLY))
+
+
+@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+def test_what_lies_in_a_file_is_mapped_by_the_client(block, tmp_path):
+    data = np.fromfile(tmp_path / "block", np.uint8)
+
+    def answer(_, number):
+        x = mapping.snapshot(block, MIB // 2, 3 * MIB)
+        assert x is not None
+        if number:
+            x[number:] = 7  # as a function that a user wrote may do
+        return codec.encode([{"x": x, "y": np.arange(MIB)}])
+
+    with Giver(answer) as giver, bulk_connect(giver.server.address) as connection:
+        kept = []
+        for number in (0, 1000, 0):
+            (element,) = codec.decode(ask(connection, number))
+            expected = data[MIB // 2 : 3 * MIB].copy()
+            expected[number or len(data) :] = 7
+            assert np.array_equal(element["x"], expected)
+            assert np.array_equal(element["y"], np.arange(MIB))
+            inode, *_ = file_at(os.getpid(), element["x"].ctypes.data)
+            assert (inode == os.fstat(block.fd).st_ino) == (number == 0)
+            element["x"][:] = 1  # is one's own
+            kept.append(element)
+        assert np.array_equal(np.fromfile(tmp_path / "block", np.uint8), data)
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 8 * MIB), (4 * MIB, 1), (-1, 10), (0, -1), (0, 0)])
+def test_a_range_that_the_file_has_not_is_refused(block, start, size):
+    with pytest.raises(ProtocolError, match="does not hold"):
+        received(slip_of(ranges=[(5, start, size)], parts=[(5, 0, 10)]) + FRAME, [block.fd])
+
+
+def test_parts_outside_a_range_are_refused(block):
+    with pytest.raises(ProtocolError, match="did not pass"):
+        received(slip_of(ranges=[(5, 0, 100)], parts=[(5, 90, 20)]) + FRAME, [block.fd])
 
 
 def test_memory_that_is_none_is_refused():
