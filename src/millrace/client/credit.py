@@ -30,6 +30,11 @@ class CreditPool:
         """Bytes that are neither granted nor held; negative after :meth:`force`."""
         return self.total - self.held - sum(self._granted.values())
 
+    @property
+    def share(self) -> int:
+        """What is granted ahead to each worker."""
+        return max(self.total // (AHEAD * max(1, len(self._granted))), 1)
+
     def join(self, worker: str) -> dict[str, int]:
         """A connection to ``worker`` was made."""
         self.leave(worker)
@@ -112,8 +117,7 @@ class CreditPool:
 
     def _top_up(self, name: str) -> dict[str, int]:
         """Grants ahead of need, in pieces worth a message, unless somebody waits."""
-        share = max(self.total // (AHEAD * len(self._granted)), 1)
-        granted = self._granted[name]
+        share, granted = self.share, self._granted[name]
         amount = min(share - granted, self.free)
         if self._short or granted > share - max(share // 4, 1) or amount <= 0:
             return {}

@@ -375,7 +375,8 @@ class Feed:
         _send_all(orders)
 
     def _route(self, grants: Mapping[str, int]) -> list[tuple[BulkConnection, list[delivery.BulkMessage]]]:
-        return [(self._connections[name], [delivery.Credit(amount)]) for name, amount in grants.items() if amount]
+        share = self._pool.share
+        return [(self._connections[name], [delivery.Credit(more, share)]) for name, more in grants.items() if more]
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class Credit(BulkMessage, frozen=True):
     """The consumer has room for so many more bytes of payload."""
 
     bytes: int
+    share: int = 0
+    """What each of its workers may have on their way at a time: messages should be a part of it."""
 
 
 class Received(BulkMessage, frozen=True):

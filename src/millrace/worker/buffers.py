@@ -231,19 +231,24 @@ class Allowance:
 
     If the next message is larger than what is left, that is said once, and what is left is given back with it: from
     then on the consumer owes what the message needs, which may come in pieces.
+
+    Attributes:
+        left: bytes that may be sent now.
+        share: what the consumer lets each of its workers have on their way; 0 if it hasn't said so on this connection.
     """
 
     def __init__(self) -> None:
-        self.left = 0
+        self.left = self.share = 0
         self._said = 0
 
-    def grant(self, count: int) -> None:
-        """So many bytes more."""
+    def grant(self, count: int, share: int = 0) -> None:
+        """So many bytes more, of such a share."""
         self.left += max(count, 0)
+        self.share = share
 
     def void(self) -> None:
         """The connection is another one."""
-        self.left = self._said = 0
+        self.left = self.share = self._said = 0
 
     def next(self, buffer: LaneBuffer) -> Parcel | Short | None:
         """What to send now, taken off; None if there is nothing, or it is not allowed yet."""

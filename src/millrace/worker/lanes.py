@@ -25,7 +25,7 @@ from millrace.engine.watch import RunStoppedError
 from millrace.errors import ElementTooLargeError
 from millrace.wire import delivery
 from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel, TaskKey
-from millrace.worker.packing import TARGET
+from millrace.worker.packing import LEAST, MOST_BYTES
 
 
 class Stop(enum.Enum):
@@ -230,8 +230,10 @@ class Lane:
 
     @property
     def message_bytes(self) -> int:
-        """What messages should have: a mebibyte, or less if the buffer would not hold a few of them."""
-        return max(1, min(TARGET, self._buffer.limit // 4))
+        """What messages should have: so much that the consumer lets a few of them come and the buffer holds a few."""
+        with self._changed:
+            wanted = max(LEAST, min(MOST_BYTES, self._allowance.share // 4))
+            return max(1, min(wanted, self._buffer.limit // 4))
 
     @property
     def hungry(self) -> bool:
@@ -339,8 +341,8 @@ class Lane:
             if self._outlet is not outlet:
                 return
             match message:
-                case delivery.Credit(bytes=count):
-                    self._allowance.grant(count)
+                case delivery.Credit(bytes=count, share=share):
+                    self._allowance.grant(count, share)
                     self._sendable.notify()
                 case delivery.Read(epoch=epoch, task=task, lease=lease, start=start):
                     self._buffer.read((epoch, task), lease, start)

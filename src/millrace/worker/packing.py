@@ -1,4 +1,4 @@
-"""Groups a task's outputs into messages of about a mebibyte. Pure but for the codec, which is handed in."""
+"""Groups a task's outputs into messages of some mebibytes. Pure but for the codec, which is handed in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from millrace.worker.buffers import Message
 
-TARGET = 1 << 20
-"""Bytes of a message, unless a single element is larger."""
+LEAST, MOST_BYTES = 1 << 20, 4 << 20
+"""Bytes of a message, unless a single element is larger: each wakes two threads on either side, whatever its size, and
+is in use as long as one of its elements is. The larger ones are for who has room for several on their way."""
 MOST = 1 << 17
 """Elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
 
@@ -28,7 +29,7 @@ class Packer:
         target: bytes of a message.
     """
 
-    def __init__(self, encode: Encode, start: int = 0, target: int = TARGET) -> None:
+    def __init__(self, encode: Encode, start: int = 0, target: int = LEAST) -> None:
         self._encode = encode
         self._index = start
         self._target = target

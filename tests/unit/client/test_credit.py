@@ -14,6 +14,16 @@ def test_a_worker_gets_its_share_ahead_of_time():
     assert pool.free == 200
 
 
+def test_the_share_is_what_each_of_its_workers_has():
+    pool = CreditPool(100)
+    assert pool.share == 50, "of whoever comes first"
+    granted = [pool.join(worker) for worker in "abc"]
+    assert granted[0] == {"a": 50}
+    assert pool.share == 16
+    pool.leave("a")
+    assert pool.share == 25
+
+
 def test_the_first_gives_up_to_the_second_what_it_had_when_it_was_alone():
     pool = CreditPool(800)
     pool.join("a")
