@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.mkdir(work_dir)
     os.mkdir(cache_disk)
     console.print(
-        f"seed {options.seed}: make chaos CHAOS='--seed {options.seed}' begins the same; logs in {folder}", highlight=False
+        f"seed {options.seed}: make chaos CHAOS='--seed {options.seed}' begins the same; logs in {folder}",
+        highlight=False,
     )
     with _small_disk(work_dir) as small, _small_disk(cache_disk):
         if not small:

@@ -183,9 +183,15 @@ class _Block:
         self.name = name
         self.location = path
         with _errors(path):
-            self._file = OpenFile(_opened(path))
+            self._open: OpenFile | None = OpenFile(_opened(path))
             self.nbytes = os.fstat(self._file.fd).st_size
             self._stays = stays(self._file.fd)
+
+    @property
+    def _file(self) -> OpenFile:
+        if self._open is None:
+            raise CacheError(f"{self.location} was closed")
+        return self._open
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
         found: list[Bytes] = []
@@ -242,7 +248,7 @@ class _Block:
         return True
 
     def close(self) -> None:
-        del self._file
+        self._open = None
 
 
 def _opened(path: str) -> int:

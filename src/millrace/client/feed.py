@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -268,16 +269,26 @@ class Feed:
     def _serve(self, address: str) -> None:
         """Reads from one worker while anything is to come from it, through as many connections as it takes."""
         pauses = delays()
+        near = True  # if the worker is on this host, and this process can have the descriptors of what is shared
         while True:
             began = time.monotonic()
             try:
-                with bulk_connect(address, self._token, CONNECT_TIMEOUT_S, compression=self._compression) as connection:
+                with bulk_connect(
+                    address, self._token, CONNECT_TIMEOUT_S, local=near, compression=self._compression
+                ) as connection:
                     self._receive(address, connection)
             except (AuthenticationError, VersionMismatchError, ProtocolError) as error:
                 self.fail(error)
             except ServiceError as error:
                 # Lost, or not there. If it is dead the dispatcher names another; until then it is worth trying again.
                 _logger.debug("worker %s: %s", address, error)
+                if near and getattr(error.__cause__, "errno", 0) == errno.EMFILE:
+                    near = False
+                    _logger.warning(
+                        "no file descriptor is left in this process (ulimit -n) for what worker %s shares with it:"
+                        " elements are copied through a socket from now on",
+                        address,
+                    )
             if time.monotonic() - began > CONNECT_TIMEOUT_S:
                 pauses = delays()  # it went well for a while
             with self._lock:
@@ -297,9 +308,9 @@ class Feed:
             self._connections[address] = connection
             epoch = self._inbox.number
             orders = [delivery.Read(epoch, *unfinished) for unfinished in self._inbox.unfinished(address)]
-            grants = self._pool.join(address)
+            grants, share = self._pool.join(address), self._pool.share
         try:
-            for order in (*map(delivery.Credit, grants.values()), *orders):
+            for order in (*(delivery.Credit(amount, share) for amount in grants.values()), *orders):
                 connection.send(order)
             while True:
                 header, payload = connection.receive(delivery.TO_READER, self._memory.allocate)

@@ -6,6 +6,7 @@ of descriptors, and it holds the interpreter's lock while a disk is waited for. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -22,6 +23,8 @@ from millrace.elements.exporting import Bytes, exported
 from millrace.errors import ProtocolError
 
 _PAGE = mmap.PAGESIZE
+_ALIGNMENT = 64
+"""Of the arrays in a message (:mod:`millrace.elements.layout`)."""
 _LARGE_PAGE = 2 << 20
 """Where a file lies in memory in pages of this size, they are found one by one instead of sixteen small ones each time;
 a mapping has to hold them wholly."""
@@ -31,8 +34,8 @@ _MOST = 4096
 """Snapshots at a time. Systems allow a process 65,530 mappings, and malloc needs some of them."""
 _SHOWN_BYTES = 256 << 10
 """What is smaller costs less to copy than to map once more."""
-_BETWEEN_BYTES = 64 << 10
-"""That nobody wants, inside a range."""
+_BETWEEN_BYTES = 4 << 10
+"""That nobody wants, inside a range: the heads of messages."""
 _THERE, _OF_A_FILE = 1 << 63, 1 << 61
 """Bits of a page in /proc/self/pagemap; the other one is also set for memory that is shared."""
 _SAFE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010})
@@ -94,7 +97,6 @@ class _Snapshot(NamedTuple):
 
     file: weakref.ref[OpenFile]
     begin: int
-    size: int
 
 
 def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
@@ -115,7 +117,7 @@ def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
         if error.errno in (errno.ENOMEM, errno.ENODEV, errno.EACCES):  # no room, or a file that cannot be mapped
             return None
         raise
-    _snapshots[address] = _Snapshot(weakref.ref(file), begin, size)
+    _snapshots[address] = _Snapshot(weakref.ref(file), begin)
     view = exported((ctypes.c_ubyte * size).from_address(address), _unmap, address, size)[start - begin : stop - begin]
     # What lies behind the end of the file, or cannot be read from the disk, is said here, and raises no signal.
     skipped = (start - begin) & -_PAGE
@@ -126,21 +128,26 @@ def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
 def whole(file: OpenFile, start: int, stop: int) -> Bytes:
     """Bytes ``start`` to ``stop`` of somebody else's file, uint8: a snapshot, or read where there can be none.
 
+    Either way they are aligned as they are in the file, up to multiples of 64.
+
     Raises:
         ProtocolError: it is no file that has so many, or they cannot be read.
     """
     found = os.fstat(file.fd)
     if not stat.S_ISREG(found.st_mode) or not 0 <= start < stop <= found.st_size:
         raise ProtocolError(f"the peer passed a file that does not hold bytes {start} to {stop}")
-    try:
+    with contextlib.suppress(OSError):  # not to be had here; so it is read
         mapped = snapshot(file, start, stop) if AVAILABLE else None
         if mapped is not None:
             return mapped
-        made = np.empty(stop - start, np.uint8)
+    try:
+        room = np.empty(stop - start + _ALIGNMENT, np.uint8)
+        skipped = (start - room.ctypes.data) % _ALIGNMENT
+        made = room[skipped : skipped + stop - start]
         count = 0
         while count < len(made) and (more := os.preadv(file.fd, [made[count:].data], start + count)):
             count += more
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise ProtocolError(f"the peer passed a file that cannot be read: {error}") from error
     if count < len(made):
         raise ProtocolError(f"the peer passed a file that was cut short at byte {start + count}")

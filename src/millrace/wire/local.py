@@ -17,6 +17,7 @@ once; if there is no room they go through the socket like anything else.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_DESCRIPTORS = 64
-"""New segments of one frame; the kernel takes 253 descriptors in a message."""
+"""New segments and files of one frame; the kernel takes 253 descriptors in a message."""
 
 _COPIED_PIECE = 16 << 10
 _COPIED_TOTAL = 64 << 10
@@ -111,10 +112,20 @@ class LocalEnd:
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._window.over()
         load = _Load() if self._arena is None else self._load(self._arena, views)
-        slip = _encoder.encode(Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges))
-        inline = load.inline if load.parts else views
-        head = _LENGTH.pack(len(slip)) + slip + encode_head(header, sum(map(len, inline)))
-        self._send(memoryview(head), load.descriptors + [file.fd for file in load.files])
+        while True:
+            slip = _encoder.encode(
+                Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges)
+            )
+            inline = load.inline if load.parts else views
+            head = _LENGTH.pack(len(slip)) + slip + encode_head(header, sum(map(len, inline)))
+            try:
+                self._send(memoryview(head), load.descriptors + [file.fd for file in load.files])
+                break
+            except OSError as error:
+                # Consumers that stand still have so many of this user's waiting as one process may have open.
+                if error.errno != errno.ETOOMANYREFS or not load.files:
+                    raise
+                load.keep_files(views)
         send_all(self._sock, [view.data for view in inline])
         return sum(map(len, views))
 
@@ -134,16 +145,12 @@ class LocalEnd:
         places = [self._lend(arena, view, load) if len(view) >= _COPIED_PIECE else None for view in views]
         self._show(views, places, load)
         self._copy(arena, views, places, load)
-        if any(places):
-            at = 0
-            for view, place in zip(views, places, strict=True):
-                load.add(view, place, at)
-                at += len(view)
+        load.lay(views, places)
         return load
 
     def _lend(self, arena: Arena, view: Bytes, load: _Load) -> tuple[int, int] | None:
         """(loan, start) of ``view``, if it can be lent from where it lies."""
-        if len(load.descriptors) == MAX_DESCRIPTORS:
+        if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
             return None
         found = arena.lend(view)
         if found is None:
@@ -205,6 +212,8 @@ class LocalEnd:
         """
         slip = self._receive_slip()
         files = [(each, OpenFile(self._descriptors.pop(0))) for each in slip.ranges]
+        if sum(size for _, _, size in slip.ranges) > 2 * limit:  # what lies between those that are wanted comes along
+            raise ProtocolError(f"the peer passed files with far more than {limit} bytes")
         header, payload = receive_frame(self._ahead, decoder, allocate, limit)
         if self._descriptors and not self._ahead.waiting:
             raise ProtocolError(f"{len(self._descriptors)} file descriptors came that the peer did not announce")
@@ -265,8 +274,11 @@ class LocalEnd:
         received, ancillary, flags, _ = self._sock.recvmsg_into([view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         self._descriptors += _descriptors(ancillary)
         # Those of a slip that has come in part may wait, and those of the next.
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > 2 * MAX_DESCRIPTORS:
+        if len(self._descriptors) > 2 * MAX_DESCRIPTORS:
             raise ProtocolError("the peer passed more file descriptors than it announced")
+        if flags & socket.MSG_CTRUNC:
+            # More than a frame may have, or this process can't have more: then another way is left.
+            raise OSError(errno.EMFILE, "not all file descriptors that the peer passed could be received")
         return received
 
     def close(self) -> None:
@@ -293,8 +305,26 @@ class _Load:
         self.files: list[OpenFile] = []
         self.inline: list[Bytes] = []
         self._inline_size = 0
+        self._places: list[tuple[int, int] | None] = []
 
-    def add(self, view: Bytes, place: tuple[int, int] | None, at: int) -> None:
+    def lay(self, views: list[Bytes], places: list[tuple[int, int] | None]) -> None:
+        """The payload, if any of it lies elsewhere: what has no place goes along."""
+        self._places = places
+        if any(places):
+            at = 0
+            for view, place in zip(views, places, strict=True):
+                self._add(view, place, at)
+                at += len(view)
+
+    def keep_files(self, views: list[Bytes]) -> None:
+        """No file comes along: what lies in one goes with the frame."""
+        kept = {number for number, _, _ in self.ranges}
+        for each in (self.ranges, self.files, self.parts, self.inline):
+            each.clear()
+        self._inline_size = 0
+        self.lay(views, [None if place is None or place[0] in kept else place for place in self._places])
+
+    def _add(self, view: Bytes, place: tuple[int, int] | None, at: int) -> None:
         """The next bytes of the payload, which start at its byte ``at``."""
         if place is None:
             start = _aligned_like(self._inline_size, at)

@@ -26,13 +26,15 @@ class Packer:
     Args:
         encode: see :data:`Encode`.
         start: number of the first element.
-        target: bytes of a message.
+
+    Attributes:
+        target: bytes of a message, about; no more than twice as many, unless one element has more.
     """
 
     def __init__(self, encode: Encode, start: int = 0, target: int = LEAST) -> None:
         self._encode = encode
         self._index = start
-        self._target = target
+        self.target = target
         self._elements: list[Any] = []
         self._batch = 1
 
@@ -49,8 +51,8 @@ class Packer:
     def _pack(self, group: list[Any]) -> Iterator[Message]:
         buffers = self._encode(group)
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        self._batch = max(1, min(self._target * len(group) // max(size, 1), 4 * self._batch + 16, MOST))
-        if size > 2 * self._target and len(group) > 1:  # larger elements than those before
+        self._batch = max(1, min(self.target * len(group) // max(size, 1), 4 * self._batch + 16, MOST))
+        if size > 2 * self.target and len(group) > 1:  # larger elements than those before
             middle = len(group) // 2
             yield from self._pack(group[:middle])
             yield from self._pack(group[middle:])

@@ -178,7 +178,7 @@ class Runner:
             task = msgspec.structs.replace(task, parent=-1)
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
         outputs = 0
-        packer = Packer(codec.encode, first, lane.message_bytes)
+        packer = Packer(codec.encode, first)
         with (
             self._cached(lease) as cache,
             program.run(
@@ -217,6 +217,7 @@ class Runner:
 
     def _put(self, lane: Lane, lease: LeaseTask, packer: Packer, steps: Steps, *, flush: bool) -> float:
         waited = 0.0
+        packer.target = lane.message_bytes
         try:
             for message in packer.messages(flush=flush):
                 with self._pace.paused(), steps.waiting():

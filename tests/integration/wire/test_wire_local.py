@@ -1,6 +1,7 @@
 """Connections on one host: real Unix sockets, real shared memory; the other side is a thread or a process."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -449,7 +450,88 @@ def test_what_lies_in_a_file_is_mapped_by_the_client(block, tmp_path):
         assert np.array_equal(np.fromfile(tmp_path / "block", np.uint8), data)
 
 
-@pytest.mark.parametrize(("start", "size"), [(0, 8 * MIB), (4 * MIB, 1), (-1, 10), (0, -1), (0, 0)])
+def ends(sending=socket.socket, receiving=socket.socket):
+    """Both ends of a connection, with sockets of these kinds."""
+    ours, theirs = socket.socketpair()
+    one = sending(fileno=ours.detach())
+    other = receiving(fileno=theirs.detach())
+    return LocalEnd(one, Arena(64 * MIB)), LocalEnd(other), one, other
+
+
+@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.parametrize("count", [3, 12, 80])
+def test_files_and_segments_together_are_not_more_than_a_frame_can_have(block, monkeypatch, count):
+    monkeypatch.setattr(mapping, "_SHOWN_BYTES", 20 << 10)
+    x = mapping.snapshot(block, 0, 4 * MIB)
+    assert x is not None
+    sending, receiving, one, other = ends()
+    with one, other:
+        parts = [x[at : at + (24 << 10)] for at in range(0, count * (48 << 10), 48 << 10)][::-1]
+        own = np.arange(MIB)
+        thread = threading.Thread(target=sending.send, args=(Note(1), [*parts, own]))
+        thread.start()
+        _, payload = receiving.receive(NOTE, bytearray, 64 * MIB)
+        thread.join()
+        whole = np.concatenate([*parts, own.view(np.uint8)])
+        assert np.array_equal(payload.view(0, payload.nbytes), whole)
+        receiving.close()
+        sending.close()
+
+
+class CrowdedSocket(socket.socket):
+    """Others have as many descriptors waiting as the system allows."""
+
+    refused = 0
+
+    def sendmsg(self, buffers, ancillary=(), *rest):
+        if any("memfd:" not in os.readlink(f"/proc/self/fd/{each}") for *_, data in ancillary for each in data):
+            self.refused += 1
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+        return super().sendmsg(buffers, ancillary, *rest)
+
+
+@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+def test_files_are_copied_while_the_system_passes_no_more(block, tmp_path):
+    x = mapping.snapshot(block, 0, 2 * MIB)
+    sending, receiving, one, other = ends(sending=CrowdedSocket)
+    with one, other:
+        own = np.arange(MIB)
+        for _ in range(2):
+            thread = threading.Thread(target=sending.send, args=(Note(1), [x, own]))
+            thread.start()
+            _, payload = receiving.receive(NOTE, bytearray, 64 * MIB)
+            thread.join()
+            assert np.array_equal(payload.view(0, 2 * MIB), np.fromfile(tmp_path / "block", np.uint8, 2 * MIB))
+            assert np.array_equal(payload.view(2 * MIB, 10 * MIB).view(np.int64), own)
+        assert isinstance(one, CrowdedSocket)
+        assert one.refused == 2
+        receiving.close()
+        sending.close()
+
+
+class FullSocket(socket.socket):
+    """Of a process that can have no more descriptors."""
+
+    def recvmsg_into(self, buffers, *rest):
+        received, _, flags, address = super().recvmsg_into(buffers, *rest)
+        return received, [], flags | socket.MSG_CTRUNC, address
+
+
+def test_a_process_without_a_free_descriptor_is_told_so():
+    sending, receiving, one, other = ends(receiving=FullSocket)
+    with one, other:
+        sending.send(Note(1))
+        with pytest.raises(OSError, match="not all file descriptors") as caught:
+            receiving.receive(NOTE, bytearray, MIB)
+        assert caught.value.errno == errno.EMFILE
+
+
+def test_ranges_far_larger_than_what_may_come_are_refused(block):
+    with pytest.raises(ProtocolError, match="far more"):
+        received(slip_of(ranges=[(5, 0, 3 * MIB)], parts=[(5, 0, 20)]) + FRAME, [block.fd])
+
+
+@pytest.mark.parametrize(("start", "size"), [(3 * MIB + 1, MIB), (4 * MIB, 1), (-1, 10), (0, -1), (0, 0)])
 def test_a_range_that_the_file_has_not_is_refused(block, start, size):
     with pytest.raises(ProtocolError, match="does not hold"):
         received(slip_of(ranges=[(5, start, size)], parts=[(5, 0, 10)]) + FRAME, [block.fd])

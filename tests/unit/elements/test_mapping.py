@@ -181,7 +181,16 @@ def test_somebody_elses_file_is_mapped_or_read(file, monkeypatch, mapped):
     monkeypatch.setattr(mapping, "_MOST", 4096 if mapped else 0)
     found = whole(file, 100, 3 << 20)
     assert np.array_equal(found, DATA[100 : 3 << 20])
+    assert found.ctypes.data % 64 == 100 % 64
     found[:] = 0
+    assert np.array_equal(whole(file, 100, 3 << 20), DATA[100 : 3 << 20])
+
+
+def test_what_the_system_does_not_let_map_is_read(file, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(mapping, "snapshot", refuse)
     assert np.array_equal(whole(file, 100, 3 << 20), DATA[100 : 3 << 20])
 
 
