@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -69,15 +70,14 @@ def test_the_same_again(runs, data):
 @given(st.data())
 def test_tasks_are_pure_and_run_in_any_order(runs, data):
     case = pipeline(data.draw, runs)
-    made = runs.program(case.dataset, tasks=data.draw(st.integers(1, 20), label="tasks"))
-    first = {task.index: run(made, task) for task in mains(made.plan)}
+    tasks = data.draw(st.integers(1, 20), label="tasks")
     chunk = data.draw(st.sampled_from([1, 4, 100]), label="chunk")
-    backwards = runs.program(case.dataset, chunk=chunk)
-    backwards.plan = made.plan
-    for task in reversed(mains(made.plan)):
-        assert same(run(backwards, task), first[task.index])
-    for program in (made, backwards):
-        program.close()
+    with closing(runs.program(case.dataset, tasks=tasks)) as made:
+        first = {task.index: run(made, task) for task in mains(made.plan)}
+        with closing(runs.program(case.dataset, chunk=chunk)) as backwards:
+            backwards.plan = made.plan
+            for task in reversed(mains(made.plan)):
+                assert same(run(backwards, task), first[task.index])
 
 
 def mains(plan: Any) -> list[Any]:
