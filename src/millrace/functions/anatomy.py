@@ -279,7 +279,16 @@ def _builtin(value: Any) -> Anatomy:
     return Anatomy(joined(["method", value.__name__]), [Held("self", "self", owner)])
 
 
+def is_compiled(method: types.MethodType) -> bool:
+    """Whether a compiled class has this method under its name; the function alone may be found nowhere."""
+    if isinstance(method.__func__, types.FunctionType):
+        return False
+    return bool(getattr(method.__self__, method.__func__.__name__, None) == method)
+
+
 def _method(value: types.MethodType) -> Anatomy:
+    if is_compiled(value) and _by_name(value.__func__) is None:
+        return _method_of_builtin(value)
     return Anatomy(b"bound", [Held("part", "function", value.__func__), Held("self", "self", value.__self__)])
 
 

@@ -11,11 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
 
+from millrace.functions.anatomy import is_compiled
 from millrace.functions.modules import resolve
 
 _MAIN = ("__main__", "__mp_main__")
@@ -69,6 +70,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if isinstance(obj, _LRU_CACHE) and not _is_importable(obj):
             parameters = obj.cache_parameters()
             return _cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+        if isinstance(obj, MethodType) and is_compiled(obj):
+            return getattr, (obj.__self__, obj.__name__)
         reduced = super().reducer_override(obj)
         if isinstance(obj, FunctionType) and reduced is not NotImplemented:
             self._record_function(obj)
@@ -76,12 +79,20 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             if obj.__name__ in sys.modules:
                 self.modules.add(obj.__name__)
         elif reduced is NotImplemented:
-            named = isinstance(obj, (FunctionType, BuiltinFunctionType, type, _LRU_CACHE))
-            module = (obj if named else type(obj)).__module__
-            if isinstance(module, str):
-                self.modules.add(module)
-            if not named and callable(obj) and type(obj) not in self.dispatch_table:
-                _refuse_main_by_name(obj)
+            reduced = self._reduce(obj)
+        return reduced
+
+    def _reduce(self, obj: Any) -> Any:
+        """How pickle itself would go about ``obj``; records the module if that is by a name in one."""
+        reducer = self.dispatch_table.get(type(obj))
+        if reducer is None and isinstance(obj, (type, FunctionType)):
+            self.modules.add(_home(obj, obj.__qualname__))
+            return NotImplemented
+        reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reducer is None else reducer(obj)
+        if isinstance(reduced, str):
+            if getattr(obj, "__module__", None) in _MAIN:  # decorators may do so, and no worker could look it up
+                raise pickle.PicklingError(f"it pickles as the name `{reduced}` in the main program")
+            self.modules.add(_home(obj, reduced))
         return reduced
 
     def _record_function(self, function: FunctionType) -> None:
@@ -124,6 +135,11 @@ def imports_in(code: CodeType, package: str | None) -> Iterator[str]:
             yield from imports_in(constant, package)
 
 
+def _home(obj: Any, name: str) -> str:
+    """The module that pickle names for ``obj``: the one that it says, or else the first that has it."""
+    return str(pickle.whichmodule(obj, name))  # type: ignore[attr-defined]  # the stubs lack it
+
+
 def _is_importable(obj: Any) -> bool:
     if obj.__module__ in _MAIN:
         return False
@@ -131,14 +147,6 @@ def _is_importable(obj: Any) -> bool:
         return operator.attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
     except (AttributeError, KeyError):
         return False
-
-
-def _refuse_main_by_name(obj: Any) -> None:
-    """Things made by decorators may pickle as a name in the main program, which no worker could look up."""
-    if getattr(obj, "__module__", None) not in _MAIN or not hasattr(obj, "__qualname__"):
-        return
-    if isinstance(obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL), str):
-        raise pickle.PicklingError(f"it pickles as the name `{obj.__qualname__}` in the main program")
 
 
 def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Callable[..., Any]:
