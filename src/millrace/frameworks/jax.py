@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace.elements.tree import flatten, unflatten
-from millrace.frameworks.readable import Converted, Readable
+from millrace.frameworks.readable import Converted, Readable, View
 
 
-class JaxDataset:
+class JaxDataset(View):
     """Elements with JAX arrays in place of numeric numpy arrays and numbers; each ``iter()`` is one epoch.
 
     Strings, bytes and what else JAX has no type for stay as they are. 64-bit numbers become 32-bit ones unless
@@ -20,14 +20,11 @@ class JaxDataset:
     """
 
     def __init__(self, source: Readable, sharding: Any = None) -> None:
-        self._source, self._sharding = source, sharding
+        super().__init__(source)
+        self._sharding = sharding
 
     def __iter__(self) -> Converted:
         return Converted(self._source.read_epoch(), self._to_jax)
-
-    def __len__(self) -> int:
-        """Elements of an epoch, where that is known."""
-        return len(self._source)
 
     def _to_jax(self, element: Any) -> Any:
         leaves, spec = flatten(element)

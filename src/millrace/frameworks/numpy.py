@@ -7,21 +7,14 @@ from typing import Any
 import numpy as np
 
 from millrace.elements.tree import tree_map
-from millrace.frameworks.readable import Converted, Readable
+from millrace.frameworks.readable import Converted, View
 
 
-class NumpyDataset:
+class NumpyDataset(View):
     """Elements with numpy scalars in place of Python numbers; each ``iter()`` is one epoch."""
-
-    def __init__(self, source: Readable) -> None:
-        self._source = source
 
     def __iter__(self) -> Converted:
         return Converted(self._source.read_epoch(), _to_numpy)
-
-    def __len__(self) -> int:
-        """Elements of an epoch, where that is known."""
-        return len(self._source)
 
 
 def _to_numpy(element: Any) -> Any:

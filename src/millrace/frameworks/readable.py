@@ -146,6 +146,42 @@ class Readable(ABC):
         return NumpyDataset(self)
 
 
+class View:
+    """A dataset's elements as a framework wants them; its states are the dataset's own.
+
+    Args:
+        source: the dataset.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this process has read, as plain values; see :meth:`millrace.Dataset.state_dict`.
+
+        A StatefulDataLoader asks for it in each of its worker processes.
+        """
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """The next ``iter()`` goes on where ``state`` was taken; see :meth:`millrace.Dataset.load_state_dict`.
+
+        Raises:
+            StateError: it is not of this pipeline, or not of one run.
+        """
+        self._source.load_state_dict(state)
+
+    get_state, set_state = state_dict, load_state_dict
+
+    def __len__(self) -> int:
+        """Elements of an epoch, where that is known."""
+        return len(self._source)
+
+    def __bool__(self) -> bool:
+        """A dataset is something, also when it is empty or its length unknown."""
+        return True
+
+
 class Converted(Iterator[Any]):
     """Elements of an epoch as a framework wants them. ``close()``, or leaving a ``with`` block, ends the epoch."""
 

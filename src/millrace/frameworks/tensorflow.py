@@ -3,23 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from typing import Any, TypeAlias
+from contextlib import closing, suppress
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
-from millrace.frameworks.readable import Readable
+from millrace.frameworks.readable import Readable, View
 from millrace.planning.shapes import Varying
-
-TensorflowDataset: TypeAlias = tf.data.Dataset
 
 _PEEKED = 4
 
 
-def to_tensorflow(source: Readable, element_spec: Any = None) -> tf.data.Dataset:
+class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types
+    """A ``tf.data.Dataset`` that has the states of what it reads; what tf.data's operators make of it has none.
+
+    Args:
+        source: the dataset.
+        dataset: its elements, however many there are.
+        length: of an epoch; None: unknown.
+    """
+
+    def __init__(self, source: Readable, dataset: tf.data.Dataset, length: int | None) -> None:
+        View.__init__(self, source)
+        self._any_length = self._dataset = dataset
+        if length is not None:
+            self._dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
+        tf.data.Dataset.__init__(self, self._dataset._variant_tensor)  # noqa: SLF001 (as all that extend tf.data do)
+
+    def load_state_dict(self, state: Any) -> None:
+        """The next iterator goes on where ``state`` was taken. From then on the cardinality is unknown.
+
+        Load before tf.data's operators are applied: those know how many elements there are already.
+
+        Raises:
+            StateError: it is not of this pipeline, or not of one run.
+        """
+        super().load_state_dict(state)
+        self._dataset = self._any_length  # the rest of an epoch is shorter
+        self._variant_tensor_attr = self._dataset._variant_tensor  # noqa: SLF001
+
+    set_state = load_state_dict
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        """Pytree of ``tf.TensorSpec``."""
+        return self._dataset.element_spec
+
+    __len__, __bool__ = tf.data.Dataset.__len__, tf.data.Dataset.__bool__
+
+
+def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDataset:
     """See :meth:`millrace.frameworks.readable.Readable.tensorflow`."""
     spec = _infer(source) if element_spec is None else element_spec
 
@@ -29,12 +68,13 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> tf.data.Dataset
                 yield _conform(element, spec, ())
 
     dataset = tf.data.Dataset.from_generator(elements, output_signature=spec)
-    if element_spec is not None:
-        return dataset  # nothing was computed here, so that the data need not be within reach
-    try:
-        return dataset.apply(tf.data.experimental.assert_cardinality(len(source)))
-    except UnknownLengthError:
-        return dataset
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # states count what the loop was given
+    length = None
+    if element_spec is None:  # else nothing is computed here, so that the data need not be within reach
+        with suppress(UnknownLengthError):
+            length = len(source)
+    return TensorflowDataset(source, dataset.with_options(options), length)
 
 
 def _infer(source: Readable) -> Any:

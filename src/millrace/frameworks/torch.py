@@ -17,12 +17,12 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from millrace.elements.tree import tree_map
-from millrace.frameworks.readable import Converted, Readable
+from millrace.frameworks.readable import Converted, Readable, View
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.keys import derive
 
 
-class TorchDataset(IterableDataset[Any]):
+class TorchDataset(View, IterableDataset[Any]):
     """Elements with tensors in place of numeric arrays; each ``iter()`` is one epoch.
 
     In a DataLoader with several workers each worker gets a share of every epoch. Tensors share memory with the
@@ -30,8 +30,7 @@ class TorchDataset(IterableDataset[Any]):
     """
 
     def __init__(self, source: Readable) -> None:
-        super().__init__()
-        self._source = source
+        super().__init__(source)
         self._epochs = _Epochs()
         source.prepare_to_fork()
 
@@ -40,27 +39,6 @@ class TorchDataset(IterableDataset[Any]):
         share = None if info is None else (info.id, info.num_workers)
         self._source.adopt_seed(self._epochs.seed)
         return Converted(self._source.read_epoch(self._epochs.number, share), _to_torch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far this process has read, as plain values; see :meth:`millrace.Dataset.state_dict`.
-
-        A StatefulDataLoader asks for it in each of its worker processes.
-        """
-        return self._source.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        """The next ``iter()`` goes on where ``state`` was taken; see :meth:`millrace.Dataset.load_state_dict`.
-
-        Raises:
-            StateError: it is not of this pipeline, or not of one run.
-        """
-        self._source.load_state_dict(state)
-
-    get_state, set_state = state_dict, load_state_dict
-
-    def __len__(self) -> int:
-        """Elements of an epoch, where that is known."""
-        return len(self._source)
 
 
 def _to_torch(element: Any) -> Any:
