@@ -31,6 +31,10 @@ class Origin(NamedTuple):
     repetition: int = 0
 
 
+Positions = range | npt.NDArray[np.int64]
+"""Positions of some elements within one origin; a ``range`` where they are contiguous."""
+
+
 @dataclass(slots=True)
 class Chunk:
     """Some consecutive elements with their origin.
@@ -38,12 +42,12 @@ class Chunk:
     Attributes:
         elements: the elements, a list that its receiver may keep but not change.
         origin: shared by all of them.
-        positions: int64, one per element, within the origin; a ``range`` where they are contiguous.
+        positions: one per element.
     """
 
     elements: list[Any]
     origin: Origin
-    positions: range | npt.NDArray[np.int64]
+    positions: Positions
 
     def __len__(self) -> int:
         return len(self.elements)

@@ -273,6 +273,10 @@ class NodeContext(Context):
             finally:
                 self._task.stops.pop(helper.stop, None)
 
+    def name_of(self, origin: Origin, position: int) -> str:
+        """The element at ``position`` of ``origin`` for messages."""
+        return "one that an earlier task left over" if origin == self.mixed() else name_of(self._task, origin, position)
+
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
         """What to iterate over in a user function's result."""
         if isinstance(getattr(value, "graph", None), Graph):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from millrace.elements.chunk import Chunk
+from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.errors import PipelineError
 from millrace.graph.nodes import BucketBySequenceLength
 from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, with_leftovers
+from millrace.ops.grouping import Outbox, build_batch, with_leftovers
 from millrace.ops.padding import fill_unknown, stack_padded
 from millrace.ops.stacking import stack
 
@@ -27,20 +27,22 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
     origin, outbox, position, arrived = context.mixed(), Outbox(), 0, 0
     buckets: list[list[Any]] = [[] for _ in node.bucket_batch_sizes]
     arrivals: list[list[int]] = [[] for _ in node.bucket_batch_sizes]
+    places: list[list[tuple[Origin, Positions]]] = [[] for _ in node.bucket_batch_sizes]
     for chunk in with_leftovers(inputs[0], context):
         indices, results = context.call(node.element_length_fn, chunk)
         lengths = _lengths(results, context.label)
         _check_bounded(node, lengths, context.label)
-        elements = chunk.elements if indices is None else [chunk.elements[index] for index in indices]
-        for element, number in zip(elements, np.searchsorted(boundaries, lengths, side="right").tolist(), strict=True):
+        numbers = np.searchsorted(boundaries, lengths, side="right").tolist()
+        for index, number in zip(range(len(chunk)) if indices is None else indices, numbers, strict=True):
             bucket = buckets[number]
-            bucket.append(element)
+            bucket.append(chunk.elements[index])
             arrivals[number].append(arrived)
+            places[number].append((chunk.origin, chunk.positions[index : index + 1]))
             arrived += 1
             if len(bucket) == node.bucket_batch_sizes[number]:
-                yield from outbox.add(_build(node, number, bucket, context), origin, position)
+                yield from outbox.add(_build(node, number, bucket, places[number], context), origin, position)
                 position += 1
-                buckets[number], arrivals[number] = [], []
+                buckets[number], arrivals[number], places[number] = [], [], []
         yield from outbox.flush()
     waiting = [
         pair for bucket, numbers in zip(buckets, arrivals, strict=True) for pair in zip(numbers, bucket, strict=True)
@@ -50,19 +52,29 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
         return
     for number, bucket in enumerate(buckets):
         if bucket:
-            yield from outbox.add(_build(node, number, bucket, context), origin, position)
+            yield from outbox.add(_build(node, number, bucket, places[number], context), origin, position)
             position += 1
     yield from outbox.flush()
 
 
-def _build(node: BucketBySequenceLength, number: int, elements: list[Any], context: Context) -> Any:
-    label = context.label
-    if node.no_padding:
-        return stack(elements, label, context.allocate)
-    shapes = node.padded_shapes
-    if node.pad_to_bucket_boundary:
-        shapes = fill_unknown(shapes, node.bucket_boundaries[number] - 1, elements, label)
-    return stack_padded(elements, shapes, node.padding_values, label, allocate=context.allocate)
+def _build(
+    node: BucketBySequenceLength,
+    number: int,
+    elements: list[Any],
+    places: list[tuple[Origin, Positions]],
+    context: Context,
+) -> Any:
+    label, allocate = context.label, context.allocate
+
+    def build(elements: list[Any]) -> Any:
+        if node.no_padding:
+            return stack(elements, label, allocate)
+        shapes = node.padded_shapes
+        if node.pad_to_bucket_boundary:
+            shapes = fill_unknown(shapes, node.bucket_boundaries[number] - 1, elements, label)
+        return stack_padded(elements, shapes, node.padding_values, label, allocate=allocate)
+
+    return build_batch(build, elements, places, context)
 
 
 def _lengths(results: list[Any], label: str) -> np.ndarray[Any, np.dtype[np.int64]]:

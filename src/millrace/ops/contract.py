@@ -58,6 +58,10 @@ class Context(Protocol):
         """The same chunks, computed by another thread up to ``elements`` (AUTOTUNE: the budget) ahead."""
         ...
 
+    def name_of(self, origin: Origin, position: int) -> str:
+        """The element at ``position`` of ``origin`` for messages: its file, record or item."""
+        ...
+
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
         """The elements of what a user's function made of element ``index`` of ``parent``: a dataset or an iterable.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any
 
-from millrace.elements.chunk import Chunk, Origin
+from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.elements.tree import nbytes
+from millrace.errors import PipelineError
 from millrace.ops.contract import Context
+from millrace.ops.stacking import MismatchError
 
 _CHUNK_BYTES = 1 << 20
 
@@ -27,6 +29,7 @@ def run_groups(
         rest_is_planned = True
     outbox = Outbox()
     pending: list[Any] = []
+    places: list[tuple[Origin, Positions]] = []  # of the pending elements, stretch by stretch
     current = next(planned, None)
     for chunk in chunks:
         elements, start = chunk.elements, 0
@@ -34,10 +37,12 @@ def run_groups(
             origin, position, wanted = current
             stop = start + wanted - len(pending)
             group = [*pending, *elements[start:stop]] if pending else elements[start:stop]
-            pending, start = [], stop
-            yield from outbox.add(build(group), origin, position)
+            places.append((chunk.origin, chunk.positions[start:stop]))
+            yield from outbox.add(build_batch(build, group, places, context), origin, position)
+            pending, places, start = [], [], stop
             current = next(planned, None)
         pending += elements[start:]
+        places.append((chunk.origin, chunk.positions[start:]))
         yield from outbox.flush()
         if current is None:
             return
@@ -45,8 +50,34 @@ def run_groups(
         return
     if not drop_remainder:
         origin, position, _ = current
-        yield from outbox.add(build(pending), origin, position)
+        yield from outbox.add(build_batch(build, pending, places, context), origin, position)
         yield from outbox.flush()
+
+
+def build_batch(
+    build: Callable[[list[Any]], Any],
+    elements: list[Any],
+    places: Sequence[tuple[Origin, Positions]],
+    context: Context,
+) -> Any:
+    """``build(elements)``, whose errors name the elements of the data that do not fit together.
+
+    Args:
+        build: makes a batch of elements.
+        elements: of one batch.
+        places: origin and positions of the elements, stretch by stretch.
+        context: of the operator.
+
+    Raises:
+        PipelineError: if the elements differ.
+    """
+    try:
+        return build(elements)
+    except MismatchError as error:
+        names = (context.name_of(origin, int(position)) for origin, positions in places for position in positions)
+        named = list(islice(names, error.index + 1))
+        first = "" if error.index == 0 else f"the batch's first element is {named[0]}, and "
+        raise PipelineError(f"{error} Here {first}element {error.index} is {named[error.index]}.") from None
 
 
 def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]:

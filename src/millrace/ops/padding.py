@@ -9,7 +9,7 @@ import numpy as np
 
 from millrace.elements.tree import Path
 from millrace.errors import PipelineError
-from millrace.ops.stacking import Allocate, Array, as_array, at, columns, one_dtype, rebuild, stack_leaf
+from millrace.ops.stacking import Allocate, Array, MismatchError, as_array, at, columns, one_dtype, rebuild, stack_leaf
 
 Shape = tuple[int | None, ...] | None
 """Of one leaf: None as a dimension, or instead of all, is the longest of the batch."""
@@ -91,14 +91,15 @@ def _pad_leaf(
         if shape:
             raise PipelineError(_rank_message(label, path, shape, ()))
         return stack_leaf(column, label, allocate, path)
-    arrays = [as_array(leaf, label, path) for leaf in column]
+    arrays = [as_array(leaf, label, path, index) for index, leaf in enumerate(column)]
     dtype = one_dtype(arrays, label, path)
     rank = arrays[0].ndim
     for index, array in enumerate(arrays):
         if array.ndim != rank:
-            raise PipelineError(
+            raise MismatchError(
                 f"{label}: different numbers of dimensions{at(path)}: {rank} in the batch's first element, "
-                f"{array.ndim} in its element {index}. Padding changes sizes only; make them alike in a map() before."
+                f"{array.ndim} in its element {index}. Padding changes sizes only; make them alike in a map() before.",
+                index,
             )
     if shape is not None and len(shape) != rank:
         raise PipelineError(_rank_message(label, path, shape, arrays[0].shape))
@@ -121,9 +122,10 @@ def _target(shapes: list[tuple[int, ...]], shape: Shape, label: str, path: Path)
     target = tuple(size if size is not None else most for size, most in zip(shape, longest, strict=True))
     for index, actual in enumerate(shapes):
         if any(size > limit for size, limit in zip(actual, target, strict=True)):
-            raise PipelineError(
+            raise MismatchError(
                 f"{label}: shape {actual}{at(path)} of the batch's element {index} is larger than its padded shape "
-                f"{shape}. Cut it in a map(), leave it out with a filter(), or write None where the longest decides."
+                f"{shape}. Cut it in a map(), leave it out with a filter(), or write None where the longest decides.",
+                index,
             )
     return target
 

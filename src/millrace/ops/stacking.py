@@ -34,6 +34,20 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Makes the array that a leaf of a batch is written into: ``allocate(shape, dtype)``, contents arbitrary."""
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+
+
+class MismatchError(PipelineError):
+    """An element that cannot be stacked with the batch's first; operators add which elements of the data these are.
+
+    Attributes:
+        index: the element's place in the batch.
+    """
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 _NUMBERS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
 
@@ -67,7 +81,7 @@ def stack_leaf(column: Sequence[Any], label: str, allocate: Allocate, path: Path
         return _strings(column, label, path)
     if any(issubclass(kind, (str, bytes)) for kind in kinds) or (bool in kinds and len(kinds) > 1):
         raise _types_differ(column, label, path)
-    return _arrays([as_array(value, label, path) for value in column], label, allocate, path)
+    return _arrays([as_array(value, label, path, i) for i, value in enumerate(column)], label, allocate, path)
 
 
 def concatenate(batches: Sequence[Any], label: str, allocate: Allocate = np.empty, path: Path = ()) -> Any:
@@ -168,16 +182,17 @@ def rebuild(like: Any, values: Iterable[Any]) -> Any:
     return tuple(values) if isinstance(like, tuple) else list(values)
 
 
-def as_array(value: Any, label: str, path: Path) -> Array:
-    """``value`` as an array that shares its memory where it can.
+def as_array(value: Any, label: str, path: Path, index: int = 0) -> Array:
+    """``value``, of element ``index``, as an array that shares its memory where it can.
 
     Raises:
-        PipelineError: if it is not something numeric.
+        MismatchError: if it is not something numeric.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise PipelineError(
+        raise MismatchError(
             f"{label}: a masked array{at(path)} would lose its mask in a batch. Use .filled(...) in a map() before, or "
-            "give data and mask."
+            "give data and mask.",
+            index,
         )
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)) or hasattr(value, "__array__"):
         array = np.asarray(value)
@@ -185,13 +200,14 @@ def as_array(value: Any, label: str, path: Path) -> Array:
             return array
     elif hasattr(value, "__array_interface__"):
         return np.asarray(value)
-    raise _no_array(value, label, path)
+    raise _no_array(value, label, path, index)
 
 
-def _no_array(value: Any, label: str, path: Path) -> PipelineError:
-    return PipelineError(
+def _no_array(value: Any, label: str, path: Path, index: int) -> MismatchError:
+    return MismatchError(
         f"{label}: {_describe(value)}{at(path)} cannot be a part of a batch. Leaves are arrays, numbers, str or bytes; "
-        "convert it in a map() before, or leave it out."
+        "convert it in a map() before, or leave it out.",
+        index,
     )
 
 
@@ -199,20 +215,22 @@ def _numbers(column: Sequence[Any], dtype: type[np.generic], label: str, path: P
     try:
         return np.array(column, dtype=dtype)
     except OverflowError:
-        culprit = next(value for value in column if not -(2**63) <= value < 2**63)
-        raise PipelineError(
+        index, culprit = next((i, value) for i, value in enumerate(column) if not -(2**63) <= value < 2**63)
+        raise MismatchError(
             f"{label}: {culprit}{at(path)} does not fit into int64. Give it a dtype in a map() before, e.g. "
-            "np.uint64(value)."
+            "np.uint64(value).",
+            index,
         ) from None
 
 
 def _strings(column: Sequence[str], label: str, path: Path) -> Array:
     suspicious = "\0" in "".join(column)
-    culprit = next((value for value in column if value.endswith("\0")), None) if suspicious else None
+    culprit = next((i for i, value in enumerate(column) if value.endswith("\0")), None) if suspicious else None
     if culprit is not None:
-        raise PipelineError(
-            f"{label}: {_short(culprit)}{at(path)} ends in a NUL character, which numpy would drop. Encode it "
-            "to bytes in a map() before."
+        raise MismatchError(
+            f"{label}: {_short(column[culprit])}{at(path)} ends in a NUL character, which numpy would drop. Encode it "
+            "to bytes in a map() before.",
+            culprit,
         )
     return np.array(column, dtype=np.str_)
 
@@ -245,9 +263,10 @@ def _stacked(arrays: Sequence[Array], label: str, allocate: Allocate, path: Path
     shape = arrays[0].shape
     if len({array.shape for array in arrays}) > 1:
         index, other = _first_other([array.shape for array in arrays])
-        raise PipelineError(
+        raise MismatchError(
             f"{label}: ragged shapes{at(path)}: {shape} in the batch's first element, {other} in its element {index}. "
-            "Use padded_batch() to pad them to one shape, or make them alike in a map() before."
+            "Use padded_batch() to pad them to one shape, or make them alike in a map() before.",
+            index,
         )
     return np.stack(arrays, out=allocate((len(arrays), *shape), dtype))
 
@@ -261,14 +280,15 @@ def one_dtype(arrays: Sequence[Array], label: str, path: Path) -> np.dtype[Any]:
     first = arrays[0].dtype
     dtypes = {array.dtype for array in arrays}
     if first.hasobject:
-        raise _no_array(arrays[0], label, path)
+        raise _no_array(arrays[0], label, path, 0)
     if len(dtypes) > 1:
         if first.kind in "SU" and {dtype.kind for dtype in dtypes} == {first.kind}:
             return np.result_type(*dtypes)
         index, other = _first_other([array.dtype for array in arrays])
-        raise PipelineError(
+        raise MismatchError(
             f"{label}: different dtypes{at(path)}: {first} in the batch's first element, {other} in its element "
-            f"{index}. Convert them to one dtype in a map() before."
+            f"{index}. Convert them to one dtype in a map() before.",
+            index,
         )
     return first
 
@@ -294,21 +314,23 @@ def _children(tree: Any, path: Path) -> list[tuple[Path, Any]]:
     return [((*path, key), child) for key, child in items]
 
 
-def _types_differ(column: Sequence[Any], label: str, path: Path) -> PipelineError:
+def _types_differ(column: Sequence[Any], label: str, path: Path) -> MismatchError:
     index, other = _first_other([type(value) for value in column])
-    return PipelineError(
+    return MismatchError(
         f"{label}: different types{at(path)}: {type(column[0]).__name__} in the batch's first element, "
-        f"{other.__name__} in its element {index}. Convert them to one type in a map() before."
+        f"{other.__name__} in its element {index}. Convert them to one type in a map() before.",
+        index,
     )
 
 
-def _structures_differ(elements: Sequence[Any], label: str, path: Path) -> PipelineError:
+def _structures_differ(elements: Sequence[Any], label: str, path: Path) -> MismatchError:
     first = _structure(elements[0])
     index, (_, other) = _first_other([(type(element), _structure(element)) for element in elements])
     if other == first:
-        return PipelineError(
+        return MismatchError(
             f"{label}: two classes of one name{at(path)}: {first} in the batch's first element, and another one in its "
-            f"element {index}. Define the class once, outside of the function that uses it."
+            f"element {index}. Define the class once, outside of the function that uses it.",
+            index,
         )
     lists = isinstance(elements[0], list) and isinstance(elements[index], list)
     remedy = (
@@ -316,9 +338,10 @@ def _structures_differ(elements: Sequence[Any], label: str, path: Path) -> Pipel
         if lists
         else "Make them alike in a map() before."
     )
-    return PipelineError(
+    return MismatchError(
         f"{label}: different structures{at(path)}: {first} in the batch's first element, {other} in its element "
-        f"{index}. {remedy}"
+        f"{index}. {remedy}",
+        index,
     )
 
 

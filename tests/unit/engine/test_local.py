@@ -272,6 +272,15 @@ def test_an_error_of_a_nested_dataset_says_where_it_was_nested():
     assert len(list(dataset.with_options(on_error="skip"))) == 16
 
 
+def test_elements_that_do_not_fit_into_a_batch_are_named():
+    ragged = Dataset.range(20).map(lambda number: np.zeros(3 if number == 13 else 4)).skip(10).batch(5)
+    with pytest.raises(PipelineError) as caught:
+        list(ragged)
+    assert str(caught.value).endswith("Here the batch's first element is item 10, and element 3 is item 13.")
+    with pytest.raises(PipelineError, match=r"None cannot be a part .* element 2 is item 3\.$"):
+        list(Dataset.range(5).filter(lambda n: n > 0).map(lambda n: None if n == 3 else n).batch(9))
+
+
 def test_missing_data_are_never_an_element_to_skip():
     dataset = Dataset.range(3).flat_map(lambda n: Dataset.from_files(f"/does/not/exist/{n}"))
     with pytest.raises(SourceError, match="/does/not/exist/0"):

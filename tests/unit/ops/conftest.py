@@ -79,6 +79,9 @@ class FakeContext:
         self.ahead_of.append(elements)
         return chunks
 
+    def name_of(self, origin: Origin, position: int) -> str:
+        return "a leftover" if origin == MIXED else f"element {position} of split {origin.split}"
+
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
         if not isinstance(value, Iterable):
             raise PipelineError(f"{self.label}: {type(value).__name__} is neither a dataset nor iterable")

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from millrace.elements.chunk import Origin
@@ -117,6 +117,31 @@ def test_errors_name_the_operator(driver):
         driver.elements(nodes.PaddedBatch(batch_size=2, padded_shapes=(1,)), [np.zeros(1), np.zeros(2)])
 
 
+@batchers
+@given(size=st.integers(2, 6), odd=st.integers(0, 11), leftovers=st.integers(0, 3), sizes=cuts)
+def test_what_does_not_fit_into_a_batch_is_named(driver, make, size, odd, leftovers, sizes):
+    elements = [np.zeros((1, 1) if number == odd else 1) for number in range(12)]
+    before = [np.zeros(1)] * leftovers
+    first, place = divmod(leftovers + odd, size)
+    assume(place or odd < 11)  # alone in its batch it would fit
+    all_names = ["a leftover"] * leftovers + [f"element {number} of split 3" for number in range(12)]
+    names = all_names[first * size :]
+    with pytest.raises(PipelineError) as caught:
+        driver.elements(make(batch_size=size), elements, cuts=sizes, leftovers=before)
+    other = place or 1  # whichever of the two came first is the batch's first element
+    said = f"the batch's first element is {names[0]}, and element {other} is {names[other]}."
+    assert str(caught.value).endswith(f" Here {said}")
+
+
+def test_what_cannot_be_in_a_batch_at_all_is_named(driver):
+    with pytest.raises(PipelineError, match=r"None cannot be .*, or leave it out\. Here .*element 1 is element 4 of "):
+        driver.elements(nodes.Batch(batch_size=3), [0, 1, 2, 3, None], cuts=[2, 3])
+    with pytest.raises(
+        PipelineError, match=r"larger than its padded shape .*\. Here element 0 is element 3 of split 3"
+    ):
+        driver.elements(nodes.PaddedBatch(batch_size=3, padded_shapes=(1,)), [np.zeros(1)] * 3 + [np.zeros(2)])
+
+
 # -- bucket_by_sequence_length -----------------------------------------------------------------------------------------
 
 
@@ -147,8 +172,9 @@ def test_buckets_are_padded_to_their_boundary(driver, fn):
 def test_no_padding(driver, fn):
     node = bucketing(fn, no_padding=True)
     assert lists(driver.elements(node, sequences([1, 1, 4]))) == [[[1], [2]], [[3, 3, 3, 3]]]
-    with pytest.raises(PipelineError, match="ragged shapes"):
-        driver.elements(node, sequences([1, 2]))
+    ragged = r"ragged shapes.* Here the batch's first element is element 1 of split 3, and element 1 is element 2 of"
+    with pytest.raises(PipelineError, match=ragged):
+        driver.elements(node, sequences([4, 1, 2]))
 
 
 def test_padding_options(driver, fn):
