@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace.errors import (
     AddressInUseError,
@@ -92,13 +92,15 @@ _LATE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imported when it is used: a service's processes import this package too, and need only parts of it."""
     if name in _LATE:
         found = globals()[name] = getattr(importlib.import_module(_LATE[name]), name)
         return found
-    raise AttributeError(f"module 'millrace' has no attribute {name!r}")
+    from millrace.equivalents import MODULE, no_attribute
+
+    raise AttributeError(no_attribute("module 'millrace'", name, MODULE))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -249,6 +249,24 @@ def buckets(operator: str, boundaries: Sequence[int], sizes: Sequence[int]) -> t
     return edges, batches
 
 
+def padded_shapes(operator: str, value: Any) -> Any:
+    """A shape or a pytree of shapes: sizes are 0 or more, None and -1 stand for the longest of the batch."""
+    if isinstance(value, Mapping):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, tuple | list):
+        parts = value
+    else:
+        if is_int(value) and value < -1:
+            raise PipelineError(
+                f"{operator}: padded_shapes has a size of {value}. A size is 0 or more, or None (or -1) where the "
+                "longest element of the batch decides."
+            )
+        return value
+    for part in parts:
+        padded_shapes(operator, part)
+    return value
+
+
 def window(operator: str, size: Any, function_of_key: Any) -> dict[str, Any]:
     """The parameters of a window whose size is the same for all keys, or comes from a function of the key."""
     if (size is None) == (function_of_key is None):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
     "README.md",
     "docs/caching.md",
+    "docs/coming-from.md",
     "docs/frameworks.md",
     "docs/resume.md",
     "docs/service.md",

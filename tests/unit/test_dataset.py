@@ -118,6 +118,11 @@ def identity(element: Any) -> Any:
         (lambda: UNTYPED_TEN.with_options(num_threads=0), "with_options: num_threads"),
         (lambda: UNTYPED_TEN.with_options(buffer_bytes=0), "with_options: buffer_bytes"),
         (lambda: UNTYPED_TEN.with_options(seed=0.5), "with_options: seed must be a whole number"),
+        (lambda: TEN.padded_batch(2, padded_shapes=(-5,)), "padded_batch: padded_shapes has a size of -5."),
+        (
+            lambda: TEN.bucket_by_sequence_length(len, [3], [1, 1], padded_shapes={"a": (None,), "b": (3, -2)}),
+            "bucket_by_sequence_length: padded_shapes has a size of -2.",
+        ),
     ],
 )
 def test_mistakes_are_answered_where_they_are_made(build, said):
@@ -227,7 +232,7 @@ def test_seeds():
 
 
 def test_names():
-    assert str(TEN.map(identity).batch(3)) == "Dataset.range().map(identity).batch()"
+    assert str(TEN.map(identity).batch(3)) == "Dataset.range(10).map(identity).batch(3)"
     assert "map(functools.partial" not in str(TEN.map(functools.partial(identity)))
 
 
@@ -274,3 +279,14 @@ def test_helpers_divide_the_workers_of_their_host_and_each_has_one_where_there_a
 def test_where_work_cannot_be_done_is_said(words: str, options: dict[str, Any]) -> None:
     with pytest.raises(PipelineError, match=re.escape(words)):
         UNTYPED_TEN.distribute(**{"service": "grpc://127.0.0.1:1", **options})
+
+
+def test_shuffle_reshuffles_unless_told_otherwise():
+    shuffled = [TEN.shuffle(10), TEN.shuffle(10, reshuffle_each_iteration=None), TEN.shuffle(10, None, False)]
+    nodes = [dataset.graph.root for dataset in shuffled]
+    assert [isinstance(node, g.Shuffle) and node.reshuffle_each_iteration for node in nodes] == [True, True, False]
+
+
+def test_a_padded_size_of_minus_one_is_the_longest_as_in_tf_data():
+    batches = list(Dataset.from_list([np.ones(1), np.ones(3)]).padded_batch(2, padded_shapes=(-1,)))
+    assert [batch.shape for batch in batches] == [(2, 3)]

@@ -1,0 +1,155 @@
+"""Names and arguments of other data loaders, and what to write here instead: for errors, and for a page of the docs.
+
+Somebody who comes from tf.data, torch, Hugging Face or Ray Data tries the names of there first. The error that they
+get names the equivalent.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+OPERATORS = {
+    "apply": "call the function: function(ds)",
+    "as_numpy_iterator": "iterate over the dataset: its elements are numpy's; .numpy() turns Python numbers into them",
+    "bucket": "bucket_by_sequence_length(element_length_func, bucket_boundaries, bucket_batch_sizes)",
+    "cardinality": "len(ds)",
+    "choose_from_datasets": "Dataset.sample_from_datasets([...], weights), or Dataset.zip and a map that picks",
+    "collate": "batch(n), which stacks leaf by leaf, or batch(n).map(collate)",
+    "counter": "Dataset.range(n), or Dataset.range(n).repeat()",
+    "dense_to_ragged_batch": "padded_batch(n)",
+    "element_spec": "next(iter(ds)): elements may differ from one another, so that there is no one specification",
+    "from_generator": (
+        "Dataset.from_map_style(...) of an object with len() and [i], which many workers can share; or, for a "
+        "generator function, Dataset.range(1).flat_map(lambda _: generate()), which one worker runs from its start"
+    ),
+    "from_tensor_slices": "Dataset.from_list(rows)",
+    "from_tensors": "Dataset.from_list([element])",
+    "get_single_element": "next(iter(ds))",
+    "ignore_errors": 'with_options(on_error="skip")',
+    "iter_batches": "batch(n), and iterate",
+    "iter_rows": "iterate over the dataset",
+    "iter_torch_batches": "batch(n).torch(), and iterate",
+    "list_files": "Dataset.from_files(pattern), whose elements hold path and bytes",
+    "load": "cache(path) where the pipeline is written",
+    "map_batches": "batch(n).map(function)",
+    "options": "with_options(...)",
+    "padded_batch_to_dense": "padded_batch(n)",
+    "parallel_interleave": "interleave(...), which runs in parallel",
+    "ragged_batch": "padded_batch(n)",
+    "random": "Dataset.range(n).map(lambda _, rng: rng.integers(2**31))",
+    "random_shuffle": "shuffle(buffer_size, seed=...)",
+    "read_images": "Dataset.from_files(pattern).map(decode)",
+    "read_parquet": "Dataset.from_parquet(pattern)",
+    "reduce": "a loop over the dataset, or functools.reduce(function, ds)",
+    "rejection_resample": "filter(predicate): a map before it may draw with its parameter rng",
+    "save": "cache(path)",
+    "scan": "a loop over the dataset: an operator's elements do not depend on those before them",
+    "select": "take(n), skip(n) or shard(n, index); of single positions Dataset.from_list([...]).map(lookup)",
+    "snapshot": "cache(path)",
+    "sparse_batch": "padded_batch(n)",
+    "take_while": "a loop over the dataset with break, or filter(predicate)",
+    "train_test_split": "take(n) for the one part and skip(n) for the other",
+    "unique": "a loop over the dataset with a set of what was seen",
+    "window": "batch(n), or group_by_window(...) for windows of one key",
+}
+"""What stands here for an operator or a source of another library."""
+
+ARGUMENTS = {
+    "args": "write a function that knows them: functools.partial(function, ...)",
+    "batch_size": "put batch(n) behind it",
+    "collate_fn": "put batch(n) behind it, which stacks leaf by leaf, or batch(n).map(collate)",
+    "cross_trainer_cache": "autocache() where the pipeline may be cached: jobs share what is kept there",
+    "data_transfer_protocol": "leave it out: memory is shared on one host, TCP is used between hosts",
+    "drop_last": "drop_remainder=True",
+    "dtype": "write a function that converts: map(lambda element: element.astype(...))",
+    "max_outstanding_requests": "with_options(buffer_bytes=...): what waits to be read is bounded in bytes",
+    "name": "leave it out: an operator is called by its function's name, as in map(decode)",
+    "num_epochs": "repeat(n), or iterate n times: each iteration is one epoch",
+    "num_workers": "distribute(workers=n), or with_options(num_threads=n) in this process",
+    "output_shapes": "leave it out: elements are what the function returns",
+    "output_signature": "leave it out: elements are what the function returns",
+    "output_types": "leave it out: elements are what the function returns",
+    "pin_memory": "leave it out; .torch() gives tensors on which pin_memory() can be called",
+    "processing_mode": "sharding=ShardingPolicy.DYNAMIC, .STATIC or .OFF",
+    "rerandomize_each_iteration": "leave it out: the values of rng are others in each epoch",
+    "task_refresh_interval_hint_ms": "leave it out: workers are told of tasks, they do not ask",
+    "worker_init_fn": "make what is expensive on first use, in a function with functools.cache around it",
+}
+"""What to do about an argument of another library."""
+
+MODULE = {
+    "DataLoader": "ds.torch(), which torch's DataLoader takes as well",
+    "DistributeOptions": "ds.distribute(...)",
+    "FixedLengthRecordDataset": "Dataset.from_files(pattern).flat_map(cut)",
+    "IterableDataset": "ds.torch(), which is one",
+    "Options": "ds.with_options(...)",
+    "TFRecordDataset": "Dataset.from_tfrecords(pattern)",
+    "TextLineDataset": 'Dataset.from_files(pattern).flat_map(lambda file: file["bytes"].splitlines())',
+    "data": "the names of tf.data directly: millrace.Dataset, millrace.AUTOTUNE",
+    "experimental": "the names of tf.data directly: millrace.Dataset, millrace.AUTOTUNE",
+    "read_images": "Dataset.from_files(pattern).map(decode)",
+    "read_parquet": "Dataset.from_parquet(pattern)",
+    "read_tfrecords": "Dataset.from_tfrecords(pattern)",
+}
+"""What stands here for a name in another library's module."""
+
+
+def no_attribute(owner: str, name: str, equivalents: dict[str, str]) -> str:
+    """The message of an ``AttributeError``, with the equivalent if there is one."""
+    remedy = equivalents.get(name)
+    return f"{owner} has no attribute {name!r}" + (f"; write {remedy}" if remedy else "")
+
+
+class _EquivalentsOfClass(ABCMeta):
+    """Names on the class itself, as in ``Dataset.from_generator``."""
+
+    if not TYPE_CHECKING:  # else type checkers believe that every name is there
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(no_attribute(cls.__name__, name, OPERATORS))
+
+
+class NamesEquivalents(metaclass=_EquivalentsOfClass):
+    """A class whose errors about names and arguments that are not there say what to write instead.
+
+    Public methods that are defined in a subclass refuse arguments they do not have with the equivalent.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(no_attribute(f"a {type(self).__name__}", name, OPERATORS))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, member in list(vars(cls).items()):
+            if name.startswith("_"):
+                continue
+            if isinstance(member, classmethod | staticmethod):
+                setattr(cls, name, type(member)(_explaining(member.__func__)))
+            elif inspect.isfunction(member):
+                setattr(cls, name, _explaining(member))
+
+
+def _explaining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, refusing arguments that it does not have with what to do instead."""
+    known = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                remedy = ARGUMENTS.get(name, f"it takes {', '.join(each for each in known if each not in _BOUND)}")
+                raise TypeError(f"{function.__name__}() has no argument {name!r}; {remedy}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+_BOUND = {"self", "cls"}

@@ -1,0 +1,78 @@
+"""A graph as the Python expression that makes it, for people: ``Dataset.range(10).map(decode).batch(3)``."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from millrace.graph.nodes import OP_NAMES, Concatenate, Graph, Node, Opaque, Range, SampleFromDatasets, Source, Zip
+
+_LONGEST_VALUE = 40
+_LONGEST_INPUT = 120
+"""Characters of a dataset that is an argument of another one: one that is used twice, again and again, would double."""
+_DERIVED = {"count"}
+"""Fields of sources that follow from what the user gave."""
+_LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights"}
+"""Fields that the user gives as a list, or, of strings, as a single one."""
+
+
+def notation(graph: Graph) -> str:
+    """The expression; long values are cut, functions and objects stand by their names."""
+    texts: dict[Node, str] = {}
+    for node in graph.reachable():
+        texts[node] = _call(node, [texts[child] for child in node.inputs])
+    return texts[graph.root]
+
+
+def _call(node: Node, inputs: list[str]) -> str:
+    name = OP_NAMES[type(node)]
+    if isinstance(node, Source):
+        return f"Dataset.{name}({_arguments(node)})"
+    if isinstance(node, Concatenate):
+        return inputs[0] + "".join(f".{name}({_cut(each, _LONGEST_INPUT)})" for each in inputs[1:])
+    if isinstance(node, Zip):
+        shown = [_cut(each, _LONGEST_INPUT) for each in inputs]
+        if node.keys is not None:
+            pairs = zip(node.keys, shown, strict=True)
+            return f"Dataset.{name}({{{', '.join(f'{key!r}: {each}' for key, each in pairs)}}})"
+        return f"Dataset.{name}({', '.join(shown)})"
+    if isinstance(node, SampleFromDatasets):
+        shown = [_cut(each, _LONGEST_INPUT) for each in inputs]
+        return f"Dataset.{name}([{', '.join(shown)}], {_arguments(node)})"
+    return f"{inputs[0]}.{name}({_arguments(node)})"
+
+
+def _arguments(node: Node) -> str:
+    """Required parameters by position, others by name where they are not the default."""
+    if isinstance(node, Range):
+        numbers = (node.start, node.stop, node.step)
+        return ", ".join(map(str, numbers if node.step != 1 else numbers[:2] if node.start else numbers[1:2]))
+    shown = []
+    for each in fields(node):
+        value = getattr(node, each.name)
+        if (
+            each.name == "inputs"
+            or (isinstance(node, Source) and each.name in _DERIVED)
+            or value is each.default
+            or value == each.default
+        ):
+            continue
+        text = _listed(value) if each.name in _LISTS else _value(value)
+        required = each.default is MISSING and each.default_factory is MISSING
+        shown.append(text if required else f"{each.name}={text}")
+    return ", ".join(shown)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Opaque):
+        return value.name or "..."
+    return _cut(repr(value), _LONGEST_VALUE)
+
+
+def _listed(value: tuple[Any, ...]) -> str:
+    alone = len(value) == 1 and isinstance(value[0], str)
+    return _value(value[0] if alone else list(value))
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

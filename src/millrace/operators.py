@@ -1,0 +1,252 @@
+"""The operators that users call on a dataset: each checks its arguments, where they were written, and adds a node."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from millrace import arguments
+from millrace.equivalents import NamesEquivalents
+from millrace.graph import nodes as g
+from millrace.graph.nodes import AUTOTUNE
+
+UserFunction = Callable[..., Any]
+
+
+class Operators(NamesEquivalents):
+    """Operators with tf.data's names and meanings; each method gives another dataset and leaves this one as it is."""
+
+    @abstractmethod
+    def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:
+        """The dataset with one more node at its end."""
+
+    def map(
+        self,
+        map_func: UserFunction,
+        num_parallel_calls: int | None = AUTOTUNE,
+        deterministic: bool = True,
+        *,
+        key: str = "",
+    ) -> Self:
+        """``map_func(element)``, or ``map_func(element, rng)``, for each element.
+
+        Args:
+            map_func: a pure function; it may run on several threads and processes.
+            num_parallel_calls: threads at a time in one process; AUTOTUNE: as many as pay; None: one.
+            deterministic: keep the order; False permits another one under guarantees weaker than exactly-once.
+            key: a name for this version of ``map_func``, if caches are to go by that instead of by what it computes.
+        """
+        return self._then(
+            g.Map,
+            fn=arguments.function("map", map_func, key=key),
+            num_parallel_calls=arguments.parallel("map", num_parallel_calls),
+            deterministic=bool(deterministic),
+        )
+
+    def filter(self, predicate: UserFunction, *, key: str = "") -> Self:
+        """The elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
+        return self._then(g.Filter, fn=arguments.function("filter", predicate, key=key))
+
+    def flat_map(self, map_func: UserFunction, *, key: str = "") -> Self:
+        """All elements of ``map_func(element)``, a Dataset or iterable, one after the other; ``key`` as for ``map``."""
+        return self._then(g.FlatMap, fn=arguments.function("flat_map", map_func, key=key))
+
+    def interleave(
+        self,
+        map_func: UserFunction,
+        cycle_length: int = 4,
+        block_length: int = 1,
+        num_parallel_calls: int | None = AUTOTUNE,
+        deterministic: bool = True,
+        *,
+        key: str = "",
+    ) -> Self:
+        """Elements of ``cycle_length`` datasets ``map_func(element)`` at a time, ``block_length`` from each in turn."""
+        return self._then(
+            g.Interleave,
+            fn=arguments.function("interleave", map_func, key=key),
+            cycle_length=arguments.positive("interleave", "cycle_length", cycle_length),
+            block_length=arguments.positive("interleave", "block_length", block_length),
+            num_parallel_calls=arguments.parallel("interleave", num_parallel_calls),
+            deterministic=bool(deterministic),
+        )
+
+    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = None) -> Self:
+        """Random order.
+
+        Where the source is cheap to read at any position (files, lists, ranges, map-style datasets) and elements come
+        one to one from it, all of them are permuted, at no memory. Elsewhere files and parts of files are permuted,
+        several are read in turn, and a window of ``buffer_size`` elements mixes them.
+
+        Args:
+            buffer_size: elements of the window.
+            seed: the same gives the same orders, epoch by epoch; None: the pipeline's.
+            reshuffle_each_iteration: a new order in every epoch and repetition; None: True.
+        """
+        return self._then(
+            g.Shuffle,
+            buffer_size=arguments.positive("shuffle", "buffer_size", buffer_size),
+            seed=arguments.seed("shuffle", seed),
+            reshuffle_each_iteration=reshuffle_each_iteration is None or bool(reshuffle_each_iteration),
+        )
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """``batch_size`` consecutive elements as one: each leaf stacked along a new first axis."""
+        size = arguments.positive("batch", "batch_size", batch_size)
+        return self._then(g.Batch, batch_size=size, drop_remainder=bool(drop_remainder))
+
+    def padded_batch(
+        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
+    ) -> Self:
+        """As :meth:`batch`, with each leaf padded at its ends first.
+
+        Args:
+            batch_size: elements of a batch.
+            padded_shapes: a shape (tuple of int or None) for all leaves or a pytree of shapes; None, as a shape or a
+                dimension: the longest of the batch.
+            padding_values: a value for all leaves or a pytree of values; default zero or empty.
+            drop_remainder: leave out a last, short batch.
+        """
+        return self._then(
+            g.PaddedBatch,
+            batch_size=arguments.positive("padded_batch", "batch_size", batch_size),
+            padded_shapes=arguments.padded_shapes("padded_batch", padded_shapes),
+            padding_values=padding_values,
+            drop_remainder=bool(drop_remainder),
+        )
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: UserFunction,
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Padded batches of elements of similar length.
+
+        Args:
+            element_length_func: length of an element, an int.
+            bucket_boundaries: ascending; bucket i holds lengths in ``[boundaries[i - 1], boundaries[i])``.
+            bucket_batch_sizes: one more than boundaries.
+            padded_shapes: see :meth:`padded_batch`.
+            padding_values: see :meth:`padded_batch`.
+            pad_to_bucket_boundary: pad to the boundary less one instead of to the longest of the batch.
+            no_padding: all elements of a bucket have one shape.
+            drop_remainder: leave out short batches at the end.
+        """
+        label = "bucket_by_sequence_length"
+        boundaries, sizes = arguments.buckets(label, bucket_boundaries, bucket_batch_sizes)
+        return self._then(
+            g.BucketBySequenceLength,
+            element_length_fn=arguments.function(label, element_length_func),
+            bucket_boundaries=boundaries,
+            bucket_batch_sizes=sizes,
+            padded_shapes=arguments.padded_shapes(label, padded_shapes),
+            padding_values=padding_values,
+            pad_to_bucket_boundary=bool(pad_to_bucket_boundary),
+            no_padding=bool(no_padding),
+            drop_remainder=bool(drop_remainder),
+        )
+
+    def group_by_window(
+        self,
+        key_func: UserFunction,
+        reduce_func: Callable[[Any, Any], Any],
+        window_size: int | None = None,
+        window_size_func: UserFunction | None = None,
+    ) -> Self:
+        """``reduce_func(key, window)`` for each window of elements with one key, flattened.
+
+        Args:
+            key_func: key of an element, an int or anything hashable.
+            reduce_func: of a key and a Dataset of a window's elements; returns a Dataset or an iterable.
+            window_size: elements of a window; or
+            window_size_func: window size of a key.
+        """
+        label = "group_by_window"
+        return self._then(
+            g.GroupByWindow,
+            key_fn=arguments.function(label, key_func),
+            reduce_fn=arguments.reducer(label, reduce_func),
+            **arguments.window(label, window_size, window_size_func),
+        )
+
+    def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Batches cut anew to ``batch_size`` rows."""
+        size = arguments.positive("rebatch", "batch_size", batch_size)
+        return self._then(g.Rebatch, batch_size=size, drop_remainder=bool(drop_remainder))
+
+    def unbatch(self) -> Self:
+        """The rows of each batch."""
+        return self._then(g.Unbatch)
+
+    def repeat(self, count: int | None = None) -> Self:
+        """The dataset ``count`` times; None or -1: without end."""
+        return self._then(g.Repeat, count=None if count in (None, -1) else arguments.whole("repeat", "count", count, 0))
+
+    def take(self, count: int) -> Self:
+        """The first ``count`` elements; -1: all."""
+        return self._then(g.Take, count=arguments.whole("take", "count", count, -1))
+
+    def skip(self, count: int) -> Self:
+        """All but the first ``count`` elements; -1: none."""
+        return self._then(g.Skip, count=arguments.whole("skip", "count", count, -1))
+
+    def shard(self, num_shards: int, index: int) -> Self:
+        """Every ``num_shards``-th element, from number ``index`` on."""
+        shards = arguments.positive("shard", "num_shards", num_shards)
+        return self._then(g.Shard, num_shards=shards, index=arguments.index("shard", "index", index, shards))
+
+    def enumerate(self, start: int = 0) -> Self:
+        """``(start + i, element)``."""
+        return self._then(g.Enumerate, start=arguments.whole("enumerate", "start", start))
+
+    def prefetch(self, buffer_size: int = AUTOTUNE) -> Self:
+        """Computes up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
+        size = buffer_size if buffer_size == AUTOTUNE else arguments.whole("prefetch", "buffer_size", buffer_size, 0)
+        return self if size == 0 else self._then(g.Prefetch, buffer_size=size)
+
+    def cache(self, path: str | os.PathLike[str] | None = None) -> Self:
+        """Up to here every epoch is like the first, random functions included; elements are kept, as far as they fit.
+
+        Args:
+            path: folder or ``s3://``, ``gs://``, ``az://`` prefix to keep them in, also for later runs. None: the
+                service's ``cache_dir``; without a service at most a quarter of this machine's memory.
+        """
+        return self._then(g.Cache, path=arguments.folder("cache", "path", path))
+
+    def autocache(self, mode: str = "auto") -> Self:
+        """Here a cache is acceptable: a service with a ``cache_dir`` measures if it pays, then it is as :meth:`cache`.
+
+        Args:
+            mode: "auto"; or "compute": never; or "cache": in any case.
+        """
+        arguments.one_of("autocache", "mode", mode, ("auto", "compute", "cache"))
+        return self._then(g.Autocache, mode=mode)
+
+    def with_options(
+        self,
+        *,
+        on_error: str | UserFunction | None = None,
+        buffer_bytes: int | None = None,
+        num_threads: int | None = None,
+        seed: int | None = None,
+        rewrites: bool | None = None,
+    ) -> Self:
+        """Options of the whole pipeline; of several, the last wins, option by option.
+
+        Args:
+            on_error: what an element that fails in a user's function does: ``"raise"`` (the default), ``"skip"``, or a
+                function of the :class:`millrace.ElementError` that returns the element to use instead.
+            buffer_bytes: bytes that a running task, and any one element, may have between operators (default 256 MiB).
+            num_threads: threads of one process that run user functions.
+            seed: seed of everything random that has none of its own.
+            rewrites: two maps may run as one, and the like, if the same comes out (default True; False to find faults).
+        """
+        return self._then(g.WithOptions, **arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites))

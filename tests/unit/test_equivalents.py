@@ -1,0 +1,91 @@
+import copy
+import inspect
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millrace as mr
+from millrace.equivalents import ARGUMENTS, MODULE, OPERATORS
+
+DATASET: Any = mr.Dataset
+TEN: Any = mr.Dataset.range(10)
+MILLRACE: Any = mr
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_of_another_library_is_answered_with_what_stands_for_it(name: str):
+    for owner, who in ((DATASET, "Dataset"), (TEN, "a Dataset")):
+        with pytest.raises(
+            AttributeError, match=f"^{who} has no attribute '{name}'; write {re.escape(OPERATORS[name])}$"
+        ):
+            getattr(owner, name)
+        assert not hasattr(owner, name)
+
+
+def test_a_name_of_no_library_is_an_ordinary_error():
+    with pytest.raises(AttributeError, match=r"^a Dataset has no attribute 'bach'$"):
+        TEN.bach(3)
+    with pytest.raises(AttributeError, match=r"^Dataset has no attribute 'from_fils'$"):
+        DATASET.from_fils("x")
+    with pytest.raises(AttributeError, match=r"^module 'millrace' has no attribute 'Datasets'$"):
+        _ = MILLRACE.Datasets
+
+
+def test_names_of_a_module_are_answered_too():
+    for name, instead in MODULE.items():
+        with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}; write {instead}")):
+            getattr(MILLRACE, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: TEN.map(len, name="lengths"), f"map() has no argument 'name'; {ARGUMENTS['name']}"),
+        (lambda: TEN.batch(3, drop_last=True), f"batch() has no argument 'drop_last'; {ARGUMENTS['drop_last']}"),
+        (lambda: DATASET.from_list([1], name="x"), f"from_list() has no argument 'name'; {ARGUMENTS['name']}"),
+        (lambda: DATASET.zip(TEN, nam="x"), "zip() has no argument 'nam'; it takes datasets"),
+        (lambda: TEN.batch(3, drop=True), "batch() has no argument 'drop'; it takes batch_size, drop_remainder"),
+        (
+            lambda: TEN.distribute(processing_mode="distributed_epoch"),
+            f"distribute() has no argument 'processing_mode'; {ARGUMENTS['processing_mode']}",
+        ),
+    ],
+)
+def test_an_argument_of_another_library_is_answered_with_what_to_do(call: Any, said: str):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == said
+
+
+def test_what_stands_for_a_name_is_there():
+    everything = " ".join([*OPERATORS.values(), *ARGUMENTS.values(), *MODULE.values()])
+    named = set(re.findall(r"(?:Dataset|ds)\.(\w+)\(", everything)) | set(
+        re.findall(r"(?<![.\w])(\w+)\((?:n|\.\.\.)\)", everything)
+    )
+    assert {"from_files", "batch", "sample_from_datasets", "torch", "with_options"} <= named
+    assert {name for name in named - {"len", "function"} if not hasattr(DATASET, name)} == set()
+    for arguments in re.findall(r"^(\w+)=", "\n".join(ARGUMENTS.values()), re.MULTILINE):
+        assert any(
+            arguments in inspect.signature(getattr(mr.Dataset, name)).parameters for name in ("batch", "distribute")
+        )
+
+
+def test_every_name_stands_in_the_page_for_newcomers():
+    page = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
+    assert {name for name in [*OPERATORS, *ARGUMENTS, *MODULE] if f"`{name}" not in page} == set()
+
+
+def test_signatures_stay_what_they_are_and_copies_can_be_made():
+    assert list(inspect.signature(mr.Dataset.batch).parameters) == ["self", "batch_size", "drop_remainder"]
+    assert inspect.getdoc(mr.Dataset.batch)
+    assert list(copy.deepcopy(TEN)) == list(pickle.loads(pickle.dumps(TEN))) == list(range(10))
+
+
+def test_the_module_shows_what_is_public_and_nothing_else():
+    assert dir(mr) == mr.__all__
+    assert not hasattr(mr, "Any")
+    for name in mr.__all__:
+        assert getattr(mr, name) is not None
