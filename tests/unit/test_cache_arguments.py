@@ -1,11 +1,14 @@
 """Where a cache is and how large: as the command line and ``LocalService`` take it, and what they say of mistakes."""
 
 import argparse
+import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import millrace as mr
+from millrace.blocks.capacity import default_bytes
 from millrace.cli import main
 from millrace.cli.options import size, trust
 
@@ -24,10 +27,27 @@ def test_what_is_no_size_is_refused(text):
         size(text)
 
 
-@pytest.mark.parametrize("options", [["--cache-dir", "there"], ["--cache-bytes", "20GiB"]])
-def test_a_dispatcher_is_told_both_where_and_how_much(options, capsys):
-    assert main(["dispatcher", *options]) == 1
-    assert "--cache-dir and --cache-bytes go together" in capsys.readouterr().err
+def test_how_much_goes_with_where(capsys):
+    assert main(["dispatcher", "--cache-bytes", "20GiB"]) == 1
+    assert "--cache-bytes says how much a cache may take: say where it is, too, with" in capsys.readouterr().err
+
+
+def test_an_object_store_cannot_say_what_is_free(capsys):
+    assert main(["dispatcher", "--cache-dir", "s3://bucket/cache"]) == 1
+    assert "how much the cache in s3://bucket/cache may take has to be said" in capsys.readouterr().err
+
+
+def test_a_cache_may_take_half_of_what_is_free_and_of_what_it_has(tmp_path, monkeypatch):
+    free = 10_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert default_bytes(str(tmp_path / "not" / "there")) == 5_000
+    point = tmp_path / "cache" / "point"
+    point.mkdir(parents=True)
+    (point / "block").write_bytes(bytes(4_000))
+    free -= 4_000
+    assert default_bytes(str(tmp_path / "cache")) == 5_000
+    free = 0
+    assert default_bytes(str(tmp_path / "empty")) == 1
 
 
 def test_the_command_names_the_option_that_is_wrong(capsys):
@@ -39,8 +59,8 @@ def test_the_command_names_the_option_that_is_wrong(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"cache_dir": "there"}, "cache_dir and cache_bytes go together"),
-        ({"cache_bytes": 1}, "cache_dir and cache_bytes go together"),
+        ({"cache_dir": "s3://bucket/cache"}, "how much the cache in s3://bucket/cache may take has to be said"),
+        ({"cache_bytes": 1}, "cache_bytes says how much a cache may take: say where it is, too, with cache_dir="),
         ({"cache_dir": "there", "cache_bytes": 0}, "cache_bytes must be a whole number of at least 1, not 0"),
         (
             {"cache_dir": "there", "cache_bytes": "20GiB"},

@@ -36,7 +36,10 @@ def add_cache(command: argparse.ArgumentParser) -> None:
         help="folder (or s3://, gs://, az:// prefix) that all workers reach, where they keep what is expensive to make",
     )
     command.add_argument(
-        "--cache-bytes", type=size, metavar="N", help="that this may take, e.g. 50GiB; needed with --cache-dir"
+        "--cache-bytes",
+        type=size,
+        metavar="N",
+        help="that this may take, e.g. 50GiB (default: half of what is free where a folder is)",
     )
     command.add_argument(
         "--cache-compression",

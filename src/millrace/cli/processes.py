@@ -108,8 +108,12 @@ def _dispatcher(options: argparse.Namespace) -> int:
 
     if options.recover and options.work_dir is None:
         raise PipelineError("--recover needs --work-dir: without one nothing was journalled")
-    if (options.cache_dir is None) != (options.cache_bytes is None):
-        raise PipelineError("--cache-dir and --cache-bytes go together: where blocks are kept, and how much of them")
+    if options.cache_dir is None and options.cache_bytes is not None:
+        raise PipelineError("--cache-bytes says how much a cache may take: say where it is, too, with --cache-dir")
+    if options.cache_dir is not None and options.cache_bytes is None:
+        from millrace.blocks.capacity import default_bytes
+
+        options.cache_bytes = default_bytes(options.cache_dir)
     asyncio.run(_dispatch(options))
     return 0
 

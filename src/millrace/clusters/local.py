@@ -20,7 +20,7 @@ class LocalService(Service):
             not to be needed for the jobs' consumers not to wait; they come back when they are.
         cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, in which workers keep what is expensive to make,
             at ``autocache()`` and ``cache()``; what is there is used again by any later service. None: nothing is kept.
-        cache_bytes: that this may take; needed with ``cache_dir``.
+        cache_bytes: that this may take; None: half of what is free where the folder is, its present blocks included.
         cache_compression: of what is kept; pays if the store is slow.
         work_dir: folder in which the dispatcher keeps its journal; a service that is started there again goes on with
             the jobs of the one before. None: nothing is kept.

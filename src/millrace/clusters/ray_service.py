@@ -32,7 +32,7 @@ class RayService(Service):
             in the environment names, or else that this machine is a node of.
         cache_dir: folder, or ``s3://``, ``gs://``, ``az://`` prefix, that all nodes reach, in which workers keep what
             is expensive to make; see :class:`millrace.LocalService`, as for the others below.
-        cache_bytes: that this may take; needed with ``cache_dir``.
+        cache_bytes: that this may take; None: half of what is free where the folder is, its present blocks included.
         cache_compression: of what is kept.
         work_dir: folder on this machine in which the dispatcher keeps its journal. None: nothing is kept.
         scaling_policy: see :class:`millrace.LocalService`.

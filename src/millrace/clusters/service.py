@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
+from millrace.blocks.capacity import default_bytes
 from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
 from millrace.policies.scalers import SERVICES
@@ -60,8 +61,8 @@ def keeping(
     Raises:
         PipelineError: they make no sense.
     """
-    if (cache_dir is None) != (cache_bytes is None):
-        raise PipelineError("cache_dir and cache_bytes go together: where blocks are kept, and how much of them")
+    if cache_dir is None and cache_bytes is not None:
+        raise PipelineError("cache_bytes says how much a cache may take: say where it is, too, with cache_dir=")
     size: Any = cache_bytes  # whatever was given
     if size is not None and not (isinstance(size, int) and size >= 1):
         raise PipelineError(f"cache_bytes must be a whole number of at least 1, not {size!r}")
@@ -70,8 +71,11 @@ def keeping(
     for name, folder in (("cache_dir", cache_dir), ("work_dir", work_dir)):
         if folder is not None and not isinstance(folder, str | os.PathLike):
             raise PipelineError(f"{name} is the path of a folder or None, not {folder!r}")
+    if cache_dir is not None and cache_bytes is None:
+        default_bytes(cache_dir)  # where it would be refused, it is refused here
     return [
-        *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir), "--cache-bytes", str(cache_bytes))),
+        *(() if cache_dir is None else ("--cache-dir", absolute(cache_dir))),
+        *(() if cache_bytes is None else ("--cache-bytes", str(cache_bytes))),
         *(() if cache_compression is None else ("--cache-compression", cache_compression)),
         *(() if work_dir is None else ("--work-dir", os.path.abspath(work_dir))),
     ]
