@@ -16,9 +16,12 @@ JOBS ?= 3
 TOGETHER := $(BIN)/pytest --quiet --numprocesses $(JOBS) --dist worksteal -m 'not alone'
 ALONE := $(BIN)/pytest --quiet -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
-test: lint ## all checks and all tests
+test: export MILLRACE_PASSED_TESTS := build/passed-tests.txt
+test: lint ## all checks and all tests, and whether these show what docs/coverage.md claims
+	@mkdir -p build && rm -f $(MILLRACE_PASSED_TESTS)
 	@$(TOGETHER)
 	@$(ALONE)
+	@$(BIN)/python -m tests.evidence $(MILLRACE_PASSED_TESTS)
 	@echo "all checks and all tests passed"
 
 lint: .venv/dev.stamp ## style, types and layering

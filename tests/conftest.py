@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Before anything imports the frameworks: no accelerator is looked for, and TensorFlow's start-up chatter stays away.
@@ -12,3 +13,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # No test fails because the machine is slow.
 settings.register_profile("millrace", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("millrace")
+
+_PASSED_TESTS = os.environ.get("MILLRACE_PASSED_TESTS")
+"""File that gets the names of the tests that pass, for tests/evidence.py."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if _PASSED_TESTS and report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(_PASSED_TESTS, "a", encoding="utf-8") as passed:
+            print(report.nodeid, file=passed)
