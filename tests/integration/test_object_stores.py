@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+import millrace as mr
 from millrace.errors import PipelineError, SourceCorruptError, SourceError, SourceNotFoundError
 from millrace.graph import nodes
 from millrace.graph.nodes import Node
-from millrace.sources import list_source, open_source, storage
+from millrace.sources import list_source, open_source, storage, stores
 from millrace.sources.listing import expand
 from millrace.testing.s3 import s3_bucket
 
@@ -78,7 +79,7 @@ def check_formats(place: str) -> None:
         stream.seek(1_500_000)
         assert stream.read() == storage.read(place + "a.tar")[1_500_000:2_000_000]
     for read in (lambda: storage.read(place + "no/such"), lambda: expand([place + "no/such"])):
-        with pytest.raises(SourceNotFoundError, match=rf"^{re.escape(place)}no/such does not exist$"):
+        with pytest.raises(SourceNotFoundError, match=rf"^{re.escape(place)}no/such does not exist( \(asked .*\))?$"):
             read()
 
 
@@ -149,6 +150,27 @@ def test_s3_says_what_is_missing(s3: str) -> None:
         expand([s3 + "files/x/*.jpg"])
     with pytest.raises(SourceNotFoundError, match=r"s3://millrace-nowhere/x does not exist"):
         expand(["s3://millrace-nowhere/x"])
+
+
+def test_s3_settings_that_were_put_right_are_heard(
+    s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(stores, "_RETRY", {"max_retries": 0})
+    right, dataset = os.environ["AWS_ENDPOINT_URL"], mr.Dataset.from_files(s3 + "a.tar")
+    nobody = socket.socket()
+    request.addfinalizer(nobody.close)
+    nobody.bind(("127.0.0.1", 0))  # and does not listen
+    wrong = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", wrong)
+    with pytest.raises(
+        SourceError, match=rf"\(Connection refused\) \(asked AWS_ENDPOINT_URL={wrong}, region us-east-1\)"
+    ):
+        list(dataset)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", right)
+    assert len(list(dataset)) == 1
+    monkeypatch.setenv("AWS_ENDPOINT_URL", wrong)
+    with pytest.raises(SourceError, match="Connection refused"):
+        storage.read(s3 + "a.tar")
 
 
 # -- HTTP --------------------------------------------------------------------------------------------------------------

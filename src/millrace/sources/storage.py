@@ -11,19 +11,17 @@ still fails raises :class:`millrace.errors.SourceError` and is never skipped.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from stat import S_ISDIR
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from millrace.errors import MillraceError, PipelineError, SourceError, SourceNotFoundError
+from millrace.errors import PipelineError, SourceError, SourceNotFoundError
+from millrace.sources.stores import AccessDeniedError, store_errors, store_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -37,20 +35,6 @@ _LIST_PAGE = 1000
 _BUCKETS = ("s3", "gs", "az")
 _HTTP = ("http", "https")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-# A body may take long as long as bytes keep coming, so the bound is on each read.
-_CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "24h"}
-_RETRY = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
-_CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
-
-
-class _AccessDeniedError(SourceError):
-    """To be told apart here: a store answers so for a missing file too, if one may not list."""
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -119,89 +103,25 @@ def split_url(location: str) -> tuple[str, str]:
 
 
 def _open_store(location: str) -> tuple[Any, str]:
+    """(the store that a location is in, its key there)."""
+    scheme, name, key = _address(location)
+    return store_of(scheme, name), key
+
+
+def _remote_errors(location: str) -> contextlib.AbstractContextManager[None]:
+    scheme, name, _ = _address(location)
+    return store_errors(location, scheme, name)
+
+
+def _address(location: str) -> tuple[str, str, str]:
+    """(scheme, name of the store, key in it)."""
     root, key = split_url(location)
     scheme = scheme_of(root)
     if scheme in _HTTP:
         # The query (a signature, say) belongs to every request of this store: obstore keeps it on the base URL.
         key, mark, query = key.partition("?")
-        return _store(os.getpid(), scheme, root + mark + query), unquote(key)
-    if scheme == "memory":
-        return _memory_store(), key
-    return _store(os.getpid(), scheme, root[len(scheme) + len("://") : -1]), key
-
-
-@functools.lru_cache(maxsize=256)
-def _store(pid: int, scheme: str, name: str) -> Any:
-    """The store of a bucket or host; ``pid`` is part of the key, so that a forked child opens its own."""
-    from obstore import store
-
-    _refuse_fork(pid)
-    options: dict[str, Any] = {"retry_config": _RETRY, "client_options": {**_CLIENT, "allow_http": True}}
-    if scheme == "s3":
-        return store.S3Store(name, **options)
-    if scheme == "gs":
-        return store.GCSStore(name, **options)
-    if scheme == "az":
-        return store.AzureStore(name, **options)
-    return store.HTTPStore(name, **options)
-
-
-def forget_stores() -> None:
-    """Lets the next read look at endpoints and credentials in the environment anew."""
-    _store.cache_clear()
-
-
-_runtime_pid = 0
-
-
-def _refuse_fork(pid: int) -> None:
-    # obstore's threads don't survive fork, and a read in the child would wait for them for ever.
-    global _runtime_pid  # noqa: PLW0603
-    if _runtime_pid not in (0, pid):
-        raise SourceError(
-            "This process was forked after its parent had read from an object store, whose threads do not survive a "
-            "fork. Start it with the 'spawn' or 'forkserver' method (in torch's DataLoader: "
-            "multiprocessing_context='spawn')"
-        )
-    _runtime_pid = pid
-
-
-_memory: list[Any] = []
-_memory_lock = threading.Lock()
-
-
-def _memory_store() -> Any:
-    from obstore.store import MemoryStore
-
-    with _memory_lock:
-        if not _memory:
-            _memory.append(MemoryStore())
-    return _memory[0]
-
-
-@contextlib.contextmanager
-def _remote_errors(location: str) -> Iterator[None]:
-    """Errors of obstore as millrace's, each with the location and what to do."""
-    from obstore import exceptions
-
-    try:
-        yield
-    except MillraceError:
-        raise
-    except FileNotFoundError as error:
-        raise SourceNotFoundError(f"{location} does not exist") from error
-    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        hint = _CREDENTIALS.get(scheme_of(location))
-        advice = f". Credentials come from the environment: {hint}" if hint else ""
-        raise _AccessDeniedError(f"{location}: access denied{advice}") from error
-    except exceptions.NotSupportedError as error:
-        raise SourceError(f"{location}: the server cannot serve parts of a file ({_summary(error)})") from error
-    except (exceptions.BaseError, ValueError) as error:
-        raise SourceError(f"{location}: {_summary(error)}") from error
-
-
-def _summary(error: Exception) -> str:
-    return str(error).split("\n\nDebug source", 1)[0].strip()
+        return scheme, root + mark + query, unquote(key)
+    return scheme, root[len(scheme) + len("://") : -1], key
 
 
 @contextlib.contextmanager
@@ -264,7 +184,7 @@ def existing(locations: list[str]) -> list[Found]:
     def look(location: str) -> Found | None:
         try:
             return stat(location)
-        except (SourceNotFoundError, _AccessDeniedError):
+        except (SourceNotFoundError, AccessDeniedError):
             return None
 
     remote = any(is_remote(location) for location in locations)

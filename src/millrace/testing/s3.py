@@ -12,8 +12,6 @@ import urllib.request
 from collections.abc import Iterator
 from unittest import mock
 
-from millrace.sources import storage
-
 _COMMAND = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
 
 
@@ -51,11 +49,9 @@ def s3_bucket(name: str = "millrace-test") -> Iterator[str]:
             with mock.patch.dict(os.environ, variables):
                 request = urllib.request.Request(f"{address.decode()}/{name}", method="PUT")  # noqa: S310  # http
                 urllib.request.urlopen(request).close()  # noqa: S310  # as above
-                storage.forget_stores()
                 yield f"s3://{name}/"
         finally:
             server.terminate()
             server.wait()
             if drain.ident is not None:
                 drain.join()
-            storage.forget_stores()

@@ -106,12 +106,6 @@ def test_concurrently_keeps_order_runs_at_once_and_raises_the_first_error():
     assert storage.concurrently(lambda number: number * 10, list(range(50))) == [n * 10 for n in range(50)]
 
 
-def test_a_forked_child_is_told_instead_of_hanging(monkeypatch):
-    monkeypatch.setattr(storage, "_runtime_pid", os.getpid() + 1)
-    with pytest.raises(SourceError, match=r"forked.*multiprocessing_context='spawn'"):
-        storage.read("s3://bucket-of-this-test/key")
-
-
 def test_file_urls(tmp_path):
     (tmp_path / "a b").write_bytes(b"x")
     assert storage.read(f"file://{tmp_path}/a%20b") == b"x"

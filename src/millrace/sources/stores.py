@@ -1,0 +1,189 @@
+"""Object stores as this process's environment describes them, and their errors as millrace's.
+
+One client a bucket or host is kept for as long as the settings in the environment are what they were when it was made,
+and it works: whoever corrects an endpoint or a key is heard by the next read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from millrace.errors import MillraceError, SourceError, SourceNotFoundError
+
+# A body may take long as long as bytes keep coming, so the bound is on each read.
+_CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "24h"}
+_RETRY = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
+_KEPT = 256
+_SETTINGS = ("AWS_", "GOOGLE_", "SERVICE_ACCOUNT", "AZURE_", "MSI_", "IDENTITY_", "SSL_CERT_")
+_USER = re.compile("//[^/@]*@")  # and password, which is nobody's business
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+class Provider(NamedTuple):
+    """What can be said of a kind of object store.
+
+    Attributes:
+        name: in plain words.
+        endpoints: environment variables that name another server than the provider's own.
+        details: environment variables that say more of where is looked, by what they are.
+        credentials: what to set, in words.
+    """
+
+    name: str
+    endpoints: tuple[str, ...]
+    details: dict[str, str]
+    credentials: str
+
+
+PROVIDERS = {
+    "s3": Provider(
+        "Amazon S3",
+        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        {"AWS_REGION": "region", "AWS_DEFAULT_REGION": "region"},
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    ),
+    "gs": Provider("Google Cloud Storage", ("GOOGLE_BASE_URL",), {}, "GOOGLE_APPLICATION_CREDENTIALS"),
+    "az": Provider(
+        "Azure Blob Storage",
+        ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+        {"AZURE_STORAGE_ACCOUNT_NAME": "account"},
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    ),
+}
+"""By scheme, the stores that have buckets."""
+
+
+class AccessDeniedError(SourceError):
+    """To be told apart: a store answers so for a missing file too, if one may not list."""
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+_stores: dict[tuple[str, ...], Any] = {}
+_lock = threading.Lock()
+_runtime_pid = 0
+
+
+def store_of(scheme: str, name: str) -> Any:
+    """The client of a bucket (``s3``, ``gs``, ``az``), of a web server's root, or ``memory`` for this process's own.
+
+    Raises:
+        SourceError: this process was forked after its parent had read from a store.
+    """
+    if scheme == "memory":
+        with _lock:
+            return _memory()
+    pid = os.getpid()
+    _refuse_fork(pid)
+    key = (scheme, name, str(pid), *_settings())
+    with _lock:
+        store = _stores.pop(key, None) or _connect(scheme, name)
+        _stores[key] = store  # the latest used comes last
+        if len(_stores) > _KEPT:
+            del _stores[next(iter(_stores))]
+        return store
+
+
+@functools.cache
+def _memory() -> Any:
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
+
+
+def _settings() -> list[str]:
+    """What of the environment the clients read when they are made."""
+    return [
+        f"{name}={os.environ.get(name)}"
+        for name in os.environ
+        if name.startswith(_SETTINGS) or name.upper() in _PROXIES
+    ]
+
+
+def _connect(scheme: str, name: str) -> Any:
+    from obstore import store
+
+    options: dict[str, Any] = {"retry_config": _RETRY, "client_options": {**_CLIENT, "allow_http": True}}
+    match scheme:
+        case "s3":
+            return store.S3Store(name, **options)
+        case "gs":
+            return store.GCSStore(name, **options)
+        case "az":
+            return store.AzureStore(name, **options)
+    return store.HTTPStore(name, **options)
+
+
+def _forget(scheme: str, name: str) -> None:
+    """Has the next read make a client anew, which looks at files of credentials again."""
+    with _lock:
+        for key in [key for key in _stores if key[:2] == (scheme, name)]:
+            del _stores[key]
+
+
+def _refuse_fork(pid: int) -> None:
+    # obstore's threads don't survive fork, and a read in the child would wait for them for ever.
+    global _runtime_pid  # noqa: PLW0603
+    if _runtime_pid not in (0, pid):
+        raise SourceError(
+            "This process was forked after its parent had read from an object store, whose threads do not survive a "
+            "fork. Start it with the 'spawn' or 'forkserver' method (in torch's DataLoader: "
+            "multiprocessing_context='spawn')"
+        )
+    _runtime_pid = pid
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def store_errors(location: str, scheme: str, name: str) -> Iterator[None]:
+    """Errors of the client of a store as millrace's, each with the location, who was asked, and what to do."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except MillraceError:
+        raise
+    except FileNotFoundError as error:
+        raise SourceNotFoundError(f"{location} does not exist{_asked(scheme)}") from error
+    except exceptions.PermissionDeniedError as error:
+        raise _denied(location, scheme) from error
+    except exceptions.UnauthenticatedError as error:
+        _forget(scheme, name)
+        raise _denied(location, scheme) from error
+    except exceptions.NotSupportedError as error:
+        raise SourceError(f"{location}: the server cannot serve parts of a file ({_summary(error)})") from error
+    except (exceptions.BaseError, ValueError) as error:
+        _forget(scheme, name)
+        raise SourceError(f"{location}: {_summary(error)}{_asked(scheme)}") from error
+
+
+def _denied(location: str, scheme: str) -> SourceError:
+    provider = PROVIDERS.get(scheme)
+    advice = f". Credentials come from the environment: {provider.credentials}" if provider is not None else ""
+    return AccessDeniedError(f"{location}: access denied{_asked(scheme)}{advice}")
+
+
+def _asked(scheme: str) -> str:
+    """Which server that was, and why that one; nothing where the location says it."""
+    provider = PROVIDERS.get(scheme)
+    if provider is None:
+        return ""
+    servers = [f"{name}={_USER.sub('//', os.environ[name])}" for name in provider.endpoints if os.environ.get(name)]
+    details = {what: os.environ[name] for name, what in provider.details.items() if os.environ.get(name)}
+    said = [", ".join(servers) or provider.name, *(f"{what} {value}" for what, value in details.items())]
+    return f" (asked {', '.join(said)})"
+
+
+def _summary(error: Exception) -> str:
+    said, _, details = str(error).partition("\n\nDebug source")
+    causes = re.findall(r'\b(?:message|error): "([^"\\]+)"', details)
+    return said.strip() + (f" ({causes[-1]})" if causes and causes[-1] not in said else "")
