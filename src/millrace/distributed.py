@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from millrace import arguments
 from millrace.arguments import one_of
 from millrace.engine.host import siblings
-from millrace.errors import JobConflictError, PipelineError, StateError, UnknownLengthError
+from millrace.errors import ConsumerConflictError, JobConflictError, PipelineError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
 from millrace.graph import serialize
@@ -142,7 +142,26 @@ class DistributedDataset(Readable):
         return self.read_epoch()
 
     def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochReader:
-        """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own."""
+        """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own.
+
+        Of several ranks each may make an iterator, and load its state into that, before or after the others do.
+        """
+        if share is not None or self._passes.loaded or self._session or self._parameters["num_consumers"] in (None, 1):
+            return self._begin_epoch(number, share)
+        try:
+            session = self._joined(None)
+            try:
+                return self._begin_epoch(number, None)
+            except ConsumerConflictError:  # another rank has loaded its state meanwhile: this one's comes, perhaps
+                self._session = None
+                session.close()
+                return self._begin_epoch(number, None)
+        except StateError as error:
+            from millrace.client.session import AwaitedReader
+
+            return AwaitedReader(error, self._fresh_state, functools.partial(self._reload, None))
+
+    def _begin_epoch(self, number: Number, share: Share | None) -> EpochReader:
         passes, reload = self._passes, functools.partial(self._reload, share)
         loaded = passes.loaded
         resumed = self._resumed() if self._resumed is not None else None

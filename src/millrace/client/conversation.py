@@ -87,8 +87,8 @@ class Conversation:
         states: where the job goes on.
 
     Attributes:
-        sources: what identifies the data, and
-        tasks: how many tasks an epoch has; known once one has begun.
+        sources: what identifies the data, and ``tasks``: how many an epoch has; known once one has begun.
+        states: name of the saved states that the job went on from before this consumer came; empty: none.
 
     Raises:
         ServiceUnreachableError: nobody answered in time.
@@ -148,7 +148,7 @@ class Conversation:
             raise
         self.job, self.consumer, self.seed = joined.job, joined.consumer, joined.seed
         self._heartbeat_s = joined.heartbeat_s
-        self._generation = joined.generation
+        self._generation, self.states = joined.generation, joined.states
         self._following: int | None = None if joined.waits else joined.epoch + 1
         self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
         self.feed = Feed(

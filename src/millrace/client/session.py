@@ -16,7 +16,7 @@ from millrace.client.tally import Tally
 from millrace.control.spec import JobSpec
 from millrace.errors import ServiceError, ShippingError, StateError
 from millrace.graph.serialize import unpack
-from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, pack
+from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said
 from millrace.planning.passes import Passes
 from millrace.wire.compression import Compression
 
@@ -291,15 +291,32 @@ class EpochReader(Iterator[Any]):
         """
         if self._reload is None:
             raise StateError("this reader was opened without a way to load states")
+        if self._begins_with(state):
+            return
         other = self._reload(state)
         if other is self:
             return
         self.close()
-        other._finalizer.detach()  # noqa: SLF001 (it becomes this one)
+        self.become(other)
+
+    def become(self, other: EpochReader) -> None:
+        """From now on this is the other reader, which nobody else uses."""
+        other._finalizer.detach()
         self.__dict__ = other.__dict__
         self._watch()
 
     get_state, set_state = state_dict, load_state_dict
+
+    def _begins_with(self, state: Any) -> bool:
+        """Whether another rank has loaded these states before this one joined, so that the epoch begins with them."""
+        if not self._conversation.states or self._session is None or not self._tally.untouched:
+            return False
+        loaded = parse_all(state)
+        epoch = min(each.next_epoch for each in loaded)
+        if self._conversation.states != name_of(loaded) or self.number != epoch:
+            return False
+        self._tally.resume(said(loaded, epoch))
+        return True
 
     def close(self) -> None:
         """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
@@ -320,6 +337,32 @@ class EpochReader(Iterator[Any]):
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
+
+
+class AwaitedReader(EpochReader):
+    """Stands for an epoch of a job that waits for this consumer's state, until that is loaded into it.
+
+    Args:
+        error: what the dispatcher said, which whoever asks for an element is told.
+        checkpoint: how far the consumer has read.
+        reload: makes the reader that this one becomes.
+    """
+
+    def __init__(self, error: StateError, checkpoint: Callable[[], Checkpoint], reload: Reload) -> None:
+        self._error, self.checkpoint, self._reload = error, checkpoint, reload
+
+    def __next__(self) -> Any:
+        raise self._error
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where ``state`` was taken; see :meth:`EpochReader.load_state_dict`."""
+        assert self._reload is not None
+        other = self._reload(state)
+        self.__class__ = EpochReader  # type: ignore[assignment]
+        self.become(other)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _cut(elements: list[Any], count: int | None) -> tuple[list[Any], list[Any]]:

@@ -31,9 +31,21 @@ class Tally:
         self.meter = Meter()
         self.current: Iterator[Any] = iter(())
         self.ended = False
-        self.alone = TaskSet() if read is None else read.tasks_alone()
+        self.alone = TaskSet()
         self._arrival: Arrival | None = None
-        self._progress = Progress() if read is None else Progress(read.tasks_done(), dict(read.begun))
+        self._progress = Progress()
+        if read is not None:
+            self.resume(read)
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing was handed out, nor its end said."""
+        return self._arrival is None and not self.ended
+
+    def resume(self, read: Merged) -> None:
+        """This was read of the epoch before."""
+        self.alone |= read.tasks_alone()
+        self._progress.resume(read.tasks_done(), dict(read.begun))
 
     def hand_out(self, elements: list[Any], arrival: Arrival | None) -> None:
         """These, of a message that arrived, are handed out next; those before were, or never will be."""

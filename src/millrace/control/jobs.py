@@ -41,6 +41,7 @@ from millrace.control.supply import epoch_length, in_turn, missing, newest
 from millrace.control.turn import Turn
 from millrace.errors import MillraceError
 from millrace.graph import serialize
+from millrace.planning.checkpoint import name_of
 
 
 def join(turn: Turn, item: JoinRequested) -> None:
@@ -75,6 +76,7 @@ def join(turn: Turn, item: JoinRequested) -> None:
         # A late comer starts with the epoch that the others read, not with those that are over.
         epoch = min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1
     anew = number in job.left
+    first = number in missing(job) and job.first is not None
     turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew))
     failure = load(turn, job, message.states) if message.states else None
     if failure is not None:
@@ -82,7 +84,8 @@ def join(turn: Turn, item: JoinRequested) -> None:
         return
     epoch, heartbeat_s = job.consumers[number].epoch, turn.state.settings.heartbeat_s
     waits = job.first is None
-    turn.to_consumer(job, number, JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits))
+    states = name_of(job.states.values()) if first and job.states else ""
+    turn.to_consumer(job, number, JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states))
     if known is not None and known.client == message.client:
         send_epoch(turn, job, number)
 

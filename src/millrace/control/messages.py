@@ -365,6 +365,8 @@ class JobJoined(Message, frozen=True):
     generation: int = 0
     waits: bool = False
     """The states of other ranks are awaited; :class:`Resumed` will say which epoch comes next."""
+    states: str = ""
+    """Name of the states that the job goes on from, for who is the first at its place: none need be loaded again."""
 
 
 class Resumed(Message, frozen=True):

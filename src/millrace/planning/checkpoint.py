@@ -152,6 +152,11 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
         return TaskSet.parse(*self.alone)
 
 
+def name_of(checkpoints: Iterable[Checkpoint]) -> str:
+    """A name for these states together, whatever order they are in: 16 hexadecimal digits."""
+    return _digest(msgspec.msgpack.encode(sorted(checkpoints, key=lambda each: each.rank)), 16)
+
+
 def alike(checkpoints: Sequence[Checkpoint]) -> None:
     """Refuse states that are not of one run.
 

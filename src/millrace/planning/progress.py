@@ -119,6 +119,11 @@ class Progress:
         self._ends: deque[tuple[int, int]] = deque()
         self._totals: dict[int, int] = {}
 
+    def resume(self, done: TaskSet, begun: Mapping[int, int]) -> None:
+        """All this was yielded before."""
+        self._done |= done
+        self._begun.update(begun)
+
     def yielded(self, task: int, outputs: int) -> None:
         """So many outputs of the task, those before a resume included, were yielded."""
         if task not in self._done:

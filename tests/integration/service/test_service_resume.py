@@ -198,3 +198,33 @@ def test_what_changed_is_said(service, tmp_path):
         dataset.load_state_dict(state)
         with pytest.raises(mr.StateError, match="the state of rank 0 of 2"):
             iter(dataset)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_rank_loads_through_its_iterator_when_another_has_loaded(service, own):
+    """Loaders make an iterator and then load into it; meanwhile the job may have begun anew with another's state."""
+    many = mr.Dataset.range(4000).shuffle(4000, seed=5).batch(20)
+
+    def rank(index):
+        return many.distribute(service.address, job_name="pair", num_consumers=2, consumer_index=index)
+
+    def there(status):
+        return any(job["name"] == "pair" for job in status["jobs"])
+
+    with rank(0) as first, rank(1) as second:
+        epochs = [iter(first), iter(second.numpy())]
+        found = Counter(numbers([next(epoch) for epoch in epochs]))
+        states = passed_on([epoch.state_dict() for epoch in epochs])
+    service.until(lambda status: not there(status))
+    with rank(0) as first, rank(1) as second, ThreadPoolExecutor(1) as pool:
+        first.load_state_dict(states[0] if own else states)
+        leading = pool.submit(iter, first)  # of its own state alone, it waits for the other's
+        service.until(there)
+        epoch = iter(second.numpy())
+        if own:
+            with pytest.raises(mr.StateError, match="load this one's"):
+                next(epoch)
+        epoch.load_state_dict(states[1] if own else states)
+        found.update([*numbers(epoch), *numbers(leading.result())])
+    assert found == Counter(range(4000))
