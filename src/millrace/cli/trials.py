@@ -59,17 +59,20 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _simulate_autoscale(options: argparse.Namespace) -> int:
-    from millrace.simulation import scaling
+    from millrace.policies import scalers
+    from millrace.simulation import cramped, scaling
 
     if options.policy and options.policy not in scaling.POLICIES:
         print(f"millrace simulate autoscale: --policy is one of {', '.join(scaling.POLICIES)}", file=sys.stderr)
         return 2
-    policies = [options.policy] if options.policy else list(scaling.POLICIES)
-    reports = {policy: scaling.run(range(options.seeds), policy) for policy in policies}
+    kinds = [kind for kind in scalers.KINDS if options.policy in {"", kind}]
+    reports: dict[str, scaling.Report] = {kind: scaling.run(range(options.seeds), kind) for kind in kinds}
+    full: dict[str, cramped.Report] = {kind: cramped.run(range(options.seeds), kind) for kind in kinds}
     if options.json:
-        print(scaling.as_json(reports))
+        print(cramped.as_json(reports, full))
     else:
         scaling.show(reports)
+        cramped.show(full)
     return 0
 
 

@@ -1,6 +1,7 @@
 """How many workers the service is to have: with every tick what its jobs are to have together, within its limits.
 
-More are asked for at once; those that are too many leave in good order.
+More are asked for at once; those that are too many leave in good order. What the cluster turns out not to hold is no
+longer asked for until it is tried again (:mod:`millrace.policies.capacity`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from millrace.control.state import State, Worker
 from millrace.control.supply import by_worker
 from millrace.control.turn import Turn
 from millrace.control.where import wanted
+from millrace.policies import capacity
 
 _NAMED = 8
 """Jobs that a reason names, at most."""
@@ -33,16 +35,26 @@ def resize(turn: Turn) -> None:
     state, settings = turn.state, turn.state.settings
     if not scales(state):
         return
-    there = {job.name: wanted(state, job) for job in state.jobs.values() if job.failure is None and job.consumers}
-    each = {name: settings.first_workers if most is None else most for name, most in there.items()}
+    jobs = {job.name: wanted(state, job) for job in state.jobs.values() if job.failure is None and job.consumers}
+    each = {name: settings.first_workers if most is None else most for name, most in jobs.items()}
     if each.keys() != turn.observed.jobs:
         turn.observed.jobs, turn.observed.jobs_changed = set(each), turn.now
-    total = max(settings.least_workers, min(sum(each.values()), settings.most_workers))
+    there, planned, least = len(state.crew.workers), state.fleet.workers, max(1, settings.least_workers)
+    known, turn.observed.shortage = capacity.watch(
+        state.fleet.capacity, turn.observed.shortage, planned, there, settings.patience_s, turn.now, least=least
+    )
+    limit = capacity.in_force(known, turn.now)
+    most = settings.most_workers if limit is None else min(limit.workers, settings.most_workers)
+    kept = limit.workers if limit is not None and limit.late else 0
+    total = max(settings.least_workers, min(max(sum(each.values()), kept), most))
     if total < state.fleet.workers and not each and turn.now - turn.observed.jobs_changed < settings.shrink_s:
         return  # another job may follow at once
-    if total != state.fleet.workers:
+    if total != state.fleet.workers or known != state.fleet.capacity:
         told = ", ".join(f"{name} {count}" for name, count in sorted(each.items())[:_NAMED])
-        turn.emit(FleetPlanned(total, f"jobs are to have: {told}" if told else "there is no job", turn.now))
+        reason = f"jobs are to have: {told}" if told else "there is no job"
+        if limit is not None and sum(each.values()) > total:
+            reason = f"{reason}; {limit.reason}"
+        turn.emit(FleetPlanned(total, reason, turn.now, known))
         turn.act(ResizeFleet(total))
     _dismiss(turn)
 

@@ -19,6 +19,7 @@ from millrace.control.messages import (
 )
 from millrace.control.reports import Flow, NodeMeasure, Pace
 from millrace.policies.autocache import Look
+from millrace.policies.capacity import Shortage
 from millrace.policies.decision import Decision
 from millrace.policies.projection import Profile
 from millrace.policies.sharing import Accounts, Standing, ahead
@@ -190,6 +191,8 @@ class Observed(msgspec.Struct):
     jobs: set[str] = set()
     """Those that have consumers, since ``jobs_changed``."""
     jobs_changed: float = 0.0
+    shortage: Shortage | None = None
+    """None: as many workers are there as planned."""
     told: dict[str, set[str]] = {}
     """By worker, places of points of which it knows all blocks, and hears of others."""
     no_room: dict[str, float] = {}

@@ -28,7 +28,7 @@ def _home_chosen(state: State, event: ev.HomeChosen) -> None:
 
 
 def _fleet_planned(state: State, event: ev.FleetPlanned) -> None:
-    state.fleet = FleetPlan(event.workers, event.reason, event.at)
+    state.fleet = FleetPlan(event.workers, event.reason, event.at, event.capacity)
 
 
 SCALE_APPLY: dict[type, Callable[[State, Any], None]] = {

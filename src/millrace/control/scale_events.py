@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millrace.control.base import Event
 from millrace.policies.autoscale import Scale
+from millrace.policies.capacity import Capacity
 from millrace.policies.scalers import Other
 
 
@@ -31,8 +32,9 @@ class HomeChosen(Event, frozen=True):
 
 
 class FleetPlanned(Event, frozen=True):
-    """How many workers there are to be."""
+    """How many workers there are to be; fields as in :class:`~millrace.control.scaled.FleetPlan`."""
 
     workers: int
     reason: str
     at: float
+    capacity: Capacity | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.policies.autoscale import Scale
+from millrace.policies.capacity import Capacity
 from millrace.policies.scalers import Other
 
 REMEMBERED = 1000
@@ -44,8 +45,16 @@ class Home(msgspec.Struct, frozen=True):
 
 
 class FleetPlan(msgspec.Struct, frozen=True):
-    """How many workers there are to be; ``reason`` in words, ``at`` when that was decided."""
+    """How many workers there are to be.
+
+    Attributes:
+        workers: their number.
+        reason: in words.
+        at: when that was decided.
+        capacity: how many the cluster was last found to hold; None: as many as it was asked for.
+    """
 
     workers: int = 0
     reason: str = ""
     at: float = 0.0
+    capacity: Capacity | None = None

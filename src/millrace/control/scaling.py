@@ -20,6 +20,7 @@ from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.policies import scalers
 from millrace.policies.autoscale import Limits, Look, Scale
+from millrace.policies.capacity import in_force
 from millrace.policies.cost import USUAL
 from millrace.policies.scalers import Kind, Other, Sight
 
@@ -38,7 +39,7 @@ def begin(turn: Turn, job: Job) -> None:
         return
     known = turn.state.sizes.get(job.kind)
     first = known or turn.state.settings.first_workers
-    decision = scalers.begin(_kind(turn.state, job), first, _limits(turn.state, job))
+    decision = scalers.begin(_kind(turn.state, job), first, _limits(turn, job))
     _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
 
 
@@ -49,7 +50,7 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
         return
     kind = _kind(turn.state, job)
     if _regime(job) != job.scaling.regime or kind != scalers.kind_of(job.scaling.search):
-        again = scalers.begin(kind, job.scaling.scale.workers, _limits(turn.state, job))
+        again = scalers.begin(kind, job.scaling.scale.workers, _limits(turn, job))
         what = "the mode of its cache" if _regime(job) != job.scaling.regime else "the scaling policy of the service"
         _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
     sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
@@ -83,15 +84,15 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     moved = where.look(turn, job, sight, by_consumer, waits)
     _mark(turn, job, sight)
     if moved:
-        anew = scalers.begin(kind, turn.state.crew.locals[job.name], _limits(turn.state, job))
+        anew = scalers.begin(kind, turn.state.crew.locals[job.name], _limits(turn, job))
         _chosen(turn, job, anew.value, "begins anew with its local workers")
         return
     rates = (turn.state.settings.prices or USUAL).rates(
         len(seen), job.spec.accelerators, turn.state.crew.locals[job.name]
     )
     before = job.scaling.search
-    decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn.state, job))
-    news = decision.reason != job.scaling.reason and look.workers == before.workers
+    decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job))
+    news = decision.reason != job.scaling.reason and look.workers <= before.workers
     if decision.value != before or news:
         _chosen(turn, job, decision.value, decision.reason)
 
@@ -116,16 +117,21 @@ def _serving(state: State, job: str) -> Iterator[str]:
             yield worker.id
 
 
-def _limits(state: State, job: Job) -> Limits:
+def _limits(turn: Turn, job: Job) -> Limits:
     """Of all workers: its local ones, which it has in any case, and those of the service."""
+    state = turn.state
     local = state.crew.locals[job.name]
     others = state.settings.most_workers if scales(state) else len(state.crew.workers)
+    held = in_force(state.fleet.capacity, turn.now)
+    why = ""
+    if held is not None and held.workers < others:
+        others, why = held.workers, held.reason
     room = local if where.at_home(state, job) else local + others
     least, most = job.spec.workers or (1, room)
     if len(state.jobs) == 1 and job.spec.workers is None and not local:
         least = max(least, state.settings.least_workers)  # they are there, and nobody else's
     most = max(1, local, min(most, room))
-    return Limits(max(1, min(max(least, where.at_least(state, job)), most)), most)
+    return Limits(max(1, min(max(least, where.at_least(state, job)), most)), most, why if most == room else "")
 
 
 def _regime(job: Job) -> str:

@@ -95,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True):
         first_workers: of a job that is not known.
         shrink_s: after the last job has gone, until fewer workers are planned.
         drain_s: that a worker has to leave.
+        patience_s: until a cluster that has not started all workers is taken to have no room for more.
         turn_limit_s: longest time to a task's end for a worker that another job waits for; doubled for a job each time
             it is too short.
         quotas: by tenant, how many workers its jobs may have together; of others: all.
@@ -121,6 +122,7 @@ class Settings(msgspec.Struct, frozen=True):
     first_workers: int = 1
     shrink_s: float = 60.0
     drain_s: float = 60.0
+    patience_s: float = 60.0
     quotas: dict[str, int] = {}
     scaling_policy: Kind = "millrace"
     prices: PriceTable | None = None

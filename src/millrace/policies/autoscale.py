@@ -19,6 +19,10 @@ Where the next W comes from:
   have), or workers find nothing to do (too few splits): more are of no use. Enough are as many as give what can be had.
 * It does not wait: workers that compute a share ``busy`` of the time could be ``W * busy``.
 
+A cluster may not have started all of W, or other jobs may have them. Fewer that turn out to be enough are enough; that
+fewer are too few says nothing new, and W stays as it is. What can't be had for long is a matter of limits. A job that
+has settled for the most that it may have goes on as soon as it may have more.
+
 What differs from Cachew (4.3): it jumps to the estimate instead of adding one by one; a gain is compared with what
 perfect scaling would bring, where Cachew asks for 3 % a worker and so never goes beyond 33, as even a perfect 34th
 gains less (1 / (W + 1)); and what counts as a difference is measured (two standard errors), not set.
@@ -85,10 +89,17 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How many workers a job may have."""
+    """How many workers a job may have.
+
+    Attributes:
+        least: it has in any case.
+        most: it may have.
+        why: it may have no more, if that is nobody's choice: in words.
+    """
 
     least: int = 1
     most: int = 1
+    why: str = ""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -104,6 +115,7 @@ class Scale(msgspec.Struct, frozen=True):
         settled: the look that the search ended with.
         differing: looks in a row that differed from it.
         looks: of which ``settled`` is the mean; ``means``: such means before that changed nothing.
+        limited: it settled for the most that it might have then, and would have more.
     """
 
     workers: int = 1
@@ -116,6 +128,7 @@ class Scale(msgspec.Struct, frozen=True):
     differing: int = 0
     looks: int = 1
     means: int = 0
+    limited: bool = False
 
 
 def look_elements(waits: float) -> int:
@@ -135,7 +148,7 @@ def begin(workers: int, limits: Limits) -> Decision[Scale]:
 
 
 def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
-    """What follows from one more look; looks with another number of workers than ``scale.workers`` say nothing.
+    """What follows from one more look; one with more workers than ``scale.workers`` says nothing.
 
     Args:
         scale: so far.
@@ -145,15 +158,42 @@ def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     inputs = {"batch_s": look.batch_s, "wait_s": look.wait_s, "busy": look.busy, "noise": look.noise}
     if not limits.least <= scale.workers <= limits.most:
         workers = _within(scale.workers, limits)
-        return Decision(Scale(workers), f"{_count(workers)}, as its limits say", inputs)
-    if look.workers != scale.workers or look.batch_s <= 0:
+        if look.workers != workers or look.batch_s <= 0:
+            return Decision(Scale(workers), f"{_count(workers)}{bound(limits, workers)}", inputs)
+        scale = Scale(workers)
+    if look.workers > scale.workers or look.batch_s <= 0:
         return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
-    decision = _watch(scale, look, limits) if scale.phase == "settled" else _search(scale, look, limits)
+    if look.workers < scale.workers:
+        decision = _fewer(scale, look, limits)
+    elif scale.phase == "settled":
+        decision = _watch(scale, look, limits)
+    else:
+        decision = _search(scale, look, limits)
     chosen = msgspec.structs.replace(decision.value, workers=_within(decision.value.workers, limits))
     return Decision(chosen, decision.reason, inputs)
 
 
+def bound(limits: Limits, workers: int) -> str:
+    """Why so many and no other number, as the end of a sentence."""
+    return f": {limits.why}" if limits.why and workers == limits.most else ", as its limits say"
+
+
 # -- searching ---------------------------------------------------------------------------------------------------------
+
+
+def _fewer(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
+    """Not all of them are there: do those do?"""
+    settled = scale.phase == "settled"
+    found = _search(Scale(scale.workers, floor_s=scale.floor_s) if settled else scale, look, limits)
+    enough = found.value.workers if found.value.phase == "settled" else found.value.high
+    if enough is not None and enough <= look.workers:
+        if settled and scale.differing + 1 < LOOKS:
+            again = msgspec.structs.replace(scale, differing=scale.differing + 1)
+            return Decision(again, f"{found.reason}; looks once more")
+        return found
+    waits = f"the consumer waits {_share(look.wait_s / look.batch_s)} of the time with {_count(look.workers)}"
+    scale = msgspec.structs.replace(scale, differing=0)
+    return Decision(scale, f"{waits}, and is to have {scale.workers}: more are not there yet")
 
 
 def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
@@ -183,7 +223,7 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     else:
         gain = 1.0
     if count >= limits.most:
-        return _settle(scale, look, count, f"the consumer waits {_share(waits)} of the time, and it may have no more")
+        return _settle(scale, look, count, _no_more(waits, limits), limited=True)
     needed = math.ceil(count * (look.batch_s / own_s) ** (1 / min(1.0, max(gain, SCALES))))
     target = min(max(needed, count + 1), jump * count, limits.most)
     if scale.high is not None and scale.high - count <= _near(scale.high):
@@ -238,9 +278,9 @@ def _narrow(scale: Scale, look: Look, limits: Limits, low: int, enough: int, nee
     return Decision(msgspec.structs.replace(scale, workers=target, low=low, high=high), reason)
 
 
-def _settle(scale: Scale, look: Look, workers: int, reason: str) -> Decision[Scale]:
+def _settle(scale: Scale, look: Look, workers: int, reason: str, *, limited: bool = False) -> Decision[Scale]:
     settled = look if workers == look.workers else None  # else the next look is what is compared with
-    return Decision(Scale(workers, "settled", floor_s=scale.floor_s, settled=settled), reason)
+    return Decision(Scale(workers, "settled", floor_s=scale.floor_s, settled=settled, limited=limited), reason)
 
 
 # -- settled -----------------------------------------------------------------------------------------------------------
@@ -248,6 +288,8 @@ def _settle(scale: Scale, look: Look, workers: int, reason: str) -> Decision[Sca
 
 def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     then = scale.settled
+    if scale.limited and look.workers < limits.most:
+        return _search(Scale(look.workers), look, limits)
     if then is None:
         return Decision(msgspec.structs.replace(scale, settled=look), _still(look, limits))
     over = scale.looks == TRIM_LOOKS
@@ -297,13 +339,15 @@ def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
         fewer = math.floor((1 - DRIFT) * workers)
         probe = Scale(fewer, high=workers, floor_s=mean.batch_s, seen=((workers, mean.batch_s),))
         return Decision(probe, f"{_count(workers)} were enough for long, though the consumer waits: tries {fewer}")
+    limited = needed > limits.most
     needed = min(_within(needed, limits), JUMP * workers)
     starved = waits > DRIFT and scale.floor_s is None
     if needed == workers or (abs(needed - workers) <= max(1, _near(workers) // 2) and not starved):
-        again = Scale(workers, "settled", floor_s=scale.floor_s, settled=mean, means=scale.means + 1)
-        return Decision(again, _still(mean, limits))
+        replace = msgspec.structs.replace
+        return Decision(replace(scale, settled=mean, means=scale.means + 1, looks=1, differing=0), _still(mean, limits))
     reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"
-    return Decision(Scale(needed, "settled", floor_s=scale.floor_s), f"{reason} {_share(waits)}: {_count(needed)}")
+    found = Scale(needed, "settled", floor_s=scale.floor_s, limited=limited)
+    return Decision(found, f"{reason} {_share(waits)}: {_count(needed)}")
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -322,8 +366,13 @@ def _still(look: Look, limits: Limits) -> str:
     waits = look.wait_s / look.batch_s
     why = f"the consumer waits {_share(waits)} of the time"
     if waits > MARGIN and look.workers >= limits.most:
-        return f"{why}, and it may have no more"
+        return _no_more(waits, limits)
     return f"{_are(look.workers)} enough: {why}"
+
+
+def _no_more(waits: float, limits: Limits) -> str:
+    why = f": {limits.why}" if limits.why else ""
+    return f"the consumer waits {_share(waits)} of the time, and it may have no more{why}"
 
 
 def _are(count: int) -> str:

@@ -3,6 +3,9 @@
 One more worker as long as that improves the batch time by more than 3 %; the one that did not is taken away. Then,
 every ten looks: one more if the batch time rose, one less if the consumer's queue grew by more than 40 %, and again
 one less as long as that costs less than 3 %.
+
+Cachew takes for granted that a worker that was asked for comes. Here one that has not come after two looks counts as
+one that cannot be had: the number that is there is settled for, and one more is tried after ten looks.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from typing import Literal
 
 import msgspec
 
-from millrace.policies.autoscale import Limits, Look
+from millrace.policies.autoscale import Limits, Look, bound
 from millrace.policies.decision import Decision
 
 THRESHOLD = 0.03
 QUEUE_GROWTH = 0.40
 REVISIT_LOOKS = 10
+SHORT_LOOKS = 2
+"""Looks in a row with fewer workers than were asked for, after which those are all."""
 
 
 class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
@@ -29,6 +34,8 @@ class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
         settled_s: batch time, and
         queue: length of the consumer's queue, when it settled.
         looks: since then.
+        limited: it settled as no more could be had, and not as they brought nothing.
+        short: looks in a row with fewer workers.
     """
 
     workers: int = 1
@@ -37,6 +44,8 @@ class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
     settled_s: float = 0.0
     queue: float = 0.0
     looks: int = 0
+    limited: bool = False
+    short: int = 0
 
 
 def step(
@@ -46,39 +55,75 @@ def step(
 
     Args:
         scale: so far.
-        look: at the job, with ``scale.workers``.
+        look: at the job; one with more workers than ``scale.workers`` says nothing.
         limits: of the job.
         queue: elements that lay ready for the consumer, mean over the look.
         threshold: of the batch time's improvement.
     """
-    inputs = {"batch_s": look.batch_s, "queue": queue}
-    if look.workers != scale.workers:
-        return Decision(scale, "the workers are not there yet", inputs)
-    replace = msgspec.structs.replace
-    if scale.phase == "up":
-        worse = scale.before_s is not None and look.batch_s > (1 - threshold) * scale.before_s
-        if worse or scale.workers >= limits.most:
-            workers = max(limits.least, scale.workers - 1) if worse else scale.workers
-            settled_s = scale.before_s if worse and scale.before_s is not None else look.batch_s
-            return Decision(
-                CachewScale(workers, "settled", settled_s=settled_s, queue=queue),
-                f"the last worker brought less than {threshold:.0%}",
-                inputs,
-            )
-        return Decision(replace(scale, workers=scale.workers + 1, before_s=look.batch_s), "one more", inputs)
-    if scale.phase == "down":
-        assert scale.before_s is not None
-        if look.batch_s > (1 + threshold) * scale.before_s:
-            back = min(limits.most, scale.workers + 1)
-            settled = CachewScale(back, "settled", settled_s=scale.before_s, queue=queue)
-            return Decision(settled, "the last worker was needed", inputs)
-        if scale.workers > limits.least:
-            return Decision(replace(scale, workers=scale.workers - 1, before_s=look.batch_s), "one less", inputs)
-        return Decision(CachewScale(scale.workers, "settled", settled_s=look.batch_s, queue=queue), "the least", inputs)
+    decision = _there(scale, look, limits, queue)
+    if decision is None:
+        scale = msgspec.structs.replace(scale, short=0)
+        match scale.phase:
+            case "up":
+                decision = _up(scale, look, limits, queue, threshold)
+            case "down":
+                decision = _down(scale, look, limits, queue, threshold)
+            case "settled":
+                decision = _revisit(scale, look, limits, queue, threshold)
+    return Decision(decision.value, decision.reason, {"batch_s": look.batch_s, "queue": queue})
+
+
+def _there(scale: CachewScale, look: Look, limits: Limits, queue: float) -> Decision[CachewScale] | None:
+    """What follows if other workers are there than it is to have; None: as many are there."""
+    if not limits.least <= scale.workers <= limits.most:
+        workers = max(limits.least, min(scale.workers, limits.most))
+        limited = workers < scale.workers
+        bounded = CachewScale(workers, "settled", settled_s=look.batch_s, queue=queue, limited=limited)
+        return Decision(bounded, f"{workers}{bound(limits, workers)}")
+    if look.workers > scale.workers:
+        return Decision(scale, "waits until the others have left")
+    if scale.workers in {look.workers, limits.least}:
+        return None
+    if scale.short + 1 < SHORT_LOOKS:
+        return Decision(msgspec.structs.replace(scale, short=scale.short + 1), "the workers are not there yet")
+    there = max(limits.least, look.workers)
+    reason = (
+        f"{look.workers} of {scale.workers} workers were there for {SHORT_LOOKS} looks: that is the limit for "
+        f"{REVISIT_LOOKS} looks, and then one more is tried"
+    )
+    return Decision(CachewScale(there, "settled", settled_s=look.batch_s, queue=queue, limited=True), reason)
+
+
+def _up(scale: CachewScale, look: Look, limits: Limits, queue: float, threshold: float) -> Decision[CachewScale]:
+    worse = scale.before_s is not None and look.batch_s > (1 - threshold) * scale.before_s
+    if not worse and scale.workers < limits.most:
+        more = msgspec.structs.replace(scale, workers=scale.workers + 1, before_s=look.batch_s)
+        return Decision(more, "one more")
+    workers = max(limits.least, scale.workers - 1) if worse else scale.workers
+    settled_s = scale.before_s if worse and scale.before_s is not None else look.batch_s
+    reason = f"the last worker brought less than {threshold:.0%}" if worse else f"all{bound(limits, workers)}"
+    return Decision(CachewScale(workers, "settled", settled_s=settled_s, queue=queue, limited=not worse), reason)
+
+
+def _down(scale: CachewScale, look: Look, limits: Limits, queue: float, threshold: float) -> Decision[CachewScale]:
+    assert scale.before_s is not None
+    if look.batch_s > (1 + threshold) * scale.before_s:
+        back = min(limits.most, scale.workers + 1)
+        settled = CachewScale(back, "settled", settled_s=scale.before_s, queue=queue)
+        return Decision(settled, "the last worker was needed")
+    if scale.workers > limits.least:
+        fewer = msgspec.structs.replace(scale, workers=scale.workers - 1, before_s=look.batch_s)
+        return Decision(fewer, "one less")
+    return Decision(CachewScale(scale.workers, "settled", settled_s=look.batch_s, queue=queue), "the least")
+
+
+def _revisit(scale: CachewScale, look: Look, limits: Limits, queue: float, threshold: float) -> Decision[CachewScale]:
     if scale.looks + 1 < REVISIT_LOOKS:
-        return Decision(replace(scale, looks=scale.looks + 1), "settled", inputs)
-    if look.batch_s > (1 + threshold) * scale.settled_s and scale.workers < limits.most:
-        return Decision(CachewScale(scale.workers + 1, "up", before_s=look.batch_s), "the batch time rose", inputs)
+        return Decision(msgspec.structs.replace(scale, looks=scale.looks + 1), "settled")
+    rose = look.batch_s > (1 + threshold) * scale.settled_s
+    if (rose or scale.limited) and scale.workers < limits.most:
+        reason = "the batch time rose" if rose else "perhaps there is one more"
+        return Decision(CachewScale(scale.workers + 1, "up", before_s=look.batch_s), reason)
     if queue > (1 + QUEUE_GROWTH) * scale.queue and scale.workers > limits.least:
-        return Decision(CachewScale(scale.workers - 1, "down", before_s=look.batch_s), "the queue grew", inputs)
-    return Decision(replace(scale, looks=0), "settled", inputs)
+        return Decision(CachewScale(scale.workers - 1, "down", before_s=look.batch_s), "the queue grew")
+    return Decision(msgspec.structs.replace(scale, looks=0), "settled")

@@ -27,7 +27,7 @@ from typing import Literal
 
 import msgspec
 
-from millrace.policies.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look
+from millrace.policies.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
 from millrace.policies.cost import Rates
 from millrace.policies.decision import Decision
 
@@ -92,7 +92,9 @@ def begin(workers: int, limits: Limits) -> Decision[CheapScale]:
 
 
 def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decision[CheapScale]:
-    """What follows from one more look; looks with another number of workers than ``scale.workers`` say nothing.
+    """What follows from one more look; one with more workers than ``scale.workers`` says nothing.
+
+    One with fewer, as not all have come, tells what these give, like any other.
 
     Args:
         scale: so far.
@@ -105,10 +107,13 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decisio
     if not limits.least <= scale.workers <= limits.most:
         workers = _within(scale.workers, limits)
         return Decision(
-            replace(scale, workers=workers, phase="search"), f"{_count(workers)}, as its limits say", inputs
+            replace(scale, workers=workers, phase="search"), f"{_count(workers)}{bound(limits, workers)}", inputs
         )
-    if look.workers != scale.workers or look.batch_s <= 0:
+    if not limits.least <= look.workers <= scale.workers or look.batch_s <= 0:
         return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
+    planned = scale.workers
+    if look.workers < planned:
+        scale = replace(scale, workers=look.workers, phase="search")
     point, own_s = _seen(look)
     known = next((each for each in scale.curve if each.workers == point.workers), None)
     if known is None:
@@ -116,7 +121,8 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decisio
     else:
         differs = _differs(scale, known, point, own_s)
         if differs and scale.differing + 1 < LOOKS:
-            return Decision(replace(scale, differing=scale.differing + 1), f"{differs}; looks once more", inputs)
+            again = replace(scale, workers=planned, differing=scale.differing + 1)
+            return Decision(again, f"{differs}; looks once more", inputs)
         if differs:
             scale = CheapScale(scale.workers, own_s=own_s)
         else:

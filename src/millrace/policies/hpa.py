@@ -1,7 +1,8 @@
 """The rule of Kubernetes' Horizontal Pod Autoscaler, on the workers' processor time, for comparison. Pure.
 
-``desired = ceil(current * used / target)``, no change while the ratio is within a tenth of 1, and downwards only to the
-highest number that was desired in the last five minutes (the documented defaults of ``autoscaling/v2``).
+``desired = ceil(ready * used / target)``, no change while the ratio is within a tenth of 1, and downwards only to the
+highest number that was desired in the last five minutes (the documented defaults of ``autoscaling/v2``). Workers that
+were asked for and are not there have no say; those that are there don't make fewer of them while they are busy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class HpaScale(msgspec.Struct, frozen=True, tag="hpa"):
     desired: tuple[tuple[float, int], ...] = ()
 
 
-def step(scale: HpaScale, cpu: float, now: float, limits: Limits) -> Decision[HpaScale]:
+def step(scale: HpaScale, cpu: float, now: float, limits: Limits, ready: int | None = None) -> Decision[HpaScale]:
     """What follows from one more look.
 
     Args:
@@ -42,13 +43,19 @@ def step(scale: HpaScale, cpu: float, now: float, limits: Limits) -> Decision[Hp
         cpu: mean share of a worker's cores that is in use, between 0 and 1.
         now: seconds.
         limits: of the job.
+        ready: workers that are there; None: all.
     """
-    ratio = cpu / TARGET
-    desired = scale.workers if abs(ratio - 1) <= TOLERANCE else math.ceil(scale.workers * ratio)
+    ratio, ready = cpu / TARGET, scale.workers if ready is None else min(ready, scale.workers)
+    desired = scale.workers if abs(ratio - 1) <= TOLERANCE else math.ceil(ready * ratio)
+    if ratio > 1:
+        desired = max(desired, scale.workers)
     desired = max(limits.least, min(desired, limits.most))
     earlier = scale.desired or ((now, scale.workers),)  # as Kubernetes does with what it finds
     recent = tuple(each for each in earlier if now - each[0] < STABILIZATION_S)
     known = (*recent, (now, desired))
     workers = desired if desired >= scale.workers else min(scale.workers, max(count for _, count in known))
+    workers = max(limits.least, min(workers, limits.most))  # be it sooner than after five minutes
     reason = f"workers use {100 * cpu:.0f} % of their cores, where {100 * TARGET:.0f} % is wanted"
+    if limits.why and workers == limits.most:
+        reason = f"{reason}: {limits.why}"
     return Decision(HpaScale(workers, known), reason, {"cpu": cpu})

@@ -6,7 +6,7 @@ A service has one of :data:`SERVICES` for all its jobs; a job that wants to be c
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,7 @@ from millrace.policies.decision import Decision
 from millrace.policies.hpa import HpaScale
 
 Kind = Literal["millrace", "cachew", "hpa", "cheapest"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 SERVICES: tuple[Kind, ...] = ("millrace", "cachew", "hpa")
 """Those that a service can be told to use."""
 Other = CachewScale | CheapScale | HpaScale
@@ -75,7 +76,7 @@ def step(scale: Scale | Other, sight: Sight, limits: Limits) -> Found:
         case CachewScale():
             return cachew_scaling.step(scale, sight.look, limits, sight.queue)
         case HpaScale():
-            return hpa.step(scale, sight.cpu, sight.at, limits)
+            return hpa.step(scale, sight.cpu, sight.at, limits, sight.look.workers)
         case CheapScale():
             return cheapest.step(scale, sight.look, limits, sight.rates)
     return autoscale.step(scale, sight.look, limits)

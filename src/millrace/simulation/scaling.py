@@ -131,7 +131,7 @@ def play(seed: int, policy: str = "millrace") -> Outcome:
     after = drifted(job, rng) if changes else job
     jobs = [job] * (LOOKS // 2) + [after] * (LOOKS - LOOKS // 2)
     training = math.exp(random.Random(f"prices of {seed}").uniform(*map(math.log, TRAINING)))
-    goals = {id(each): _goal(each, training) for each in (job, after)}
+    goals = {id(each): goal_of(each, training) for each in (job, after)}
     workers, decisions, first = 1, 0, None
     spent = oracle = 0.0
     for each, chosen in zip(jobs, POLICIES[policy](iter(jobs), rng, training), strict=True):
@@ -153,8 +153,9 @@ def play(seed: int, policy: str = "millrace") -> Outcome:
     return Outcome(job.kind, changes, goal.met(after, workers, policy), first, spent / oracle, element)
 
 
-def _goal(job: Workload, training: float) -> Goal:
-    return Goal(job.least(), min(_cost(job, count, training) for count in range(1, MOST + 1)), training)
+def goal_of(job: Workload, training: float, most: int = MOST) -> Goal:
+    """What is right for a job that may have so many workers."""
+    return Goal(job.least(most), min(_cost(job, count, training) for count in range(1, most + 1)), training)
 
 
 def _cost(job: Workload, workers: int, training: float) -> float:
@@ -199,11 +200,6 @@ def run(seeds: Iterable[int], policy: str = "millrace") -> Report:
         statistics.fmean(each.element for each in outcomes.values()),
         wrong,
     )
-
-
-def as_json(reports: Mapping[str, Report]) -> str:
-    """For programs."""
-    return msgspec.json.format(msgspec.json.encode(reports), indent=2).decode()
 
 
 def show(reports: Mapping[str, Report]) -> None:

@@ -52,10 +52,10 @@ class Workload(msgspec.Struct, frozen=True):
         work_s = self.work_s * (1 + self.contention * (active - 1))
         return min(1.0, work_s / workers / self.batch_s(workers))
 
-    def least(self) -> int:
-        """The fewest workers with which the batch time is as good as with any number."""
-        best = min(self.batch_s(count) for count in range(1, MOST + 1))
-        return next(count for count in range(1, MOST + 1) if self.batch_s(count) <= NEARLY * best)
+    def least(self, most: int = MOST) -> int:
+        """The fewest workers with which the batch time is as good as with any number up to ``most``."""
+        best = min(self.batch_s(count) for count in range(1, most + 1))
+        return next(count for count in range(1, most + 1) if self.batch_s(count) <= NEARLY * best)
 
     def look(self, workers: int, rng: random.Random) -> Look:
         """One look, of as many elements as it takes to know the batch time to 1 %, or of 1,000."""

@@ -24,9 +24,11 @@ class Trainer:
         ready: elements that lie ready; None: workers don't compute ahead.
         idle: of the workers that came last, so many have not begun yet.
         lingers: heartbeats for which a worker that is to leave goes on with what it has begun.
+        room: workers that the cluster can hold.
     """
 
     burns = 1.0
+    room = 1 << 30
     queue = 0.0
 
     def __init__(
@@ -56,7 +58,7 @@ class Trainer:
         self.service.say(inp.Tick())
         for _ in range(100):
             there = self.service.state.crew.workers
-            if len(there) >= self.service.state.fleet.workers:
+            if len(there) >= min(self.service.state.fleet.workers, self.room):
                 break
             self.service.add_worker(f"w{len(self.service.workers) + 1:03d}x{len(self.service.events)}")
         for worker in list(self.service.workers.values()):

@@ -129,10 +129,50 @@ def test_limits_that_change_are_kept_at_once():
     assert step(scale, look(50, 50), Limits(60, 100)).value == Scale(60)
 
 
-def test_a_look_at_another_number_of_workers_says_nothing():
+def test_a_look_at_more_workers_says_nothing():
     scale = begin(4, LIMITS).value
-    assert step(scale, look(3, 50), LIMITS).value == scale
+    assert step(scale, look(5, 3), LIMITS).value == scale
     assert step(scale, Look(4, 0.0, 0.0, 0.0), LIMITS).value == scale
+
+
+@pytest.mark.parametrize("phase", ["search", "settled"])
+def test_fewer_than_planned_that_are_enough_are_enough(phase):
+    """15 of 16 have room, and the consumer does not wait."""
+    scale = Scale(16, phase, settled=look(16, 14.6) if phase == "settled" else None)
+    decision = step(step(scale, look(15, 14.6), LIMITS).value, look(15, 14.6), LIMITS)
+    assert (decision.value.workers, decision.value.phase) == (15, "settled")
+    assert decision.reason == "15 workers are enough: the consumer waits 0 % of the time"
+
+
+def test_fewer_than_planned_that_are_too_few_change_nothing_and_say_so():
+    for scale in (Scale(8), Scale(8, low=4, high=8), settled(8)):
+        decision = step(scale, look(5, 8), LIMITS)
+        assert decision.value == scale
+        assert decision.reason == (
+            "the consumer waits 38 % of the time with 5 workers, and is to have 8: more are not there yet"
+        )
+
+
+def test_fewer_than_planned_that_get_all_that_a_store_gives_are_enough():
+    scale = Scale(16, low=2, seen=((2, 4 * OWN_S), (4, 2 * OWN_S)))
+    decision = step(scale, look(12, 4 * 2, floor_s=2 * OWN_S), LIMITS)
+    assert (decision.value.workers, decision.value.floor_s) == (4, 2 * OWN_S)
+
+
+def test_one_that_may_have_no_more_says_why_and_goes_on_as_soon_as_it_may():
+    few = Limits(1, 5, "5 of 8 workers could be had for 60 s: that is the limit for 300 s, and then more are tried")
+    first = step(Scale(8), look(8, 8), few)
+    assert (first.value, first.reason) == (Scale(5), f"5 workers: {few.why}")
+    limited = step(Scale(8), look(5, 8), few)
+    assert limited == step(first.value, look(5, 8), few)  # be it told with the look or before
+    assert (limited.value.workers, limited.value.phase) == (5, "settled")
+    assert limited.reason == f"the consumer waits 38 % of the time, and it may have no more: {few.why}"
+    scale = limited.value
+    for _ in range(3 * TRIM_LOOKS):
+        decision = step(scale, look(5, 8), few)
+        assert (decision.value.workers, decision.reason) == (5, limited.reason)
+        scale = decision.value
+    assert step(scale, look(5, 8), LIMITS).value.workers == 8
 
 
 def test_a_job_begins_where_the_last_one_ended():

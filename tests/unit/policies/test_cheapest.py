@@ -132,9 +132,9 @@ def test_limits_that_change_are_kept_at_once():
     assert step(scale, Job(50).look(scale.workers), Limits(80, 100), Rates(1.0, 90.0)).value.workers == 80
 
 
-def test_a_look_at_another_number_of_workers_says_nothing():
+def test_a_look_at_more_workers_says_nothing():
     scale = begin(4, LIMITS).value
-    assert step(scale, Job(50).look(3), LIMITS, Rates(1.0, 1.0)).value == scale
+    assert step(scale, Job(50).look(5), LIMITS, Rates(1.0, 1.0)).value == scale
 
 
 def test_one_look_that_differs_changes_nothing():

@@ -39,9 +39,39 @@ def test_cachew_comes_back_after_ten_looks():
     assert (needed.workers, needed.phase) == (4, "settled")
 
 
-def test_cachew_waits_for_its_workers():
-    scale = CachewScale(4)
-    assert cachew_scaling.step(scale, Look(3, 1.0, 0.5, 1.0), LIMITS).value == scale
+def test_cachew_waits_for_its_workers_for_two_looks_and_tries_one_more_after_ten():
+    scale, fewer = CachewScale(4), Look(3, 1.0, 0.5, 1.0)
+    waiting = cachew_scaling.step(scale, fewer, LIMITS)
+    assert (waiting.value.workers, waiting.value.phase) == (4, "up")
+    limited = cachew_scaling.step(waiting.value, fewer, LIMITS)
+    assert (limited.value.workers, limited.value.phase) == (3, "settled")
+    assert "3 of 4 workers were there for 2 looks: that is the limit for 10 looks" in limited.reason
+    scale = limited.value
+    for _ in range(REVISIT_LOOKS - 1):
+        scale = cachew_scaling.step(scale, fewer, LIMITS).value
+        assert scale.workers == 3
+    assert cachew_scaling.step(scale, fewer, LIMITS).value.workers == 4
+    assert cachew_scaling.step(scale, fewer, Limits(1, 3)).value.workers == 3
+
+
+def test_cachew_keeps_to_limits_that_have_become_lower_and_says_why():
+    found = cachew_scaling.step(CachewScale(8), Look(8, 1.0, 0.5, 1.0), Limits(1, 5, "5 of 8 workers could be had"))
+    assert (found.value.workers, found.value.phase) == (5, "settled")
+    assert found.reason == "5: 5 of 8 workers could be had"
+
+
+def test_the_hpa_keeps_to_limits_that_have_become_lower_at_once():
+    found = hpa.step(hpa.HpaScale(8), 1.0, 0.0, Limits(1, 5, "5 of 8 workers could be had"))
+    assert found.value.workers == 5
+    assert found.reason.endswith("is wanted: 5 of 8 workers could be had")
+
+
+def test_the_hpa_goes_by_the_workers_that_are_there():
+    """Else it would want more and more, as those that are there stay busy."""
+    assert hpa.step(hpa.HpaScale(8), 1.0, 0.0, LIMITS, ready=5).value.workers == 8
+    assert hpa.step(hpa.HpaScale(8), 1.0, 0.0, LIMITS, ready=8).value.workers == 10
+    idle = hpa.step(hpa.HpaScale(8), 0.4, 0.0, LIMITS, ready=5).value
+    assert idle.desired[-1] == (0.0, 3)
 
 
 def test_the_hpa_goes_by_processor_time_alone():

@@ -1,0 +1,130 @@
+"""How many workers a cluster can hold, found out by asking it for them. Pure.
+
+Nobody can tell beforehand: nodes are full, a quota is used up, a cluster that adds nodes needs minutes for one. So
+what is planned is asked for, and if fewer are there for a while (``patience_s``), their number is the limit of all
+plans. What was asked for beyond it is given up, so that nothing is pending for ever. The limit holds five times as long
+as was waited; then more are asked for, if anybody wants them. Each such try that brings no more waits twice as long as
+the one before, up to eight times as long as the first, for clusters whose nodes come slowly. Workers that come late all
+the same are kept for a while, for jobs that have done with fewer to find out whether they need them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.policies.decision import Decision
+
+PAUSE = 5
+"""A limit holds so many times as long as was waited."""
+DOUBLINGS = 3
+"""Of the time that is waited, at most."""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """A cluster held no more.
+
+    Attributes:
+        workers: that it held.
+        until: second at which more are tried.
+        tries: in a row that brought no more than the one before.
+        reason: in words.
+        late: they came after fewer had been taken for all, and are kept until then.
+    """
+
+    workers: int
+    until: float
+    tries: int = 0
+    reason: str = ""
+    late: bool = False
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """Fewer workers are there than planned.
+
+    Attributes:
+        most: that were there at a time.
+        since: second at which so many had come, or fewer were there than planned for the first time.
+    """
+
+    most: int
+    since: float
+
+
+def in_force(capacity: Capacity | None, now: float) -> Capacity | None:
+    """The limit, unless there is none or it is time to try more."""
+    return capacity if capacity is not None and now < capacity.until else None
+
+
+def patience(known: Capacity | None, patience_s: float) -> float:
+    """Seconds to wait for workers.
+
+    Args:
+        known: the last limit that was found, in force or not.
+        patience_s: seconds to wait the first time.
+    """
+    return patience_s if known is None else patience_s * 2.0 ** min(known.tries + 1, DOUBLINGS)
+
+
+def watch(
+    known: Capacity | None,
+    short: Shortage | None,
+    planned: int,
+    there: int,
+    patience_s: float,
+    now: float,
+    *,
+    least: int = 1,
+) -> tuple[Capacity | None, Shortage | None]:
+    """What follows from one more count of the workers, for the limit and for the next count.
+
+    Args:
+        known: the last limit that was found, in force or not.
+        short: as this has said before.
+        planned: workers that were asked for.
+        there: workers.
+        patience_s: seconds to wait for workers the first time.
+        now: second.
+        least: so many are asked for whatever comes of it.
+    """
+    if known is not None and there > known.workers:  # so it holds more
+        known = late(there, patience_s, now).value if in_force(known, now) else None
+    if there >= planned:
+        return known, None
+    if short is None or there > short.most:
+        short = Shortage(there, now)
+    most, waited_s = max(least, short.most), patience(known, patience_s)
+    if most >= planned or now - short.since < waited_s:
+        return known, short
+    return found(known, planned, most, waited_s, now).value, None
+
+
+def found(known: Capacity | None, planned: int, there: int, waited_s: float, now: float) -> Decision[Capacity]:
+    """The limit, after so many of the planned workers were there for so long.
+
+    Args:
+        known: the last limit that was found, in force or not.
+        planned: workers that were asked for.
+        there: most of them that were there at a time.
+        waited_s: seconds for which they were no more.
+        now: second.
+    """
+    tries = known.tries + 1 if known is not None and there <= known.workers else 0
+    pause_s = PAUSE * waited_s
+    reason = (
+        f"{there} of {planned} workers could be had for {waited_s:.0f} s: that is the limit for {pause_s:.0f} s, "
+        f"and then more are tried"
+    )
+    inputs = {"planned": planned, "there": there, "waited_s": waited_s}
+    return Decision(Capacity(there, now + pause_s, tries, reason), reason, inputs)
+
+
+def late(there: int, patience_s: float, now: float) -> Decision[Capacity]:
+    """More are there than the limit says.
+
+    Args:
+        there: workers.
+        patience_s: seconds to wait the first time.
+        now: second.
+    """
+    reason = f"{there} workers have come after all, and stay for {patience_s:.0f} s to be of use"
+    return Decision(Capacity(there, now + patience_s, 0, reason, late=True), reason, {"there": there})

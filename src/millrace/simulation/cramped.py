@@ -1,0 +1,153 @@
+"""Autoscaling policies on clusters that hold fewer workers than a job needs, and more later, in virtual time."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from millrace.policies import capacity, scalers
+from millrace.policies.autoscale import Limits
+from millrace.policies.capacity import Capacity, Shortage
+from millrace.policies.cost import Rates
+from millrace.policies.scalers import Kind, Sight
+from millrace.simulation import scaling
+from millrace.simulation.scaling import goal_of
+from millrace.simulation.workloads import MOST, Workload, workload
+
+LOOK_S = 30.0
+"""From one look to the next, in seconds."""
+PATIENCE_S = 60.0
+"""As the service has it."""
+FULL_LOOKS, ROOMY_LOOKS = 60, 120
+"""While the cluster is full, and after there is room; a limit may hold for forty minutes."""
+LAST = 10
+"""Looks at the end; in some of them another number is tried."""
+ROOM = (0.2, 0.9)
+"""Between these parts of the workers that are needed have room at first."""
+FEWEST = 3
+"""Workers that a job needs, so that fewer can be had."""
+TRAINING = 10.0
+"""Price of a second of the consumer, in seconds of a worker."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a policy made of one job.
+
+    Attributes:
+        settled: while the cluster was full it found the best number that had room.
+        pending: share of the time, at the end of that, in which workers were asked for that had no room.
+        recovered: the number was right in most of the last looks, when there was room for all.
+    """
+
+    settled: bool
+    pending: float
+    recovered: bool
+
+
+class Played:
+    """A job with one policy, from look to look.
+
+    Args:
+        kind: of the policy.
+        job: what it does.
+        rng: of the looks' noise.
+
+    Attributes:
+        plan: workers that were asked for; ``there``: of these, those that have room.
+    """
+
+    def __init__(self, kind: Kind, job: Workload, rng: random.Random) -> None:
+        self.plan = self.there = 1
+        self._job, self._rng, self._now = job, rng, 0.0
+        self._search = scalers.begin(kind, 1, Limits(1, MOST)).value
+        self._known: Capacity | None = None
+        self._short: Shortage | None = None
+
+    def look(self, room: int) -> None:
+        """The next one, on a cluster with room for so many workers."""
+        self._now += LOOK_S
+        self.there = min(self.plan, room)
+        self._known, self._short = capacity.watch(
+            self._known, self._short, self.plan, self.there, PATIENCE_S, self._now
+        )
+        limit = capacity.in_force(self._known, self._now)
+        most, why = (MOST, "") if limit is None else (min(MOST, limit.workers), limit.reason)
+        look = self._job.look(self.there, self._rng)
+        queue = min(100.0, self.there * (1 / max(look.busy, 0.01) - 1))
+        cpu = min(1.0, self._job.cpu * self._job.busy(self.there) * max(0.0, self._rng.gauss(1, 0.05)))
+        sight = Sight(look, queue, cpu, self._now, Rates(1.0, TRAINING))
+        self._search = scalers.step(self._search, sight, Limits(1, most, why)).value
+        self.plan = min(self._search.workers, most)
+
+
+def play(seed: int, kind: Kind = "millrace") -> Outcome:
+    """One job, of those that need three workers or more."""
+    rng = random.Random(f"cramped {seed}")
+    job = workload(rng)
+    while job.least() < FEWEST:
+        job = workload(rng)
+    room = max(1, math.floor(job.least() * rng.uniform(*ROOM)))
+    played, settled, pending = Played(kind, job, rng), False, 0
+    goal = goal_of(job, TRAINING, room)
+    for number in range(FULL_LOOKS):
+        played.look(room)
+        if number >= FULL_LOOKS // 2:
+            settled = settled or goal.met(job, played.there, kind)
+            pending += played.plan > room
+    goal, right = goal_of(job, TRAINING), 0
+    for number in range(ROOMY_LOOKS):
+        played.look(MOST)
+        if number >= ROOMY_LOOKS - LAST:
+            right += goal.met(job, played.there, kind)
+    return Outcome(settled, pending / (FULL_LOOKS - FULL_LOOKS // 2), 2 * right > LAST)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a policy made of many jobs.
+
+    Attributes:
+        jobs: how many.
+        settled: share of them that found the best number that had room.
+        pending: largest share of the time in which workers were asked for that had no room.
+        recovered: share of them that had the right number when there was room for all.
+        wrong: seeds of those that did not settle, or not recover.
+    """
+
+    jobs: int
+    settled: float
+    pending: float
+    recovered: float
+    wrong: list[int]
+
+
+def run(seeds: Iterable[int], kind: Kind = "millrace") -> Report:
+    """Plays a job for each seed."""
+    outcomes = {seed: play(seed, kind) for seed in seeds}
+    return Report(
+        len(outcomes),
+        statistics.fmean(each.settled for each in outcomes.values()),
+        max(each.pending for each in outcomes.values()),
+        statistics.fmean(each.recovered for each in outcomes.values()),
+        [seed for seed, each in outcomes.items() if not (each.settled and each.recovered)],
+    )
+
+
+def as_json(reports: Mapping[str, scaling.Report], full: Mapping[str, Report]) -> str:
+    """What policies made of jobs on clusters with room for all, and under ``full_cluster`` of those without."""
+    both = {name: {**msgspec.to_builtins(each), "full_cluster": full[name]} for name, each in reports.items()}
+    return msgspec.json.format(msgspec.json.encode(both), indent=2).decode()
+
+
+def show(reports: Mapping[str, Report]) -> None:
+    """Prints a line for each policy."""
+    table = Table("policy", "right while the cluster is full", "workers pending", "right when there is room again")
+    for policy, each in reports.items():
+        shares = (f"{100 * share:.0f} %" for share in (each.settled, each.pending, each.recovered))
+        table.add_row(policy, *shares)
+    Console().print(table)

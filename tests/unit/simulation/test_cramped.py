@@ -1,0 +1,46 @@
+"""Autoscaling policies on clusters that hold fewer workers than a job needs."""
+
+import json
+
+import pytest
+
+from millrace.cli import main
+from millrace.policies import capacity
+from millrace.policies.capacity import Capacity
+from millrace.policies.decision import Decision
+from millrace.policies.scalers import KINDS
+from millrace.simulation import cramped
+
+SELDOM = 0.5
+"""Share of the time in which more is asked for than there is."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_policy_asks_for_what_is_not_there_for_ever(kind):
+    assert cramped.run(range(30), kind).pending <= SELDOM
+
+
+@pytest.mark.parametrize("kind", ["millrace", "cheapest"])
+def test_what_there_is_is_used_and_what_comes_back(kind):
+    report = cramped.run(range(30), kind)
+    assert (report.settled, report.recovered) == (1.0, 1.0), report.wrong
+
+
+def test_a_cluster_whose_room_is_not_found_out_is_found_out(monkeypatch):
+    monkeypatch.setattr(capacity, "watch", lambda known, short, *_, **__: (known, short))
+    assert cramped.run(range(10)).pending == 1.0
+
+
+def test_a_limit_that_is_never_tried_again_is_found_out(monkeypatch):
+    def for_ever(known, planned, there, waited_s, now):
+        return Decision(Capacity(there, float("inf")), "")
+
+    monkeypatch.setattr(capacity, "found", for_ever)
+    assert cramped.run(range(10)).recovered < 0.5
+
+
+def test_the_command_says_both(capsys):
+    assert main(["simulate", "autoscale", "--seeds", "2", "--policy", "millrace"]) == 0
+    assert "workers pending" in capsys.readouterr().out
+    assert main(["simulate", "autoscale", "--seeds", "2", "--policy", "hpa", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hpa"]["full_cluster"]["jobs"] == 2
