@@ -146,6 +146,16 @@ TARGETS = (
     ),
     Target("decisions after a training's speed has changed", "papers.step_change", "decisions", "service", most=2),
     Target("changes of the number of workers after these", "papers.step_change", "changes", "service", most=0),
+    *(
+        Target(
+            f"a cache's mode changes: {what} from one worker on, of going on with those there are",
+            "papers.mode_change",
+            what,
+            "the worst of these",
+            least=1.0,
+        )
+        for what in ("time", "cost")
+    ),
     Target("scaling and caching together: cost, of HPA's", "papers.timelines", "cost", "service", most=1.0),
     Target("where the link is slow: elements/s, of the best", "papers.where", "of the best", "inflates", least=0.95),
     Target("where it is not: elements/s, of the best", "papers.where", "of the best", "computes", least=0.95),

@@ -1,7 +1,11 @@
 """Models of the papers' experiments."""
 
+import random
+
 import pytest
-from benchmarks.papers import drawings, eviction, figure6, figure8_model, scale_out
+from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, scale_out
+
+from millrace.simulation.workloads import Workload
 
 
 def test_at_every_t_the_mode_is_the_fastest_or_within_3_percent_and_all_three_appear():
@@ -71,3 +75,15 @@ def test_a_sweep_is_drawn(tmp_path):
     lines = drawings.scale_out({"question": "What?", "sweep": swept()[1]}, str(tmp_path))
     assert lines == ["![What?](performance/papers.scale_out-workers.svg)"]
     assert (tmp_path / "papers.scale_out-workers.svg").read_text().count("workers=") >= 2
+
+
+def test_going_on_after_a_change_of_mode_is_compared_over_the_same_elements():
+    job = Workload("compute", own_s=0.01, work_s=0.1)
+    had = mode_change.settled(job, random.Random(3))
+    on, again = (mode_change.after(job, workers, 2_000, random.Random(3)) for workers in (had, 1))
+    assert had == job.least() == 10
+    assert on.seconds == pytest.approx(2_000 * job.batch_s(had), rel=0.05)  # nothing has changed, so nothing is tried
+    assert again.seconds > 1.2 * on.seconds
+    found = mode_change.measure(jobs=20)
+    assert found["missed"] == []
+    assert min(ratios["time"] for ratios in found["rounds"][0].values()) >= 1
