@@ -44,6 +44,10 @@ class PlanLike(Protocol):
         """Number of tasks; None: endless."""
 
     @property
+    def mains(self) -> int | None:
+        """Number of tasks that are no tails; None: endless."""
+
+    @property
     def exact(self) -> bool:
         """A task gives as many elements as it has units."""
 
@@ -61,6 +65,9 @@ class PlanLike(Protocol):
 
     def task(self, index: int) -> Task:
         """Task ``index`` of any epoch."""
+
+    def main(self, number: int) -> int:
+        """Index of the ``number``-th task that is no tail."""
 
     def __hash__(self) -> int:
         """By identity will do."""

@@ -12,13 +12,19 @@ without end is never enumerated:
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 import numpy as np
 
 from millrace.control.spec import JobSpec
 from millrace.control.state import Epoch, Job, LiveTask, PlanLike, State, Worker
+from millrace.planning.keys import derive
+from millrace.planning.permutation import permute
+
+ALIKE = 64
+"""Consumers looked at of those that are expected and for which nothing was leased yet."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -48,14 +54,29 @@ def by_worker(job: Job) -> bool:
 
 
 def active(job: Job) -> list[int]:
-    """Consumers to lease for: those that are there, and those that are expected and were never seen."""
+    """Consumers to lease for: those that are there, and those that are expected and were never seen.
+
+    Of these the ones that nothing was leased for are all alike, unless each has a share of its own: a few will do.
+    """
     there = [index for index, consumer in job.consumers.items() if consumer.lost_at is None]
-    return sorted([*there, *missing(job)])
+    if in_turn(job):
+        return sorted([*there, *missing(job)])
+    begun = {index for epoch in job.epochs.values() for index in epoch.unread if _is_missing(job, index)}
+    new = (index for index in _missing(job) if index not in begun)
+    return sorted([*there, *begun, *islice(new, ALIKE)])
 
 
 def missing(job: Job) -> list[int]:
     """Consumers that are expected and were never seen."""
-    return [i for i in range(job.spec.num_consumers or 0) if i not in job.consumers and i not in job.left]
+    return list(_missing(job))
+
+
+def _missing(job: Job) -> Iterator[int]:
+    return (index for index in range(job.spec.num_consumers or 0) if _is_missing(job, index))
+
+
+def _is_missing(job: Job, index: int) -> bool:
+    return index not in job.consumers and index not in job.left and index < (job.spec.num_consumers or 0)
 
 
 def newest(job: Job) -> int:
@@ -372,7 +393,7 @@ def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, co
             step += 1
         run = step
     else:
-        run = int(off_order(plan, job.seed, number, ordinal)[step % job.length])
+        run = off_task(plan, job.seed, number, ordinal, step % job.length)
     return Offer(number, ahead[0], run, fresh=True, cursors={**cursors, mine: step + 1})
 
 
@@ -380,15 +401,19 @@ def epoch_length(spec: JobSpec, plan: PlanLike) -> int | None:
     """Tasks of an epoch as consumers see them: without sharding there are no tails."""
     if plan.length is None or spec.sharding != "off":
         return plan.length
-    return sum(not plan.task(index).inputs for index in range(plan.length))
+    return plan.mains
 
 
-@lru_cache(maxsize=64)
-def off_order(plan: PlanLike, seed: int, epoch: int, ordinal: int) -> np.ndarray:
-    """The order in which the ``ordinal``-th worker of an epoch walks the plan's tasks (no tails), int64."""
-    mains = [index for index in range(plan.length or 0) if not plan.task(index).inputs]
-    key = np.random.SeedSequence([seed & (2**64 - 1), epoch, ordinal])
-    return np.random.Generator(np.random.Philox(key)).permutation(mains)
+def off_task(plan: PlanLike, seed: int, epoch: int, ordinal: int, step: int) -> int:
+    """The task that the ``ordinal``-th worker of an epoch comes to after ``step`` others, in an order of its own."""
+    (found,) = off_walk(plan, seed, epoch, ordinal, np.array([step]))
+    return plan.main(int(found))
+
+
+def off_walk(plan: PlanLike, seed: int, epoch: int, ordinal: int, steps: np.ndarray) -> np.ndarray:
+    """Which of the plan's mains that worker comes to at these steps, int64; computed, as there may be millions."""
+    assert plan.mains is not None
+    return permute(steps, plan.mains, derive(seed, epoch, ordinal))
 
 
 def all_dealt(job: Job, epoch: Epoch) -> bool:

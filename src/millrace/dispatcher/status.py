@@ -6,16 +6,19 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from millrace.control.keeping import benefits
 from millrace.control.observed import CacheSight, Observed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
-from millrace.control.supply import newest, off_order
+from millrace.control.supply import newest, off_walk
 from millrace.control.where import told
 from millrace.control.whereabouts import Poison
 from millrace.policies.decision import listed
 from millrace.policies.scalers import kind_of
 
+_MOST_COUNTED = 100_000
+"""Tasks of an epoch without sharding of which it is counted how many parts of the data they are."""
 STALE_S = 20.0
 """Reports older than this say nothing about now."""
 
@@ -253,11 +256,12 @@ def _visits(state: State, job: Job, number: int) -> list[str]:
         return []
     walks = [step for name, step in epoch.cursors.items() if name.startswith("off:")]
     plan = state.plan(job)
-    dealt = [run for i, step in enumerate(walks) for run in off_order(plan, job.seed, number, i)[:step].tolist()]
-    seen = len(set(dealt))
-    return [
-        f"without sharding {len(dealt)} tasks of epoch {number} were dealt: {seen} of {job.length} parts of the data"
-    ]
+    dealt = f"without sharding {sum(walks)} tasks of epoch {number} were dealt"
+    if sum(walks) > _MOST_COUNTED:
+        return [dealt]
+    runs = [off_walk(plan, job.seed, number, i, np.arange(step) % job.length) for i, step in enumerate(walks)]
+    seen = len(np.unique(np.concatenate(runs))) if runs else 0
+    return [f"{dealt}: {seen} of {job.length} parts of the data"]
 
 
 def _in_order(sights: dict[int, Any]) -> list[Any]:

@@ -116,6 +116,20 @@ class Plan:
             return self._main(index, turn, within, -1)
         return self._descend(within, turn)
 
+    @property
+    def mains(self) -> int | None:
+        """Number of tasks that are no tails; None without end."""
+        if self.length is None or not self.length or self._sequence:
+            return self.length
+        return self.length // self._round * self._mains
+
+    def main(self, number: int) -> int:
+        """Index of the ``number``-th task that is no tail, from 0 on."""
+        if self._sequence:
+            return number
+        turn, within = divmod(number, self._mains) if self._period < self._units else (0, number)
+        return turn * self._round + within + sum(within // _full(level) for level in range(1, self._levels))
+
     def _main(self, index: int, turn: int, number: int, parent: int) -> Task:
         start = number * self._size
         stop = min(start + self._size, self._period)
@@ -217,6 +231,15 @@ class EqualPlan(Plan):
         self._ranks = ranks
         self._rounds = math.ceil(self._each / size)
         self.length = self._rounds * ranks
+
+    @property
+    def mains(self) -> int | None:
+        """Number of tasks: there are no tails."""
+        return self.length
+
+    def main(self, number: int) -> int:
+        """As there are no tails."""
+        return number
 
     def task(self, index: int) -> Task:
         """Task number ``index``.

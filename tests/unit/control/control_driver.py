@@ -47,6 +47,9 @@ class FakePlan:
     def task(self, index: int) -> Task:
         return self.tasks[index] if self.mains is not None else Task(index, index, index + 1)
 
+    def main(self, number: int) -> int:
+        return [task.index for task in self.tasks if not task.inputs][number]
+
     def put_out(self, task: Task, left: list[str], *, flush: bool) -> tuple[list[str], list[str]]:
         """(outputs, what is left to the tail): three elements of a task, or those ``left`` to a tail, two an output."""
         elements = left if task.inputs else [f"{task.start}{letter}" for letter in "abc"]

@@ -60,6 +60,14 @@ def below(tasks: list[Task], task: Task) -> list[Task]:
     return [task, *[deeper for child in task.inputs for deeper in below(tasks, tasks[child])]]
 
 
+@given(units, sizes, st.one_of(st.none(), st.integers(1, 500)), st.booleans())
+def test_tasks_that_are_no_tails_are_found_by_number(count, size, period, tails):
+    plan = Plan(count, size, period=count if period is None else period, tails=tails)
+    mains = [task.index for task in tasks_of(plan) if not task.inputs]
+    assert plan.mains == len(mains)
+    assert [plan.main(number) for number in range(len(mains))] == mains
+
+
 def test_the_picture_in_the_docstring():
     tasks = tasks_of(Plan(40, 1, tails=True))
     assert tasks[16].inputs == tuple(range(16))
