@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from millrace.control.spec import MOST_CONSUMERS, MOST_WORKERS
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
@@ -181,12 +182,14 @@ def is_int(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def whole(operator: str, name: str, value: Any, least: int | None = None) -> int:
-    """A whole number, of at least ``least``."""
-    if not is_int(value) or (least is not None and int(value) < least):
-        bound = "" if least is None else f" of at least {least}"
-        raise PipelineError(f"{operator}: {name} must be a whole number{bound}, not {value!r}")
-    return int(value)
+def whole(operator: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """A whole number, of at least ``least`` and at most ``most``."""
+    bound = "" if least is None else f" of at least {least}"
+    if most is not None and is_int(value) and int(value) > most:
+        bound = f" of at most {most:,}"
+    elif is_int(value) and (least is None or int(value) >= least):
+        return int(value)
+    raise PipelineError(f"{operator}: {name} must be a whole number{bound}, not {value!r}")
 
 
 def index(operator: str, name: str, value: Any, count: int) -> int:
@@ -196,9 +199,9 @@ def index(operator: str, name: str, value: Any, count: int) -> int:
     return int(value)
 
 
-def positive(operator: str, name: str, value: Any) -> int:
-    """A whole number of at least 1."""
-    return whole(operator, name, value, 1)
+def positive(operator: str, name: str, value: Any, most: int | None = None) -> int:
+    """A whole number of at least 1, and at most ``most``."""
+    return whole(operator, name, value, 1, most)
 
 
 def seed(operator: str, value: Any) -> int | None:
@@ -327,11 +330,11 @@ def asker(service: Any, job_name: Any, token: Any, consumers: int | None, consum
 
 def consumers(count: Any, consumer: Any) -> tuple[int | None, int | None]:
     """``num_consumers`` and ``consumer_index``."""
-    chosen = None if count is None else positive("distribute", "num_consumers", count)
+    chosen = None if count is None else positive("distribute", "num_consumers", count, MOST_CONSUMERS)
     if consumer is None:
         return chosen, None
     if chosen is None:
-        return None, whole("distribute", "consumer_index", consumer, 0)
+        return None, whole("distribute", "consumer_index", consumer, 0, MOST_CONSUMERS - 1)
     return chosen, index("distribute", "consumer_index", consumer, chosen)
 
 
@@ -342,6 +345,8 @@ def workers(value: Any) -> tuple[int, int] | None:
     given = value if isinstance(value, tuple | list) else (value, value)
     if len(given) != 2 or not all(map(is_int, given)) or not 1 <= given[0] <= given[1]:
         raise PipelineError(f'workers is "auto", "cheapest", a number of at least 1 or (least, most), not {value!r}')
+    if given[1] > MOST_WORKERS:
+        raise PipelineError(f"workers: a job has at most {MOST_WORKERS:,}, not {given[1]:,}")
     return int(given[0]), int(given[1])
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from millrace import arguments
 from millrace.arguments import one_of
+from millrace.control.spec import MOST_ACCELERATORS, MOST_TASKS
 from millrace.engine.host import siblings
 from millrace.errors import ConsumerConflictError, JobConflictError, PipelineError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
@@ -115,10 +116,10 @@ class DistributedDataset(Readable):
             "num_consumers": num_consumers,
             "equal_steps": equal_steps,
             "seed": _seed(dataset, job_name) if seed is None else seed,
-            "tasks": None if tasks is None else arguments.positive("distribute", "tasks", tasks),
+            "tasks": None if tasks is None else arguments.positive("distribute", "tasks", tasks, MOST_TASKS),
             "workers": arguments.workers(workers),
             "cheapest": bool(workers == "cheapest"),
-            "accelerators": arguments.positive("distribute", "accelerators", accelerators),
+            "accelerators": arguments.positive("distribute", "accelerators", accelerators, MOST_ACCELERATORS),
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
             "priority": float(priority),
             "tenant": tenant,

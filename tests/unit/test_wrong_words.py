@@ -45,6 +45,11 @@ def test_a_string_where_a_choice_is_meant_names_the_choices(wrong: dict[str, Any
     ("wrong", "said"),
     [
         ({"num_consumers": "2"}, "distribute: num_consumers must be a whole number of at least 1, not '2'"),
+        ({"num_consumers": 16_385}, "distribute: num_consumers must be a whole number of at most 16,384, not 16385"),
+        ({"tasks": 100_000_000}, "distribute: tasks must be a whole number of at most 1,000,000, not 100000000"),
+        ({"accelerators": 1e9}, "distribute: accelerators must be a whole number of at least 1, not 1000000000.0"),
+        ({"accelerators": 10**9}, "distribute: accelerators must be a whole number of at most 1,024, not 1000000000"),
+        ({"workers": 10**9}, "workers: a job has at most 100,000, not 1,000,000,000"),
         ({"num_consumers": 0}, "distribute: num_consumers must be a whole number of at least 1, not 0"),
         ({"consumer_index": "0"}, "distribute: consumer_index must be a whole number of at least 0, not '0'"),
         (

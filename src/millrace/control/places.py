@@ -6,7 +6,7 @@ from millrace.control.messages import (
     Failure,
     JoinJob,
 )
-from millrace.control.spec import JobSpec
+from millrace.control.spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_TASKS, MOST_WORKERS, JobSpec
 from millrace.control.state import Consumer, Job, Settings, State
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
@@ -75,6 +75,8 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
             "are lost would be missing from one of them"
         )
     wrong = wrong or _wrong_value(spec)
+    if message.consumer is not None and message.consumer >= MOST_CONSUMERS:
+        wrong = f"consumer_index is below {MOST_CONSUMERS:,}, not {message.consumer:,}"
     if wrong:
         raise Refused.because("PipelineError", wrong)
     try:
@@ -85,10 +87,14 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
 
 def _wrong_value(spec: JobSpec) -> str:
     """What is wrong with a field, whatever the others are; empty if nothing is."""
-    if spec.num_consumers is not None and spec.num_consumers < 1:
-        return f"num_consumers is at least 1, not {spec.num_consumers}"
-    if spec.tasks is not None and spec.tasks < 1:
-        return f"tasks is at least 1, not {spec.tasks}"
+    for name, value, most in (
+        ("num_consumers", spec.num_consumers, MOST_CONSUMERS),
+        ("tasks", spec.tasks, MOST_TASKS),
+        ("accelerators", spec.accelerators, MOST_ACCELERATORS),
+        *(("workers", number, MOST_WORKERS) for number in spec.workers or ()),
+    ):
+        if value is not None and not 1 <= value <= most:
+            return f"{name} is at least 1, not {value}" if value < 1 else f"{name} is at most {most:,}, not {value:,}"
     if not MIN_PRIORITY <= spec.priority <= MAX_PRIORITY:
         return f"priority is a number from {MIN_PRIORITY:g} to {MAX_PRIORITY:g}, not {spec.priority:g}"
     if spec.target_workers not in TARGETS:

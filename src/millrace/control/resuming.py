@@ -18,7 +18,7 @@ from millrace.control.supply import by_worker, gone, in_turn, missing, owed_by, 
 from millrace.control.turn import Turn
 from millrace.errors import StateError
 from millrace.graph import serialize
-from millrace.planning.checkpoint import Checkpoint, Identity, alike, fit, graph_digest, merge
+from millrace.planning.checkpoint import Checkpoint, Identity, alike, check, fit, graph_digest, merge
 
 
 def check_states(message: JoinJob) -> JoinJob:
@@ -48,6 +48,8 @@ def check_states(message: JoinJob) -> JoinJob:
             f"consumer {message.consumer} loads the state of rank {states[0].rank}; load the list of all ranks' states"
         )
     try:
+        for state in states:
+            check(state)
         alike(states)
         if len(states) == ranks:
             merge(states)

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+MOST_CONSUMERS = 16_384
+"""Of a job. Each that is there is looked at whenever one of its tasks is leased, which takes 3 µs."""
+MOST_TASKS = 1_000_000
+"""Of an epoch, where the user chooses their number: a consumer is told the numbers of all its tasks in one message."""
+MOST_WORKERS = 100_000
+"""Of a job, where the user chooses their number."""
+MOST_ACCELERATORS = 1024
+"""Behind one consumer."""
+
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a job is: the same for all its consumers.

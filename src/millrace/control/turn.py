@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from millrace.control.actions import Action, SendToClient, SendToWorker
 from millrace.control.events import AnyEvent
 from millrace.control.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
 from millrace.control.observed import Observed
 from millrace.control.state import Job, State
+from millrace.errors import ProtocolError
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class Turn:
@@ -16,22 +21,33 @@ class Turn:
     If they never do, the state is rebuilt from the journal.
 
     Attributes:
+        encoded: the events as they are journalled. Encoded before they are applied: what can't be must not become so.
         touched: jobs of which something has changed: tasks may have become free to lease, or workers free to run them.
     """
 
-    __slots__ = ("actions", "events", "now", "observed", "state", "touched")
+    __slots__ = ("actions", "encoded", "events", "now", "observed", "state", "touched")
 
     def __init__(self, state: State, observed: Observed, now: float) -> None:
         self.state = state
         self.observed = observed
         self.now = now
         self.events: list[AnyEvent] = []
+        self.encoded: list[msgspec.Raw] = []
         self.actions: list[Action] = []
         self.touched: set[str] = set()
 
     def emit(self, event: AnyEvent) -> None:
-        """This is so from now on."""
+        """This is so from now on.
+
+        Raises:
+            ProtocolError: it could not be journalled; nothing has changed.
+        """
+        try:
+            encoded = msgspec.Raw(_encoder.encode(event))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ProtocolError(f"{type(event).__name__} cannot be journalled: {error}") from error
         self.state.apply(event)
+        self.encoded.append(encoded)
         self.events.append(event)
         job = getattr(event, "job", "")
         if job:

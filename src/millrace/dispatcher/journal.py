@@ -49,11 +49,11 @@ class Journal(Protocol):
     def due(self) -> bool:
         """The next group should bring a snapshot."""
 
-    async def append(self, events: Sequence[AnyEvent], at: float, snapshot: bytes | None = None) -> None:
+    async def append(self, events: Sequence[AnyEvent | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
         """Returns when these are durable, all or none.
 
         Args:
-            events: in order.
+            events: in order, be they encoded already.
             at: the dispatcher's clock, in seconds.
             snapshot: of the state after the last of them.
 
@@ -70,7 +70,7 @@ class MemoryJournal:
 
     due = False
 
-    async def append(self, events: Sequence[AnyEvent], at: float, snapshot: bytes | None = None) -> None:
+    async def append(self, events: Sequence[AnyEvent | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
         """Returns at once."""
 
     def close(self) -> None:
@@ -162,13 +162,13 @@ class SqliteJournal:
         self._last, self._base = past.last, past.base
         return past
 
-    async def append(self, events: Sequence[AnyEvent], at: float, snapshot: bytes | None = None) -> None:
+    async def append(self, events: Sequence[AnyEvent | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
         """Returns when these are durable, all or none.
 
         Raises:
             UnwritableError: nothing was written.
         """
-        body = msgspec.msgpack.encode(events)  # here, as the state may share lists with them and goes on
+        body = msgspec.msgpack.encode(events)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self.write, len(events), at, body, snapshot)
 

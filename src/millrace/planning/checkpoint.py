@@ -20,6 +20,10 @@ from millrace.planning.progress import TaskSet
 from millrace.planning.tables import Split, SplitTable
 
 VERSION = 1
+MOST_READ = 1 << 27
+"""Tasks of an epoch that a state can tell of, with as many elements each as there are."""
+MOST_RANKS = 1 << 16
+"""That one run can have had."""
 _BLOCKS = 32
 _BLOCK_DIGITS = 4
 
@@ -120,8 +124,21 @@ def unpack(state: Any) -> Checkpoint:
         raise StateError(f"the state has {', '.join(map(repr, unknown))}, which state_dict() never writes")
     try:
         found = msgspec.convert(dict(state), Checkpoint)
+    except msgspec.ValidationError as error:
+        raise StateError(f"the state is damaged: {error}") from error
+    check(found)
+    return found
+
+
+def check(found: Checkpoint) -> None:
+    """Refuse a state that nobody can have saved.
+
+    Raises:
+        StateError: says what is wrong.
+    """
+    try:
         known = found.tasks_done(), found.tasks_alone()
-    except (msgspec.ValidationError, ValueError) as error:
+    except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
     counts = [found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
@@ -130,7 +147,10 @@ def unpack(state: Any) -> Checkpoint:
         raise StateError(f"the state is damaged: no number in it can be {min([*counts, found.rank])}")
     if found.tasks is not None and not found.helpers and max(tops) > found.tasks:
         raise StateError(f"the state is damaged: task {max(tops) - 1} of {found.tasks}")
-    return found
+    if max(tops, default=0) > MOST_READ:
+        raise StateError(f"the state is damaged: task {max(tops) - 1:,}, and no epoch was read that far")
+    if found.ranks > MOST_RANKS:
+        raise StateError(f"the state is damaged: rank {found.rank} of {found.ranks:,}")
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):

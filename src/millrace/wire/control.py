@@ -155,6 +155,7 @@ class ControlServer:
         on_session: run as a task per peer; when it returns the session is closed, when it raises the peer is told.
         message: the type of peers' messages, e.g. a union of tagged structs; what doesn't decode strictly closes
             the session with a ProtocolError.
+        check: of each message that decodes; what it raises of :mod:`millrace.errors` closes the session.
         calls: what peers may ask, by name.
         token: what peers have to present.
         admit: looks at a peer's identity at the start of each stream and call, and refuses it by raising.
@@ -171,6 +172,7 @@ class ControlServer:
         *,
         on_session: Callable[[Session], Awaitable[None]],
         message: Any,
+        check: Callable[[Any], None] = lambda message: None,
         calls: Mapping[str, Call] | None = None,
         token: str | None = None,
         admit: Callable[[Identity], None] | None = None,
@@ -180,6 +182,7 @@ class ControlServer:
         check_exposure(self._host, self._port, token)
         self._on_session = on_session
         self._decoder = msgspec.msgpack.Decoder(message)
+        self._check = check
         self._calls = {rpc.HELLO: Call(None, _hello), **(calls or {})}
         self._token = token
         self._admit_hook = admit
@@ -319,8 +322,10 @@ class ControlServer:
     async def _read(self, session: Session, context: grpc.aio.ServicerContext) -> None:
         try:
             while (encoded := await context.read()) is not grpc.aio.EOF:
-                await session.arrived(self._decoder.decode(encoded))
-        except msgspec.MsgspecError as error:
+                message = self._decoder.decode(encoded)
+                self._check(message)
+                await session.arrived(message)
+        except (msgspec.MsgspecError, MillraceError) as error:
             _logger.warning("session with %s ended: malformed message: %s", session.peer, error)
             session.close(ProtocolError(f"the dispatcher got a malformed message: {error}"))
         finally:

@@ -79,9 +79,12 @@ def encode_message(message: Any) -> bytes:
     """``message`` of a session in msgpack.
 
     Raises:
-        ProtocolError: it is too large.
+        ProtocolError: it is too large, or has a value that msgpack does not have.
     """
-    encoded = _encoder.encode(message)
+    try:
+        encoded = _encoder.encode(message)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
     if len(encoded) > MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"{type(message).__name__} takes {len(encoded)} bytes; a session's message is at most {MAX_MESSAGE_BYTES}:"
