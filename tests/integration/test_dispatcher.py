@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from millrace.cli import main
+from millrace.control import actions as act
+from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.spec import JobSpec
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
-from millrace.dispatcher.service import STATUS, Dispatcher, _say_why
+from millrace.dispatcher.journal import UnwritableError
+from millrace.dispatcher.service import STATUS, Dispatcher
 from millrace.errors import (
     ConsumerConflictError,
     JobConflictError,
@@ -427,18 +433,109 @@ def test_blobs_are_bounded_and_those_of_living_jobs_stay(in_files: bool, tmp_pat
     asyncio.run(run())
 
 
-def test_a_loop_that_fails_says_so(caplog: pytest.LogCaptureFixture):
-    async def fails() -> None:
-        raise ZeroDivisionError("a bug")
+@pytest.mark.parametrize("loop_name", ["_commit", "_tick"])
+def test_a_dispatcher_that_cannot_go_on_ends_with_a_message(loop_name: str):
+    """Else its port would be open in front of nobody."""
+    program = f"""
+import sys
+from millrace.cli import main
+from millrace.dispatcher.service import Dispatcher
 
-    async def run() -> None:
-        task = asyncio.create_task(fails())
-        task.add_done_callback(_say_why)
-        await asyncio.wait([task])
+async def fails(self):
+    raise ZeroDivisionError("a bug")
 
-    asyncio.run(run())
-    assert "the dispatcher stands still" in caplog.text
-    assert "ZeroDivisionError: a bug" in caplog.text
+Dispatcher.{loop_name} = fails
+sys.exit(main(["dispatcher", "--port", "0"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 1
+    assert "ZeroDivisionError: a bug" in done.stderr
+    assert "millrace dispatcher: the dispatcher has failed and ended" in done.stderr
+
+
+def test_a_message_that_cannot_be_handled_ends_its_sender_alone(loop: Loop, peers: list[Peer], tmp_path: Path):
+    address = loop.dispatcher(work_dir=str(tmp_path)).address
+    one = worker(peers, address)
+    reader = consumer(peers, address)
+    reader.send(msg.BeginEpoch(0))
+    list_sources(one)
+    assert reader.wait(msg.EpochBegun).tasks == 2
+    for client, epoch in (("wrong", 2**64 - 1), ("negative", -(2**60))):
+        wrong = consumer(peers, address, client, name=client)
+        wrong.wait(msg.JobJoined)
+        wrong.send(msg.BeginEpoch(epoch))
+        with pytest.raises(ProtocolError, match=rf"BeginEpoch\.epoch is {epoch}; numbers in messages are within"):
+            wrong.wait(msg.EpochBegun)
+    reader.send(msg.BeginEpoch(1))
+    assert reader.wait(msg.EpochBegun).epoch == 1
+    assert [job["epoch"] for job in ask_status(reader)["jobs"]] == [1, -1, -1]
+
+
+def test_what_cannot_be_sent_ends_the_session_that_it_was_for(loop: Loop, peers: list[Peer]):
+    """The last line of defence, if a number has grown beyond what a message can hold."""
+    dispatcher = loop.dispatcher()
+    reader = consumer(peers, dispatcher.address)
+    reader.wait(msg.JobJoined)
+    loop.loop.call_soon_threadsafe(
+        lambda: dispatcher._perform(act.SendToClient("c", msg.Resumed(1 << 64)), dispatcher._clients["c"])
+    )
+    with pytest.raises(ProtocolError, match="Resumed cannot be sent"):
+        reader.wait(msg.Resumed)
+    assert ask_status(reader)["jobs"][0]["name"] == "job"
+
+
+class StuckJournal:
+    """A disk that neither takes what is written nor says why."""
+
+    due = False
+
+    async def append(self, *_: Any) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        pass
+
+
+class FullJournal(StuckJournal):
+    async def append(self, *_: Any) -> None:
+        raise UnwritableError("the journal cannot be written: the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("journal", "status", "said"),
+    [
+        (None, 0, "the dispatcher answers\n"),
+        (
+            FullJournal,
+            0,
+            "the dispatcher answers, and waits: the journal cannot be written: the disk is full\n",
+        ),
+        (StuckJournal, 1, "millrace status: "),
+    ],
+)
+def test_a_check_wants_an_answer_of_what_decides_and_writes(
+    loop: Loop, capsys: pytest.CaptureFixture[str], journal: Any, status: int, said: str
+):
+    dispatcher = loop.dispatcher()
+
+    async def break_disk() -> None:
+        if journal is not None:
+            dispatcher._journal = journal()
+            dispatcher._feed(inp.WorkerSaid("w", msg.WorkerHello("w", "127.0.0.1:1")))
+
+    loop.run(break_disk())
+    arguments = ["status", "--service", f"grpc://{dispatcher.address}", "--check", "--timeout"]
+    assert main([*arguments, "1" if status else "20"]) == status
+    out, err = capsys.readouterr()
+    assert (err if status else out).startswith(said)
+    assert dispatcher._checks == [] or status
 
 
 def test_a_job_that_was_not_listed_yet_ends_after_a_restart_as_any_does(loop: Loop, peers: list[Peer], tmp_path: Path):

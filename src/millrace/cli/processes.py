@@ -26,7 +26,7 @@ from millrace.cli.options import (
     token_of,
     trust,
 )
-from millrace.errors import PipelineError
+from millrace.errors import PipelineError, ServiceError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
 """What a worker's first task needs: loaded while it waits for the dispatcher's address."""
@@ -167,9 +167,12 @@ async def _dispatch(options: argparse.Namespace) -> None:
         else:
             said = f"millrace dispatcher listens at {address}; end it with Ctrl-C"
         print(said, file=sys.__stdout__, flush=True)
-        await over.wait()
+        broken = asyncio.create_task(dispatcher.broken())
+        await asyncio.wait([broken, asyncio.create_task(over.wait())], return_when=asyncio.FIRST_COMPLETED)
     finally:
         await dispatcher.stop()
+    if broken.done():
+        raise ServiceError("the dispatcher has failed and ended; its log says why. With --work-dir it can go on")
 
 
 def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:

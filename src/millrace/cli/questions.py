@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from millrace.cli.options import TOKEN, add_json, token_of
+from millrace.cli.options import TOKEN, add_json, seconds, token_of
 
 
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -12,6 +12,14 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
     _add_service(command)
     add_json(command)
+    command.add_argument(
+        "--check",
+        action="store_true",
+        help="say only whether the dispatcher decides and writes: exit status 0, or 1 if it did not in time",
+    )
+    command.add_argument(
+        "--timeout", type=seconds, default=10.0, metavar="S", help="seconds to wait for an answer (default 10)"
+    )
     command.set_defaults(run=_status)
 
 
@@ -52,10 +60,14 @@ def _add_service(command: argparse.ArgumentParser) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from millrace.client.status import fetch_status
+    from millrace.client.status import check, fetch_status
     from millrace.observe import status
 
-    found = fetch_status(options.service, token_of(options))
+    if options.check:
+        waits = check(options.service, token_of(options), options.timeout)
+        print(f"the dispatcher answers, and waits: {waits}" if waits else "the dispatcher answers")
+        return 0
+    found = fetch_status(options.service, token_of(options), options.timeout)
     if options.json:
         print(status.as_json(found))
     else:

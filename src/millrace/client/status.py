@@ -14,6 +14,22 @@ REMOVE_BLOCKS = "RemoveBlocks"
 """Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
 
 
+CHECK = "Check"
+"""Call: None -> "" once the dispatcher has decided and written; why it waits, if it waits for its disk."""
+
+
+def check(address: str, token: str | None = None, timeout: float = 10.0) -> str:
+    """Why a service waits, if its dispatcher answers and does; empty if it goes on.
+
+    Raises:
+        As :func:`fetch_status`.
+    """
+    with ControlChannel(address, token, timeout) as channel:
+        channel.connect()
+        waits: str = channel.call(CHECK, None, str, timeout)
+        return waits
+
+
 def remove_blocks(address: str, places: list[str], token: str | None = None, timeout: float = 10.0) -> int:
     """Has a service delete what it keeps of some points; how many bytes that is.
 

@@ -12,11 +12,14 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.bounds import checker
 from millrace.control.decide import react
 from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerLost, WorkerRetiring
 from millrace.control.observed import Observed
@@ -29,10 +32,11 @@ from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.fleet import Fleet
 from millrace.dispatcher.journal import Journal, MemoryJournal, UnwritableError
 from millrace.dispatcher.recovery import restore
+from millrace.dispatcher.sessions import close, failed, look_for_namesake, send
 from millrace.dispatcher.shelf import Shelf
 from millrace.dispatcher.status import status
 from millrace.dispatcher.work_dir import WorkDir
-from millrace.errors import MillraceError, ProtocolError, ServiceError
+from millrace.errors import MillraceError, ProtocolError
 from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
 from millrace.version import __version__
@@ -40,13 +44,15 @@ from millrace.wire import blobs as wire_blobs
 from millrace.wire.backoff import delays
 from millrace.wire.compression import Compression
 from millrace.wire.control import Call, ControlServer, Session
-from millrace.wire.failures import error_of
 
 BLOB_BYTES = 2 << 30
 STATUS = "Status"
 """Call: None -> :func:`millrace.dispatcher.status.status`."""
 REMOVE_BLOCKS = "RemoveBlocks"
 """Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
+CHECK = "Check"
+"""Call: None -> "" once what decides and writes has come round; why it waits, if it waits for the disk."""
+_PEERS = msg.FromWorker | msg.FromConsumer
 
 _logger = logging.getLogger(__name__)
 
@@ -141,19 +147,23 @@ class Dispatcher:
         )
         self._workers: dict[str, Session] = {}
         self._clients: dict[str, Session] = {}
-        self._decided: list[tuple[list[AnyEvent], list[tuple[act.Action, Session | None]]]] = []
+        self._decided: list[_Decided] = []
         self._some_decided = asyncio.Event()
+        self._checks: list[asyncio.Future[str]] = []
+        self._broken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._server = ControlServer(
             address,
             on_session=self._session,
-            message=msg.FromWorker | msg.FromConsumer,
+            message=_PEERS,
+            check=checker(_PEERS),
             calls={
                 wire_blobs.HAS: Call(str, self._has_blob),
                 wire_blobs.PUT: Call(wire_blobs.Blob, self._put_blob),
                 wire_blobs.FETCH: Call(str, self._fetch_blob),
                 STATUS: Call(None, self._status),
                 REMOVE_BLOCKS: Call(list[str], self._remove_blocks),
+                CHECK: Call(None, self._check),
             },
             token=token,
         )
@@ -176,7 +186,7 @@ class Dispatcher:
             self._ready.set()
             self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
             for task in self._tasks:
-                task.add_done_callback(_say_why)
+                task.add_done_callback(self._loop_ended)
             await self._fleet.start()
         except BaseException:
             await self.stop()
@@ -194,6 +204,15 @@ class Dispatcher:
         jobs = self._state.jobs.values()
         needed = ((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
         self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
+
+    async def broken(self) -> None:
+        """Returns if what decides or writes has ended by a bug: nothing will be done any more, so stop it."""
+        await self._broken.wait()
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            _logger.critical("the dispatcher cannot go on", exc_info=task.exception())
+            self._broken.set()
 
     async def stop(self, grace: float = 1.0) -> None:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
@@ -219,14 +238,16 @@ class Dispatcher:
             react(turn, item)
         except Exception as error:
             # A bug. Events up to it have been applied and must be kept; the sender is told, everybody else goes on.
+            # The one at which it failed was not applied if it could not be encoded.
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
-                blame.close(ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log"))
+                blame.close(failed(error))
         for event in turn.events:
             if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
                 self._fleet.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
-        self._decided.append((turn.events, [(action, self._session_of(action)) for action in merged(turn.actions)]))
+        actions = [(action, self._session_of(action)) for action in merged(turn.actions)]
+        self._decided.append(_Decided(turn.events, turn.encoded, actions))
         if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
             self._some_decided.set()
 
@@ -235,23 +256,27 @@ class Dispatcher:
             await self._some_decided.wait()
             self._some_decided.clear()
             decided, self._decided = self._decided, []
-            events = [event for group, _ in decided for event in group]
+            checks = len(self._checks)
+            events = [event for each in decided for event in each.encoded]
             # Now: the next input changes the state.
             snapshot = dump(self._state, self._blobs) if self._journal.due else None
-            for _, actions in decided:
-                for action, _ in actions:
+            for each in decided:
+                for action, _ in each.actions:
                     if isinstance(action, act.StoreBlob):  # no event may name a blob that could be lost
                         await self._store(action)
             if events:
                 await self._persist(functools.partial(self._journal.append, events, self._clock.now(), snapshot))
-            for group, actions in decided:
-                for action, session in actions:
+            for each in decided:
+                for action, session in each.actions:
                     try:
                         self._perform(action, session)
-                    except Exception:  # a bug: the action is void, everybody else goes on
+                    except Exception as error:  # a bug: the action is void, its peer is told, everybody else goes on
                         _logger.exception("could not do %r", type(action).__name__)
-                self._hold(group)
-                _log_losses(group)
+                        if session is not None:
+                            session.close(failed(error))
+                self._hold(each.events)
+                _log_losses(each.events)
+            self._answer(checks, "")
 
     async def _store(self, action: act.StoreBlob) -> None:
         self._blobs.hold(action.job, action.digest)
@@ -271,12 +296,19 @@ class Dispatcher:
                     _logger.error("%s; trying again until there is room", error)  # noqa: TRY400 - it says it all
                     self._notice(f"{error}. The service stands still until it can: free some space on that disk")
                 self._unwritable = str(error)
+                self._answer(len(self._checks), self._unwritable)
                 await asyncio.sleep(next(pauses))
             else:
                 if self._unwritable:
                     _logger.warning("the journal is written again")
                 self._unwritable = ""
                 return
+
+    def _answer(self, checks: int, waits: str) -> None:
+        answered, self._checks = self._checks[:checks], self._checks[checks:]
+        for check in answered:
+            if not check.done():
+                check.set_result(waits)
 
     def _hold(self, events: list[AnyEvent]) -> None:
         """Keep the functions of jobs that began; after what the same input ended, e.g. a job of the same name."""
@@ -298,13 +330,13 @@ class Dispatcher:
     def _perform(self, action: act.Action, session: Session | None) -> None:
         match action:
             case act.SendToWorker(message=message):
-                _send(session, message)
+                send(session, message)
             case act.SendToClient(message=told):
-                _send(session, told)
+                send(session, told)
             case act.CloseWorker(failure=failure):
-                _close(session, failure)
+                close(session, failure)
             case act.CloseClient(failure=reason):
-                _close(session, reason)
+                close(session, reason)
             case act.StopWorkers(workers=workers, reason=reason):
                 self._fleet.stop(workers, reason)
             case act.ResizeFleet(workers=count):
@@ -340,21 +372,13 @@ class Dispatcher:
         if first is None:
             return
         if isinstance(first, msg.WorkerHello):
-            self._look_for_namesakes(first)
+            if first.worker in self._workers and (before := self._state.workers.get(first.worker)) is not None:
+                look_for_namesake(first, before)
             await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)
         elif isinstance(first, msg.JoinJob):
             await self._converse(session, self._clients, first.client, first, self._client_said, inp.ClientSessionLost)
         else:
             raise ProtocolError(f"a session begins with WorkerHello or JoinJob, not with {type(first).__name__}")
-
-    def _look_for_namesakes(self, hello: msg.WorkerHello) -> None:
-        before = self._state.workers.get(hello.worker) if hello.worker in self._workers else None
-        if before is not None and (before.host, before.pid) != (hello.host, hello.pid):
-            _logger.warning(
-                "process %d on %s is called worker %s as process %d on %s is, and takes its place: give each a --name"
-                " of its own, or none",
-                *(hello.pid, hello.host, hello.worker, before.pid, before.host),
-            )
 
     async def _converse(
         self,
@@ -400,7 +424,7 @@ class Dispatcher:
 
     def _notice(self, text: str) -> None:
         for session in self._clients.values():
-            _send(session, msg.Notice(text))
+            send(session, msg.Notice(text))
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -421,6 +445,14 @@ class Dispatcher:
         self._feed(inp.RemovalAsked(places))
         return size
 
+    async def _check(self, _: None) -> str:
+        if self._unwritable:
+            return self._unwritable
+        check: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._checks.append(check)
+        self._some_decided.set()
+        return await check
+
     async def _status(self, _: None) -> dict[str, Any]:
         return self.status()
 
@@ -438,10 +470,12 @@ class Dispatcher:
         )
 
 
-def _say_why(task: asyncio.Task[None]) -> None:
-    """What runs as long as the service has ended: a bug, and nothing is done any more."""
-    if not task.cancelled() and task.exception() is not None:
-        _logger.critical("the dispatcher stands still; start it again", exc_info=task.exception())
+class _Decided(NamedTuple):
+    """What follows from one input."""
+
+    events: list[AnyEvent]
+    encoded: list[msgspec.Raw]
+    actions: list[tuple[act.Action, Session | None]]
 
 
 def _log_losses(events: list[AnyEvent]) -> None:
@@ -459,16 +493,3 @@ def _runs(pid: int) -> bool:
     except (PermissionError, OverflowError):
         pass
     return True
-
-
-def _send(session: Session | None, message: Any) -> None:
-    if session is not None:
-        try:
-            session.send(message)
-        except ProtocolError as error:
-            session.close(error)
-
-
-def _close(session: Session | None, failure: msg.Failure | None) -> None:
-    if session is not None:
-        session.close(error_of(failure) if failure is not None else None)

@@ -1,0 +1,44 @@
+"""What the dispatcher does with the sessions of its peers, be they there or not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from millrace.control import messages as msg
+from millrace.control.state import Worker
+from millrace.errors import ProtocolError, ServiceError
+from millrace.wire.control import Session
+from millrace.wire.failures import error_of
+
+_logger = logging.getLogger(__name__)
+
+
+def send(session: Session | None, message: Any) -> None:
+    """Tell a peer, if it is there. Its session ends with an error if the message can't be sent."""
+    if session is not None:
+        try:
+            session.send(message)
+        except ProtocolError as error:
+            session.close(error)
+
+
+def close(session: Session | None, failure: msg.Failure | None) -> None:
+    """End a session, if there is one."""
+    if session is not None:
+        session.close(error_of(failure) if failure is not None else None)
+
+
+def failed(error: Exception) -> ServiceError:
+    """What a peer is told whose message brought a bug to light."""
+    return ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log")
+
+
+def look_for_namesake(hello: msg.WorkerHello, before: Worker) -> None:
+    """Warn if a worker says hello under the name of another one that has a session."""
+    if (before.host, before.pid) != (hello.host, hello.pid):
+        _logger.warning(
+            "process %d on %s is called worker %s as process %d on %s is, and takes its place: give each a --name"
+            " of its own, or none",
+            *(hello.pid, hello.host, hello.worker, before.pid, before.host),
+        )
