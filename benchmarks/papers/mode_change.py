@@ -42,13 +42,19 @@ _LOOKS = 60
 _RATES = USUAL.rates(consumers=1, accelerators=1)
 TRAINING = _RATES.training / _RATES.worker
 """Price of a second of the training host with one accelerator, in seconds of a worker."""
+CHEAP_TRAINING = 10.0
+"""The same where accelerators are cheap."""
 
 
 class Played(msgspec.Struct, frozen=True):
-    """What the elements after a change took, in seconds, and what they cost, in seconds of a worker."""
+    """Seconds that the elements after a change took, and seconds of workers in them."""
 
     seconds: float
-    cost: float
+    worker_seconds: float
+
+    def cost(self, training: float) -> float:
+        """In seconds of a worker, where a second of the training host costs ``training`` of these."""
+        return self.worker_seconds + training * self.seconds
 
 
 def settled(job: Workload, rng: random.Random) -> int:
@@ -62,7 +68,7 @@ def settled(job: Workload, rng: random.Random) -> int:
 def after(job: Workload, first: int, elements: int, rng: random.Random) -> Played:
     """The next elements of a job that begins with ``first`` workers."""
     scale: Scale = autoscale.begin(first, LIMITS).value
-    seconds = cost = 0.0
+    seconds = worker_seconds = 0.0
     left = elements
     while left > 0:
         workers, batch_s = scale.workers, job.batch_s(scale.workers)
@@ -70,9 +76,9 @@ def after(job: Workload, first: int, elements: int, rng: random.Random) -> Playe
         count = min(left, pause_elements(waits) + look_elements(waits))
         left -= count
         seconds += count * batch_s
-        cost += count * batch_s * (workers + TRAINING)
+        worker_seconds += count * batch_s * workers
         scale = autoscale.step(scale, job.look(workers, rng), LIMITS).value
-    return Played(seconds, cost)
+    return Played(seconds, worker_seconds)
 
 
 def compare(seed: int, factors: tuple[float, float], elements: int) -> tuple[Played, Played]:
@@ -87,16 +93,30 @@ def compare(seed: int, factors: tuple[float, float], elements: int) -> tuple[Pla
 
 def measure(jobs: int = JOBS) -> Mapping[str, Any]:
     """Plays and prints."""
-    table = [["change", "elements", "time from 1, of going on", "cost from 1, of going on", "going on costs more in"]]
+    table = [
+        [
+            "change",
+            "elements",
+            "time from 1, of going on",
+            "cost from 1, of going on",
+            "the same, a training host at ten workers' price",
+            "going on costs more in",
+        ]
+    ]
     rounds: dict[str, dict[str, float]] = {}
     for name, factors in CHANGES.items():
         for elements in ELEMENTS:
             played = [compare(seed, factors, elements) for seed in range(jobs)]
             time = _geometric([one.seconds / on.seconds for on, one in played])
-            cost = _geometric([one.cost / on.cost for on, one in played])
-            worse = sum(on.cost > 1.01 * one.cost for on, one in played) / jobs
-            rounds[f"{name}, {elements:,} elements"] = {"time": time, "cost": cost, "worse": worse}
-            table.append([name, f"{elements:,}", f"{time:.2f}", f"{cost:.2f}", f"{100 * worse:.0f} % of jobs"])
+            cost, cheap = (
+                _geometric([one.cost(training) / on.cost(training) for on, one in played])
+                for training in (TRAINING, CHEAP_TRAINING)
+            )
+            worse = sum(on.cost(TRAINING) > 1.01 * one.cost(TRAINING) for on, one in played) / jobs
+            figures = {"time": time, "cost": cost, "cost, cheap accelerators": cheap, "worse": worse}
+            rounds[f"{name}, {elements:,} elements"] = figures
+            shown = [f"{each:.2f}" for each in (time, cost, cheap)]
+            table.append([name, f"{elements:,}", *shown, f"{100 * worse:.0f} % of jobs"])
             print("  ".join(table[-1]), flush=True)
     rounds["the worst of these"] = {key: min(each[key] for each in rounds.values()) for key in ("time", "cost")}
     missed = [name for name, figures in rounds.items() if figures["time"] < 1 or figures["cost"] < 1]
