@@ -23,8 +23,6 @@ _CLASSES = 10
 _EPOCHS = 12
 _BATCH = 64
 _WORKERS = 2
-_LITTLE = 0.1
-"""Share of waiting up to which the model counts as the bottleneck."""
 
 
 def main() -> int:
@@ -120,7 +118,7 @@ def _train(console: Any, folder: str) -> None:
                 meter.workers = len(batches.status()["workers"])
                 _say(console, f"epoch {epoch:2}/{_EPOCHS}  accuracy {accuracy:5.1%}  {meter.line()}")
                 meter.epoch_ends()
-        _say(console, verdict(meter.total.share, batches.status()))
+        _say(console, f"Bottleneck: {batches.status()['bottleneck']['reason']}.")
 
 
 def _one_line(text: str) -> Any:
@@ -196,26 +194,6 @@ class Meter:
     def line(self) -> str:
         """Rates of this epoch."""
         return f"{self.epoch.per_second:5.0f} images/s  waited {self.epoch.share:4.0%}  {_workers(self.workers)}"
-
-
-def verdict(waited: float, status: Mapping[str, Any]) -> str:
-    """The bottleneck, in one sentence.
-
-    Args:
-        waited: share of the loop's time that it waited for data, from 0 to 1.
-        status: of the service, as of ``millrace status --json``.
-    """
-    workers = status["workers"]
-    costs = {each["operator"]: each["active_s"] for job in status["jobs"] for each in job["operators"]}
-    share = f"the loop waited {waited:.0%} of its time for {_workers(len(workers))}"
-    if any(costs.values()):
-        most = max(costs, key=lambda operator: costs[operator])
-        share += f", and {costs[most] / sum(costs.values()):.0%} of the computing was {most}"
-    if waited <= _LITTLE:
-        return f"Bottleneck: the model; {share}, so more or faster ones would gain little."
-    spare = len(workers) < min((worker["cores"] for worker in workers), default=1)
-    where = "" if spare else " (on other machines, as this one has no core to spare)"
-    return f"Bottleneck: the input data; {share}, so cheaper functions or more workers{where} would make it faster."
 
 
 # -- the pictures ------------------------------------------------------------------------------------------------------

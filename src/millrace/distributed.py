@@ -282,10 +282,16 @@ class DistributedDataset(Readable):
         self.close()
 
     def status(self) -> dict[str, Any]:
-        """What the service is doing, as of ``millrace status --json``."""
+        """What the service is doing, as of ``millrace status --json``.
+
+        With ``bottleneck``, that of this dataset's job: its ``reason`` says in one sentence what keeps the loop from
+        being faster. None before the first ``iter()``, and once the job is over.
+        """
         from millrace.client.status import fetch_status
 
-        return fetch_status(self.service_address(), self._token)
+        found = fetch_status(self.service_address(), self._token)
+        own = [job["bottleneck"] for job in found["jobs"] if job["name"] == self._parameters["name"]]
+        return {**found, "bottleneck": own[0] if own else None}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process joins by itself; an embedded service stays with the original."""

@@ -2,7 +2,7 @@
 
 import os
 
-from millrace.engine.host import memory_bytes, siblings
+from millrace.engine.host import memory_bytes, run_delay_s, siblings
 
 WHOLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -18,3 +18,12 @@ def test_processes_of_a_training_are_those_that_torchrun_started():
     assert siblings({}) == 1
     assert siblings({"LOCAL_WORLD_SIZE": "8"}) == 8
     assert siblings({"LOCAL_WORLD_SIZE": "?"}) == 1
+
+
+def test_delays_are_added_up_over_threads_as_far_as_they_are_told(tmp_path):
+    for number, text in enumerate(["12 1500000000 3", "7 500000000 1", "", "no numbers"]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "schedstat").write_text(text)
+    (tmp_path / "4").mkdir()
+    assert run_delay_s(tmp_path) == 2.0
+    assert run_delay_s(tmp_path / "none") == 0.0

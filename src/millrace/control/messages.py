@@ -94,6 +94,10 @@ class WorkerReport(Message, frozen=True):
     """Seconds since the worker started in which at least one lane computed."""
     cpu_s: float = 0.0
     """Seconds of processor time of its process so far, of each core that it may keep busy."""
+    cores: int = 0
+    """That it may keep busy; 0: it has not said."""
+    delayed_s: float = 0.0
+    """Seconds for which its threads, those that live, could have run and had no core."""
 
 
 class TaskFinished(Message, frozen=True):

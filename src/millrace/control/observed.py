@@ -24,6 +24,8 @@ from millrace.policies.decision import Decision
 from millrace.policies.projection import Profile
 from millrace.policies.sharing import Accounts, Standing, ahead
 
+WINDOW_S = 15.0
+"""What a job does now is what its workers did for so long, or for up to twice that."""
 DEFAULT_WANT = 2
 """Unfinished leases of a worker that has not reported yet."""
 
@@ -34,6 +36,9 @@ class WorkerSight(msgspec.Struct):
     Attributes:
         busy_share: part of the time between its last two reports in which it computed.
         at: by lease that it runs with care, where it is.
+        then: a report of the same job some ``WINDOW_S`` ago or more, so that what it does now can be told from what it
+            did; None: of its job there is none that old.
+        next: the report that comes in its place, of the time ``next_at``.
     """
 
     last_seen: float
@@ -41,6 +46,9 @@ class WorkerSight(msgspec.Struct):
     report: WorkerReport | None = None
     busy_share: float = 0.0
     at: dict[int, TaskAt] = {}
+    then: WorkerReport | None = None
+    next: WorkerReport | None = None
+    next_at: float = 0.0
 
 
 class ClientSight(msgspec.Struct):
@@ -230,6 +238,10 @@ def observe(observed: Observed, item: Input, now: float) -> None:
             if sight.report is not None and now > sight.reported:
                 busy = item.message.busy_s - sight.report.busy_s
                 sight.busy_share = min(1.0, max(0.0, busy / (now - sight.reported)))
+            if sight.report is None or sight.report.job != item.message.job:
+                sight.then = sight.next = None
+            elif sight.next is None or now - sight.next_at >= WINDOW_S:
+                sight.then, sight.next, sight.next_at = sight.next, item.message, now
             sight.report = item.message
             sight.reported = now
     elif isinstance(item, JoinRequested):

@@ -51,7 +51,7 @@ def look_at(observed: Observed, job: Job, looks: Iterable[Look] = ()) -> Look | 
 def profile_of(state: State, observed: Observed, job: Job, sight: CacheSight) -> Profile | None:
     """What was measured of a job since the profile began; None if not everything is there yet."""
     graph = unpack(job.spec.structure)
-    sums = _sums(measures(observed, job.name), sight.before)
+    sums = summed(measures(observed, job.name), sight.before)
     look = look_at(observed, job, sight.looks)
     root = sums.get(graph.id_of(graph.root))
     if look is None or root is None or root.elements <= 0:
@@ -77,7 +77,8 @@ def _passed(measure: NodeMeasure | None) -> Passed:
     return Passed(0, 0) if measure is None else Passed(measure.elements, measure.bytes)
 
 
-def _sums(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, NodeMeasure]]) -> dict[int, NodeMeasure]:
+def summed(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, NodeMeasure]]) -> dict[int, NodeMeasure]:
+    """By node, what operators have done since ``before``, in all workers together."""
     sums: dict[int, NodeMeasure] = {}
     for worker, nodes in now.items():
         for number, each in nodes.items():
@@ -91,5 +92,6 @@ def _sums(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, No
                 total.active_s + max(0.0, each.active_s - then.active_s),
                 total.cpu_s + max(0.0, each.cpu_s - then.cpu_s),
                 max(total.threads, each.threads),
+                total.wall_s + max(0.0, each.wall_s - then.wall_s),
             )
     return sums

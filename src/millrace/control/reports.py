@@ -13,6 +13,12 @@ class LaneReport(msgspec.Struct, frozen=True, array_like=True):
     blocked_s: float
     """Seconds that its buffer has been full without anybody reading from it; 0 if it isn't."""
     buffered_bytes: int
+    lived_s: float = 0.0
+    """Seconds since the lane began."""
+    computing_s: float = 0.0
+    """Of these, seconds in which it ran tasks, without those in which its buffer was full."""
+    filled_s: float = 0.0
+    """Of these, seconds in which something of the epoch that is read lay here or was on its way to the consumer."""
 
 
 class Pace(msgspec.Struct, frozen=True, array_like=True):
@@ -42,3 +48,5 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """Of these, seconds of processor time."""
     threads: int = 0
     """That did it; 0: the one that pulls the pipeline's output."""
+    wall_s: float = 0.0
+    """Seconds for which it held that one, those in which it waited for other threads included."""

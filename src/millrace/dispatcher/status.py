@@ -8,13 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from millrace.control.job_load import load_of, operator_rows, window_of
 from millrace.control.keeping import benefits
 from millrace.control.observed import CacheSight, Observed
+from millrace.control.profiling import measures, summed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_walk
 from millrace.control.where import told
 from millrace.control.whereabouts import Poison
-from millrace.policies.decision import listed
+from millrace.policies.bottleneck import Bottleneck, bottleneck
+from millrace.policies.decision import Decision, listed
 from millrace.policies.scalers import kind_of
 
 _MOST_COUNTED = 100_000
@@ -51,7 +54,7 @@ def status(
     return {
         "version": state.settings.version,
         "heartbeat_s": state.settings.heartbeat_s,
-        "jobs": [_job(state, observed, job, now) for job in jobs],
+        "jobs": [_job(state, observed, job, now, plan, requested) for job in jobs],
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
         "scaling_policy": state.settings.scaling_policy,
         "prices": None if state.settings.prices is None else msgspec.to_builtins(state.settings.prices),
@@ -69,7 +72,7 @@ def _why_journal(work_dir: str | None, unwritable: str) -> str:
     return f"what is going on outlives the dispatcher, in {work_dir}"
 
 
-def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
+def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requested: int) -> dict[str, Any]:
     serving = [worker for worker in state.workers.values() if worker.job == job.name and worker.lost_at is None]
     sights = {number: observed.clients.get(place.client) for number, place in job.consumers.items()}
     reports = [sight.report for sight in sights.values() if sight is not None and sight.report is not None]
@@ -79,6 +82,9 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
     epoch = job.epochs.get(number, Epoch())
     leased = sum(1 for live in epoch.live.values() if live.worker and not live.complete)
     read_but_kept = sum(live.complete for live in epoch.live.values())
+    window = window_of(observed, job.name)
+    found = bottleneck(load_of(state, observed, job, window, plan, requested))
+    operators = summed(measures(observed, job.name), {})
     return {
         "name": job.name,
         "epoch": number,
@@ -109,7 +115,7 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
             }
             for (index, place), sight in zip(sorted(job.consumers.items()), _in_order(sights), strict=True)
         ],
-        "operators": _operators(observed, job.name),
+        "operators": operator_rows(operators, window.nodes, window.seconds),
         "tasks": {"total": job.length, "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
         "skipped": job.skipped,
         "reruns": {
@@ -117,7 +123,8 @@ def _job(state: State, observed: Observed, job: Job, now: float) -> dict[str, An
             "differed": sum(report.differed for report in reports),
         },
         "failure": job.failure.message if job.failure is not None else None,
-        "why": _why_job(state, observed, job, serving, now),
+        "bottleneck": msgspec.to_builtins(found),
+        "why": _why_job(state, observed, job, serving, found, now),
         "left_out": sum(report.left_out for report in reports) + _undivided(state, job),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
@@ -268,21 +275,9 @@ def _in_order(sights: dict[int, Any]) -> list[Any]:
     return [sights[number] for number in sorted(sights)]
 
 
-def _operators(observed: Observed, job: str) -> list[dict[str, Any]]:
-    """What each operator did in the workers that serve the job now, from the source to the last."""
-    rows: dict[int, dict[str, Any]] = {}
-    for sight in observed.workers.values():
-        if sight.report is None or sight.report.job != job:
-            continue
-        for measure in sight.report.nodes:
-            row = rows.setdefault(measure.node, {"operator": measure.label, "elements": 0, "bytes": 0, "active_s": 0.0})
-            row["elements"] += measure.elements
-            row["bytes"] += measure.bytes
-            row["active_s"] += measure.active_s
-    return [rows[node] for node in sorted(rows)]
-
-
-def _why_job(state: State, observed: Observed, job: Job, serving: list[Worker], now: float) -> str:
+def _why_job(
+    state: State, observed: Observed, job: Job, serving: list[Worker], found: Decision[Bottleneck], now: float
+) -> str:
     name = job.name
     if job.failure is not None:
         return (
@@ -311,7 +306,8 @@ def _why_job(state: State, observed: Observed, job: Job, serving: list[Worker], 
         return f"job {name} waits for worker {asked[0]} to run the user's sharding function"
     shares = observed.division.shares if observed.division is not None else {}
     share = f"; {shares[name].reason}" if len(shares) > 1 and name in shares else ""
-    return f"job {name} runs on {count}{share}"
+    slowed = f"; bottleneck: {found.reason}" if found.value != "unknown" else ""
+    return f"job {name} runs on {count}{slowed}{share}"
 
 
 def _why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:

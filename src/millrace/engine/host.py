@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
+_THREADS = Path("/proc/self/task")
 
 
 def memory_bytes(groups: Path = _GROUPS) -> int:
@@ -26,3 +27,20 @@ def siblings(environ: dict[str, str] | os._Environ[str] = os.environ) -> int:
     """Processes of the same training on this host, as torchrun says."""
     text = environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, int(text)) if text.isdigit() else 1
+
+
+def run_delay_s(threads: Path = _THREADS) -> float:
+    """Seconds for which this process's threads could have run and had no core; 0 where the system does not say.
+
+    Of the threads that live: those that have ended take theirs along.
+
+    Args:
+        threads: folder with one for each of them.
+    """
+    total = 0
+    for path in threads.glob("*/schedstat"):
+        try:
+            total += int(path.read_bytes().split()[1])
+        except (OSError, ValueError, IndexError):  # the thread has just ended, or the kernel does not count
+            continue
+    return total / 1e9

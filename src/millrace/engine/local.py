@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -11,6 +12,8 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from millrace.elements.chunk import Chunk
+from millrace.engine.host import run_delay_s
+from millrace.engine.measure import Loop
 from millrace.engine.overlap import overlapped
 from millrace.engine.program import Program, Run
 from millrace.engine.reuse import Reuse
@@ -244,7 +247,8 @@ class LocalIterator(Iterator[Any]):
         tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
         tally = Tally(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
         chunks = chunks_of(self._epoch, tasks, begin, tally)
-        self._elements = _elements(program, chunks, tally, passes)
+        self._tally, self._loop = tally, Loop()
+        self._elements = _elements(program, chunks, tally, self._loop, passes)
         self._state = functools.partial(_state, tally, begin, program.seed, share, identity)
         passes.begin(begin.epoch, self._state)
 
@@ -284,7 +288,35 @@ class LocalIterator(Iterator[Any]):
         """Stops threads and lets go of everything. Idempotent."""
         self._elements.close()
 
-    def measures(self) -> list[tuple[int, str, int, int, float, float, int]]:
+    def status(self) -> dict[str, Any]:
+        """How the epoch is read, as of a job in the status of a service, as far as that makes sense here.
+
+        ``operators``, ``batch_time_s``, ``wait_share``, and ``bottleneck``: what keeps this loop from being faster, in
+        one sentence (``reason``).
+        """
+        from millrace.control.job_load import delayed, kinds, operator_rows, operators_of
+        from millrace.control.reports import NodeMeasure
+        from millrace.policies.bottleneck import Load, bottleneck
+
+        measures = {each[0]: NodeMeasure(*each) for each in self.measures()}
+        operators = operators_of(measures, *kinds(self._program.graph))
+        count, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
+        load = Load(
+            operators,
+            self._loop.read_s / count if count else 0.0,
+            self._loop.waited_s / count if count else 0.0,
+            cores=self._program.cores,
+            used=sum(each.cpu_s for each in operators) / wall_s if wall_s > 0 else 0.0,
+            delayed=delayed(time.process_time(), run_delay_s()),
+        )
+        return {
+            "batch_time_s": load.batch_s or None,
+            "wait_share": load.waits if count else None,
+            "operators": operator_rows(measures, measures, self._loop.read_s),
+            "bottleneck": msgspec.to_builtins(bottleneck(load)),
+        }
+
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float]]:
         """What each operator did so far, see :meth:`millrace.engine.program.Program.measures`."""
         return self._program.measures()
 
@@ -324,13 +356,13 @@ def _state(tally: Tally, begin: Merged, seed: int, share: Share | None, identity
 
 
 def _elements(
-    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, passes: Passes
+    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, loop: Loop, passes: Passes
 ) -> Generator[Any, None, None]:
     passes.started()
     if program.ending is not None:
         chunks = overlapped(chunks, program.ending, program.budget.each)
     try:
-        yield from tally.handed(chunks)
+        yield from tally.handed(loop.timed(chunks))
     finally:
         tally.closed()
         try:

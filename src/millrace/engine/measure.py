@@ -74,6 +74,38 @@ def measured(
         close(chunks)
 
 
+@dataclass(slots=True)
+class Loop:
+    """How whoever reads an epoch in this process fares.
+
+    Attributes:
+        began: when it first asked for something; 0: it has not.
+        ended: when it was told that there is no more, or stopped; 0: it has not.
+        waited_s: seconds in which it waited for chunks.
+    """
+
+    began: float = 0.0
+    ended: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def read_s(self) -> float:
+        """Seconds since it began."""
+        return (self.ended or clock()) - self.began if self.began else 0.0
+
+    def timed(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The same chunks, timed."""
+        self.began = asked = clock()
+        try:
+            for chunk in chunks:
+                self.waited_s += clock() - asked
+                yield chunk
+                asked = clock()
+            self.waited_s += clock() - asked
+        finally:
+            self.ended = clock()
+
+
 def close(chunks: Iterator[object]) -> None:
     """Ends a generator early; other iterators have nothing to end."""
     end = getattr(chunks, "close", None)
@@ -105,8 +137,12 @@ class Totals:
             for total, measure in zip(self._ended, measures, strict=True):
                 total.add(measure)
 
-    def by_node(self) -> list[tuple[int, int, float, float]]:
-        """(elements, bytes, active seconds, processor seconds) of each node: of its own work, wherever it was done."""
+    def by_node(self) -> list[tuple[int, int, float, float, float]]:
+        """(elements, bytes, active seconds, processor seconds, seconds held) of each node.
+
+        Active: of its own work, wherever it was done. Held: that the thread which pulls its output spent in it alone,
+        also waiting for the node's threads.
+        """
         with self._lock:
             sums = [Measure() for _ in self._inputs]
             for measures in (self._ended, *self._running):
@@ -115,10 +151,11 @@ class Totals:
         rows = []
         for measure, inputs in zip(sums, self._inputs, strict=True):
             below = sum(sums[child].pulled_s for child in inputs)
+            held = max(0.0, measure.pulled_s - below)
             own = max(0.0, measure.pulled_s - measure.idle_s - below + measure.threads_s)
             below_cpu = sum(sums[child].pulled_cpu_s for child in inputs)
             own_cpu = max(0.0, measure.pulled_cpu_s - below_cpu + measure.threads_cpu_s)
-            rows.append((measure.elements, measure.bytes, own, own_cpu))
+            rows.append((measure.elements, measure.bytes, own, own_cpu, held))
         return rows
 
 

@@ -137,19 +137,24 @@ class Program:
         )
         return Run(running, self._running, self._totals, skip)
 
-    def measures(self) -> list[tuple[int, str, int, int, float, float, int]]:
-        """(node id, label, elements, bytes, active seconds, processor seconds, threads) of every node, so far.
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float]]:
+        """(node id, label, elements, bytes, active seconds, processor seconds, threads, seconds held) of every node.
 
-        Over all tasks; no threads: it works on the one that pulls. A node that was left out has passed on what that
-        which stands for it yielded, in no time.
+        So far, over all tasks; no threads: it works on the one that pulls, which it held for the last of these. A node
+        that was left out has passed on what that which stands for it yielded, in no time.
         """
         rows = self._totals.by_node()
         found = []
         for number, node in enumerate(self.graph.nodes):
             elements, size, *seconds = rows[self._running.id_of(node)]
-            active_s, cpu_s = seconds if self._running.id_of(node) == number else (0.0, 0.0)
-            found.append((number, str(node), elements, size, active_s, cpu_s, self._crews[number].level))
+            active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
+            found.append((number, str(node), elements, size, active_s, cpu_s, self._crews[number].level, held_s))
         return found
+
+    @property
+    def cores(self) -> int:
+        """That its user functions may keep busy."""
+        return min(self._pool.cores, self._pool.most)
 
     def threads(self) -> list[tuple[int, str, int, str]]:
         """(node id, label, threads, why) of every node for which AUTOTUNE came to a conclusion."""

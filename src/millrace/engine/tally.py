@@ -48,6 +48,11 @@ class Tally:
             yield from self._current
         self.ended = True
 
+    @property
+    def handed_out(self) -> int:
+        """Elements that whoever iterates has been given."""
+        return self._taken - operator.length_hint(self._current)  # of a list's iterator, so exact
+
     def closed(self) -> None:
         """What was not handed out yet will not be."""
         self._taken -= operator.length_hint(self._current)
@@ -55,7 +60,7 @@ class Tally:
 
     def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
         """Tasks of which all was handed out, and how many outputs of others."""
-        handed = self._taken - operator.length_hint(self._current)  # of a list's iterator, so exact
+        handed = self.handed_out
         while self._runs and self._runs[0][1] <= handed:
             number, before, skipped = self._runs[0]
             over = len(self._runs) > 1 and self._runs[1][1] <= handed

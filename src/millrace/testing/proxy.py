@@ -61,17 +61,19 @@ class Proxy:
     Args:
         target: ``host, port`` to forward to, where nobody needs to be yet; port 0 is the one that it listens at itself.
         orders: harms to be done; may be shared with other proxies.
+        bytes_s: that pass in a second, in each direction of each connection; None: as many as may.
 
     Attributes:
         port: that it listens at, once opened.
         passed: bytes that it has forwarded.
     """
 
-    def __init__(self, target: tuple[str, int], orders: Orders) -> None:
+    def __init__(self, target: tuple[str, int], orders: Orders, bytes_s: float | None = None) -> None:
         self.port = 0
         self.passed = 0
         self._target = target
         self._orders = orders
+        self._bytes_s = bytes_s
         self._server: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
 
@@ -135,6 +137,8 @@ class Proxy:
                 harm.fired.set_result(len(piece))
                 await _suffer(harm, piece, sink, back, silent)
             self.passed += len(piece)
+            if self._bytes_s is not None:
+                await asyncio.sleep(len(piece) / self._bytes_s)
             sink.write(piece)
             await sink.drain()
         if silent.is_set():

@@ -167,6 +167,11 @@ class LaneBuffer:
         task.end_sent = parcel.last
 
     @property
+    def filled(self) -> bool:
+        """Whether anything of the epoch that is read is kept: the consumer does not have it yet, or has not said so."""
+        return any(epoch <= self._reading for epoch in self._epoch_bytes)
+
+    @property
     def waiting(self) -> bool:
         """Whether the consumer would take more at once: it has asked, and all there was is on its way."""
         wanted = [task for task in self._tasks.values() if task.wanted]

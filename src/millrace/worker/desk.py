@@ -34,6 +34,7 @@ from millrace.control.messages import (
     WorkerReport,
 )
 from millrace.elements.shared import Arena
+from millrace.engine.host import run_delay_s
 from millrace.wire import delivery
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
@@ -313,13 +314,16 @@ class Desk:
         with self._lock:
             name = self._current
             job = self._jobs.get(name)
+        cores = self._threads or os.cpu_count() or 1
         return WorkerReport(
             self._pace.want,
             name if job is not None else "",
             [lane.report() for lane in self._lanes_of(name)],
             job.measures() if job is not None else [],
             self._pace.busy_s,
-            time.process_time() / (self._threads or os.cpu_count() or 1),
+            time.process_time() / cores,
+            cores,
+            run_delay_s(),
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

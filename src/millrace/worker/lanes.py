@@ -86,6 +86,9 @@ class Lane:
         self._outlet: Outlet | None = None
         self._allowance = Allowance()
         self._blocked_since = 0.0
+        self._began = time.monotonic()
+        self._running_since = self._filled_since = 0.0
+        self._computed_s = self._filled_s = 0.0
         self._said: TaskAt | None = None
         self._noted = 0
         self._thread = threading.Thread(target=self._work, name=f"millrace-lane-{consumer}", daemon=True)
@@ -176,8 +179,27 @@ class Lane:
     def report(self) -> LaneReport:
         """How this lane fares."""
         with self._changed:
-            blocked = time.monotonic() - self._blocked_since if self._blocked_since else 0.0
-            return LaneReport(self.consumer, self._running is not None, blocked, self._buffer.bytes)
+            now = time.monotonic()
+            blocked = now - self._blocked_since if self._blocked_since else 0.0
+            running = now - self._running_since if self._running_since else 0.0
+            self._look(now)
+            return LaneReport(
+                self.consumer,
+                self._running is not None,
+                blocked,
+                self._buffer.bytes,
+                now - self._began,
+                max(0.0, self._computed_s + running - blocked),
+                self._filled_s + (now - self._filled_since if self._filled_since else 0.0),
+            )
+
+    def _look(self, now: float) -> None:
+        """Counts the time in which something lies ready; whenever that may have changed."""
+        if self._buffer.filled:
+            self._filled_since = self._filled_since or now
+        elif self._filled_since:
+            self._filled_s += now - self._filled_since
+            self._filled_since = 0.0
 
     # -- the run, in the lane's thread ---------------------------------------------------------------------------------
 
@@ -273,7 +295,10 @@ class Lane:
                 self._blocked_since = 0.0
             self._buffer.put(key, lease.lease, message)
             self._sendable.notify()
-        return time.monotonic() - started
+            now = time.monotonic()
+            self._look(now)
+            self._computed_s -= now - started  # of the time of the run, which is added at its end
+        return now - started
 
     def finish(self, lease: LeaseTask, outputs: int, skipped: int) -> None:
         """The run ended with so many outputs."""
@@ -309,9 +334,12 @@ class Lane:
                 lease = self._running = self._pending.pop(0)
                 self._stop = self._said = None
                 self._spared = False
+                self._running_since = time.monotonic()
             self._run(self, lease)
             with self._changed:
                 self._running = None
+                self._computed_s += time.monotonic() - self._running_since
+                self._running_since = 0.0
                 self._changed.notify_all()
 
     # -- the consumer's connection -------------------------------------------------------------------------------------
@@ -349,6 +377,7 @@ class Lane:
                     self._wake_all()
                 case delivery.Received(epoch=epoch, task=task, upto=upto, complete=complete):
                     self._buffer.received((epoch, task), upto, complete=complete)
+                    self._look(time.monotonic())
                     self._changed.notify_all()
                 case _:
                     pass

@@ -261,3 +261,19 @@ def test_every_output_arrives_once_in_order_however_often_the_connection_breaks(
     assert held == total
     buffer.received(KEY, held, complete=True)
     assert buffer.bytes == 0
+
+
+def test_it_is_filled_while_something_of_the_epoch_that_is_read_is_not_received():
+    buffer, seen = LaneBuffer(100), []
+    buffer.begin(KEY, 1, 0)
+    buffer.put(KEY, 1, message(0))
+    seen.append(buffer.filled)  # nobody reads the epoch yet
+    buffer.read(KEY, 1, 0)
+    seen.append(buffer.filled)
+    buffer.received(KEY, 1, complete=False)
+    seen.append(buffer.filled)
+    ahead = (KEY[0] + 1, 0)
+    buffer.begin(ahead, 2, 0)
+    buffer.put(ahead, 2, message(0))
+    seen.append(buffer.filled)
+    assert seen == [False, True, False, False]
