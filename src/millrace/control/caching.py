@@ -22,6 +22,8 @@ from millrace.policies.projection import Profile, Store, times
 
 MESSAGE_BYTES = 64 << 10
 """That a read of a store takes at least."""
+_ASKED_FOR = 1.0
+"""What a point counts as saving for a job that asks for it unmeasured: more than any measure, as reading takes time."""
 
 
 def usable(state: State, job: Job) -> list[CachePoint]:
@@ -232,6 +234,7 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
             1.0 if point.node == now.node and sight.hits and not sight.misses else share_kept(state, job, point),
             max(1, wholes[point.node]),
             now.undone.get(point.node),
+            _measured_saving(state, job, point),
         )
         for point in points
         if point.mode in policy.MODES
@@ -267,9 +270,15 @@ def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reaso
     )
 
 
+def _measured_saving(state: State, job: Job, point: CachePoint) -> float | None:
+    """Share of the computing time that jobs have measured the point to save; None: none has."""
+    uses = [use.saves for cached in known(state, job, point) for use in cached.uses.values()]
+    return max((saves for saves in uses if saves < _ASKED_FOR), default=None)
+
+
 def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
-    theirs = [use.saves for cached in known(turn.state, job, point) for use in cached.uses.values()]
-    saves = 1.0 if point.always else job.caching.saves.get(point.node, max(theirs, default=0.5))
+    theirs = _measured_saving(turn.state, job, point)
+    saves = _ASKED_FOR if point.always else job.caching.saves.get(point.node, 0.5 if theirs is None else theirs)
     turn.emit(ev.PointUsed(job.name, place(job, point), turn.now, saves, point.label, whole, writer(job, point)))
     for name, other in others(turn.state, job, point).items():
         if name in turn.state.caches.points:

@@ -283,6 +283,22 @@ def test_a_job_that_comes_after_another_reads_from_its_first_task():
     assert service.modes("b") == ["get"]
 
 
+def test_of_two_points_that_others_have_kept_the_faster_is_read():
+    early = "cd" * 16
+    service = Driven()
+    for job, kept in (("a", point("cache", early)), ("b", point("cache"))):
+        peer = service.joined(job, kept)
+        service.epoch(peer)
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+    for fingerprint, saves in ((early, 0.8), (FINGERPRINT, 0.3)):
+        place = place_of(fingerprint, "", "default")
+        service.state.apply(ev.PointUsed("measured", place, service.now, saves, "map(f)", writer="default"))
+    service.joined("c", point(fingerprint=early), point(node=1))
+    assert service.mode("c") == "get"
+    assert service.state.jobs["c"].caching.node == 0
+    assert service.why("c").endswith("and it saves the most of 2 such points: 80 %")
+
+
 def test_a_job_that_reads_all_from_a_cache_is_not_measured_anew_when_reading_gets_slower():
     service = Driven(point("cache"))
     peer = service.joined()

@@ -54,6 +54,19 @@ def test_a_job_begins_with_a_profile_unless_something_is_kept():
     assert choose_mode([point(1, kept=1.0), point(2, kept=1.0)]).value == Mode("get", 2)
 
 
+def test_of_several_hits_the_fastest_is_taken_as_far_as_that_was_measured():
+    decision = choose_mode([point(1, kept=1.0, saves=0.8), point(2, kept=1.0, saves=0.3), point(3)])
+    assert decision.value == Mode("get", 1)
+    assert decision.reason == (
+        "cache at map(f1): 100 % of it is kept already, and it saves the most of 2 such points: 80 %"
+    )
+    half = choose_mode([point(1, kept=0.5, saves=0.8), point(2, kept=0.9, saves=0.6)])
+    assert half.value == Mode("get", 2)  # what is not kept is computed
+    unmeasured = choose_mode([point(1, kept=0.5, saves=0.9), point(2, kept=0.6)])
+    assert unmeasured.value == Mode("get", 2)
+    assert choose_mode([point(1, kept=1.0, saves=-0.2), point(2, kept=1.0, saves=-0.1)]).value == Mode("get", 2)
+
+
 def test_a_point_that_the_pipeline_asks_for_is_used_unmeasured():
     decision = choose_mode([point(1, mode="cache"), point(2, mode="cache"), point(3)])
     assert decision.value == Mode("put", 2)
