@@ -43,6 +43,13 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "--heartbeat", type=seconds, default=5.0, metavar="S", help="seconds between reports (default 5)"
     )
     command.add_argument(
+        "--job-gc-timeout",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds that a lost consumer's place is kept, or a job for consumers that have not come (default 300)",
+    )
+    command.add_argument(
         "--work-dir",
         metavar="DIR",
         help="journal what is going on there, and go on with it when started again (default: in memory only)",
@@ -150,6 +157,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         # On this machine they cost next to nothing until it is known how many are needed.
         first_workers=options.first_workers or (most if options.cluster == "local" else None),
         heartbeat_s=options.heartbeat,
+        job_gc_timeout=options.job_gc_timeout,
         work_dir=options.work_dir,
         cache_dir=absolute(options.cache_dir) if options.cache_dir else "",
         cache_bytes=options.cache_bytes or 0,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from millrace.client.age import process_age_s
 from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
 from millrace.client.meter import Rates
@@ -223,19 +224,9 @@ class Conversation:
         hurry.daemon = True
         hurry.start()
         try:
-            session.send(
-                JoinJob(
-                    self._spec,
-                    self.client,
-                    consumer,
-                    __version__,
-                    platform.node(),
-                    self.pid,
-                    resume,
-                    self._generation,
-                    list(states),
-                )
-            )
+            who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
+            told = {"resume": resume, "generation": self._generation, "states": list(states)}
+            session.send(msgspec.structs.replace(who, **told, age_s=process_age_s()))
             for message in session:
                 if isinstance(message, JobJoined):
                     return session, message

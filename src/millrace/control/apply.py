@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from millrace.control import events as ev
+from millrace.control import poison_events as pev
 from millrace.control.cache_apply import CACHE_APPLY, lease_ended, promise
 from millrace.control.scale_apply import SCALE_APPLY
-from millrace.control.state import CARE, Consumer, Epoch, Job, LiveTask, State, Worker
+from millrace.control.state import CARE, ENDED, Consumer, EndedJob, Epoch, Job, LiveTask, State, Worker
 from millrace.planning.progress import TaskSet
 
 
@@ -96,6 +97,7 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
             epoch.shares.pop(event.consumer, None)
     job.consumers[event.consumer] = Consumer(event.client, event.host, event.pid, event.epoch)
     job.left.discard(event.consumer)
+    job.kept_at = None
     state.clients[event.client] = (event.job, event.consumer)
 
 
@@ -105,9 +107,11 @@ def _consumer_disconnected(state: State, event: ev.ConsumerDisconnected) -> None
 
 def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
     job = state.jobs[event.job]
-    consumer = job.consumers.pop(event.consumer)
     job.left.add(event.consumer)
-    state.clients.pop(consumer.client, None)
+    consumer = job.consumers.pop(event.consumer, None)
+    if consumer is not None:  # else it was never seen
+        job.former[event.consumer] = (consumer.host, consumer.pid)
+        state.clients.pop(consumer.client, None)
 
 
 def _job_broke(state: State, event: ev.JobBroke) -> None:
@@ -118,8 +122,19 @@ def _job_broke(state: State, event: ev.JobBroke) -> None:
     _forget_job(state, event.job)
 
 
+def _job_kept(state: State, event: ev.JobKept) -> None:
+    state.jobs[event.job].kept_at = event.at
+
+
 def _job_removed(state: State, event: ev.JobRemoved) -> None:
     job = state.jobs.pop(event.job)
+    state.ended.pop(event.job, None)
+    if event.at >= 0 and not job.anonymous:
+        there = {index: (place.host, place.pid) for index, place in job.consumers.items()}
+        readers = {**job.former, **there}
+        state.ended[event.job] = EndedJob(event.at, event.reason, job.spec.num_consumers, readers, event.absent)
+        if len(state.ended) > ENDED:
+            del state.ended[next(iter(state.ended))]
     for consumer in job.consumers.values():
         state.clients.pop(consumer.client, None)
     for worker in state.workers.values():
@@ -290,7 +305,7 @@ def _task_released(state: State, event: ev.TaskReleased) -> None:
     epoch.pending.setdefault(live.consumer, set()).add(event.task)
 
 
-def _task_died(state: State, event: ev.TaskDied) -> None:
+def _task_died(state: State, event: pev.TaskDied) -> None:
     epoch = state.jobs[event.job].epochs[event.epoch]
     epoch.suspected.add(event.task)
     live = epoch.live[event.task]
@@ -304,7 +319,7 @@ def _task_lost(state: State, event: ev.TaskLost) -> None:
     job.lost_elements += max(event.elements, 0)
 
 
-def _poison_found(state: State, event: ev.PoisonFound) -> None:
+def _poison_found(state: State, event: pev.PoisonFound) -> None:
     job = state.jobs[event.job]
     live = job.epochs[event.epoch].live[event.task]
     live.at = ()
@@ -313,7 +328,7 @@ def _poison_found(state: State, event: ev.PoisonFound) -> None:
     (job.poison if event.everywhere else live.poison).append(event.poison)
 
 
-def _planning_died(state: State, event: ev.PlanningDied) -> None:
+def _planning_died(state: State, event: pev.PlanningDied) -> None:
     state.jobs[event.job].planning_deaths += 1
 
 
@@ -416,6 +431,7 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.ConsumerDisconnected: _consumer_disconnected,
     ev.ConsumerLeft: _consumer_left,
     ev.JobBroke: _job_broke,
+    ev.JobKept: _job_kept,
     ev.JobRemoved: _job_removed,
     ev.StatesLoaded: _states_loaded,
     ev.ListingAsked: _listing_asked,
@@ -432,10 +448,10 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskLeased: _task_leased,
     ev.TaskEnded: _task_ended,
     ev.TaskReleased: _task_released,
-    ev.TaskDied: _task_died,
+    pev.TaskDied: _task_died,
     ev.TaskLost: _task_lost,
-    ev.PoisonFound: _poison_found,
-    ev.PlanningDied: _planning_died,
+    pev.PoisonFound: _poison_found,
+    pev.PlanningDied: _planning_died,
     ev.EpochHeld: _epoch_held,
     ev.TaskMoved: _task_moved,
     ev.TaskSpared: _task_spared,

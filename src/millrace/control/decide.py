@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.control import caching, fleet, jobs, keeping, leasing, membership, scaling, schedule, spending, turns
+from millrace.control import (
+    caching,
+    fleet,
+    held_up,
+    jobs,
+    keeping,
+    leasing,
+    membership,
+    scaling,
+    schedule,
+    spending,
+    turns,
+)
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.actions import Action
@@ -64,6 +76,7 @@ def _tick(turn: Turn, _: inp.Tick) -> None:
     membership.watch(turn)
     membership.adopt_shares(turn)
     jobs.collect(turn)
+    held_up.watch(turn)
     turns.dismiss_idle(turn)
     fleet.resize(turn)
     spending.account(turn)

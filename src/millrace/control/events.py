@@ -20,9 +20,9 @@ from millrace.control.messages import (
     Failure,
     TaskProgress,
 )
+from millrace.control.poison_events import PlanningDied, PoisonFound, TaskDied
 from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.spec import JobSpec
-from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
@@ -160,11 +160,29 @@ class JobBroke(Event, frozen=True):
     failure: Failure
 
 
+class JobKept(Event, frozen=True):
+    """Nobody reads it any more, but expected consumers that were never seen may still come.
+
+    Attributes:
+        at: seconds of the dispatcher's clock, from which on it is kept for a while.
+    """
+
+    job: str
+    at: float
+
+
 class JobRemoved(Event, frozen=True):
-    """Nobody reads it any more."""
+    """Nobody reads it any more.
+
+    Attributes:
+        at: seconds of the dispatcher's clock; negative in journals of before, which say nothing of it.
+        absent: how many of the expected consumers were never seen.
+    """
 
     job: str
     reason: str
+    at: float = -1.0
+    absent: int = 0
 
 
 class StatesLoaded(Event, frozen=True):
@@ -340,21 +358,6 @@ class TaskReleased(Event, frozen=True):
     reason: str = ""
 
 
-class TaskDied(Event, frozen=True):
-    """The worker that ran it is gone, perhaps because of it; the task was or will be released.
-
-    Attributes:
-        place: where the run was, if it ran with care.
-        where: in words.
-    """
-
-    job: str
-    epoch: int
-    task: int
-    place: Place = ()
-    where: str = ""
-
-
 class TaskLost(Event, frozen=True):
     """What its worker had not sent is not computed again, as the job chose; it is done after this.
 
@@ -366,26 +369,6 @@ class TaskLost(Event, frozen=True):
     epoch: int
     task: int
     elements: int = -1
-
-
-class PoisonFound(Event, frozen=True):
-    """Two workers that ran a task with care ended at the same place: no other is to come to it.
-
-    Attributes:
-        everywhere: it is the same element in every epoch; else it is one of this task.
-    """
-
-    job: str
-    epoch: int
-    task: int
-    poison: Poison
-    everywhere: bool
-
-
-class PlanningDied(Event, frozen=True):
-    """The worker that listed the job's sources, or asked its sharding function, is gone."""
-
-    job: str
 
 
 class EpochHeld(Event, frozen=True):
@@ -459,6 +442,7 @@ AnyEvent = (
     | ConsumerDisconnected
     | ConsumerLeft
     | JobBroke
+    | JobKept
     | JobRemoved
     | StatesLoaded
     | ListingAsked

@@ -11,6 +11,7 @@ from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
 from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
 from millrace.control.inputs import JoinRequested
+from millrace.control.late import another_run, late_for, over_since, waits_for_others
 from millrace.control.leasing import drop, settle, spare, take_back
 from millrace.control.messages import (
     BeginEpoch,
@@ -37,7 +38,7 @@ from millrace.control.places import (
 from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.spec import JobSpec
 from millrace.control.state import Job
-from millrace.control.supply import epoch_length, in_turn, missing, newest
+from millrace.control.supply import active, epoch_length, in_turn, is_missing, missing, newest
 from millrace.control.turn import Turn
 from millrace.errors import MillraceError
 from millrace.graph import serialize
@@ -53,7 +54,7 @@ def join(turn: Turn, item: JoinRequested) -> None:
             message = check_states(message)
         name = message.spec.name or item.job
         spec = msgspec.structs.replace(message.spec, name=name)
-        job = _job_there(turn, spec, message)
+        job, said = _job_there(turn, spec, message)
         number = find_place(turn.state, job, spec, message, turn.now)
     except Refused as refused:
         refuse(turn, message.client, refused.failure)
@@ -86,27 +87,33 @@ def join(turn: Turn, item: JoinRequested) -> None:
     waits = job.first is None
     states = name_of(job.states.values()) if first and job.states else ""
     turn.to_consumer(job, number, JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states))
+    if said:
+        turn.to_consumer(job, number, Notice(said))
     if known is not None and known.client == message.client:
         send_epoch(turn, job, number)
 
 
-def _job_there(turn: Turn, spec: JobSpec, message: JoinJob) -> Job | None:
-    """The job that a client joins; None if it begins one, be it in the place of another."""
+def _job_there(turn: Turn, spec: JobSpec, message: JoinJob) -> tuple[Job | None, str]:
+    """The job that a client joins (None if it begins one, be it in the place of another), and what it is to be told."""
     job = turn.state.jobs.get(spec.name)
     if job is not None and message.states and not same_load(job, message):
         begin_anew(turn, job, message)
-        return None
+        return None, ""
     if job is not None and job.failure is not None:
         check_failed(job, message)
         remove_job(turn, job, "it had failed and was started again")
-        return None
+        return None, ""
     if job is None:
         check_new(turn.state.settings, spec, message)
-        return None
+        return None, late_for(turn.state, spec, message, turn.now)
+    anew = another_run(job, spec, message)
+    if anew:
+        remove_job(turn, job, "it was started again")
+        return None, anew
     same_job(job, spec)
     check_generation(job, message)
     check_awaited(job, message)
-    return job
+    return job, ""
 
 
 def refuse(turn: Turn, client: str, failure: Failure) -> None:
@@ -230,17 +237,32 @@ def consumer_lost(turn: Turn, job: Job, consumer: int) -> None:
 
 def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
     """It will not come back: others get what it did not read, unless each reads its own share of a fixed order."""
-    place = job.consumers[consumer]
-    turn.act(CloseClient(place.client))
-    if len(job.consumers) == 1:
+    place = job.consumers.get(consumer)  # None: it was never seen
+    if place is not None:
+        turn.act(CloseClient(place.client))
+    last = place is not None and len(job.consumers) == 1
+    if last and not waits_for_others(job):
         turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
         remove_job(turn, job, f"its last consumer {reason}")
         return
+    _hand_on(turn, job, consumer, reason)
+    turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
+    for number in list(job.epochs):
+        settle_epoch(turn, job, number)
+        tell_steps(turn, job, number)
+    close_epochs(turn, job)
+    if last:
+        turn.emit(ev.JobKept(job.name, turn.now))
+
+
+def _hand_on(turn: Turn, job: Job, consumer: int, reason: str) -> None:
+    """Give what a consumer has not read to those that read the epoch, or have still to come."""
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
         tasks = [task for task in sorted(epoch.unread.get(consumer, ())) if task in epoch.live]
         for task in tasks:
             heirs = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number]
+            heirs = heirs or [i for i in active(job) if is_missing(job, i)]
             if in_turn(job) or not heirs:
                 drop(turn, job, number, task)
                 continue
@@ -248,11 +270,6 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
                 take_back(turn, job, number, task, f"consumer {consumer} {reason}")
             heir = min(heirs, key=lambda i: (len(epoch.unread.get(i, ())), i))
             turn.emit(ev.TaskMoved(job.name, number, task, heir))
-    turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
-    for number in list(job.epochs):
-        settle_epoch(turn, job, number)
-        tell_steps(turn, job, number)
-    close_epochs(turn, job)
 
 
 def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
@@ -265,7 +282,7 @@ def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
 
 def remove_job(turn: Turn, job: Job, reason: str) -> None:
     """Forget the job."""
-    turn.emit(ev.JobRemoved(job.name, reason))
+    turn.emit(ev.JobRemoved(job.name, reason, turn.now, len(missing(job))))
     turn.observed.caching.pop(job.name, None)
     turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}
     close_everywhere(turn, job.name)
@@ -286,6 +303,9 @@ def collect(turn: Turn) -> None:
         del turn.observed.clients[client]
     settings = turn.state.settings
     for job in list(turn.state.jobs.values()):
+        over = over_since(turn.state, job, turn.now)
+        if over:
+            remove_job(turn, job, over)
         grace = settings.job_gc_timeout_s
         if job.anonymous or job.failure is not None:
             grace = min(grace, settings.anonymous_grace_s)

@@ -301,6 +301,8 @@ class JoinJob(Message, frozen=True):
     """If so, that of the job it had joined."""
     states: list[Checkpoint] = []
     """Where to go on: its own state, or those of all ranks. The job begins anew with them."""
+    age_s: float = -1.0
+    """Seconds since its process was started; negative: unknown."""
 
 
 class BeginEpoch(Message, frozen=True):

@@ -214,6 +214,8 @@ class Observed(msgspec.Struct):
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
     division: Division | None = None
+    held_up: dict[str, float] = {}
+    """By job of which somebody waits for a consumer that was never seen, since when."""
     leaving: dict[str, float] = {}
     """By worker that is to leave its job at its task's end, since when."""
     deleting: dict[tuple[str, str], int] = {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from millrace.control.messages import (
     Failure,
     JoinJob,
 )
 from millrace.control.spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_TASKS, MOST_WORKERS, JobSpec
 from millrace.control.state import Consumer, Job, Settings, State
+from millrace.control.supply import missing
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
 from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
@@ -170,10 +173,6 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
     because the dispatcher was restarted is given the time to come back. Who asks for a place by its index is taken for
     the old one started again, and gets it as soon as no session holds it.
     """
-
-    def left(place: Consumer) -> bool:
-        return place.lost_at is not None and not state.may_return(place.lost_at, now)
-
     count = spec.num_consumers
     if spec.deterministic and count is None:
         count = 1
@@ -206,18 +205,34 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
                 f"{holder.host or 'another host'}; give each process its own consumer_index, or close the other one",
             )
         return wanted
-    deserted = all(left(place) for place in places.values())
-    number = 0
-    while count is None or number < count:
-        place_or_none = places.get(number)
-        if place_or_none is None:
-            return number
-        if left(place_or_none) and (deserted or now - (place_or_none.lost_at or 0.0) > state.settings.heartbeat_s):
-            return number
-        number += 1
+    free = _free_place(state, job, places, count, now)
+    if free is not None:
+        return free
     holders = ", ".join(f"{i}: process {p.pid} on {p.host or 'an unnamed host'}" for i, p in sorted(places.items()))
     hint = "give num_consumers=" if spec.num_consumers is None else "raise num_consumers"
     raise Refused.because(
         "ConsumerConflictError",
         f"all {count} consumers of job {spec.name!r} are taken ({holders}); {hint} if more processes are to read it",
     )
+
+
+def _free_place(
+    state: State, job: Job | None, places: Mapping[int, Consumer], count: int | None, now: float
+) -> int | None:
+    """The lowest place that a client which names none can have; None if all ``count`` are taken."""
+    gone = {
+        number: place.lost_at
+        for number, place in places.items()
+        if place.lost_at is not None and not state.may_return(place.lost_at, now)
+    }
+    deserted = len(gone) == len(places)
+    # Who left in good order is not waited for as long as others are that were never seen.
+    passed = job.left if job is not None and missing(job) else set[int]()
+    number = 0
+    while count is None or number < count:
+        if number not in places and number not in passed:
+            return number
+        if number in gone and (deserted or now - gone[number] > state.settings.heartbeat_s):
+            return number
+        number += 1
+    return None

@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.control.cached import Caches
 from millrace.control.scaled import FleetPlan
-from millrace.control.state import Job, State, Worker
+from millrace.control.state import EndedJob, Job, State, Worker
 from millrace.planning.tables import SplitTable
 
 
@@ -29,6 +29,7 @@ class Snapshot(msgspec.Struct):
     caches: Caches = msgspec.field(default_factory=Caches)
     fleet: FleetPlan = FleetPlan()
     sizes: dict[str, int] = {}
+    ended: dict[str, EndedJob] = {}
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -89,7 +89,8 @@ class Settings(msgspec.Struct, frozen=True):
         version: millrace's, that of all processes of the service.
         python: "major.minor".
         heartbeat_s: between two reports of a worker or consumer.
-        job_gc_timeout_s: how long a consumer's place is kept without a session.
+        job_gc_timeout_s: how long a consumer's place is kept without a session, and a job that nobody reads for
+            expected consumers that have not come.
         anonymous_grace_s: the same for a job that the service named, as nobody else can ever join it.
         return_s: after a restart of the dispatcher, how long at least its peers have to find it again.
         durable: what became so outlives the dispatcher.
@@ -136,6 +137,8 @@ class Settings(msgspec.Struct, frozen=True):
     trust: dict[str, list[str]] = {}
 
 
+ENDED = 256
+"""Jobs that are over and remembered, the last ones."""
 CARE = 2
 """A task that so many workers ended with is run with care: it is known where it is."""
 
@@ -296,6 +299,8 @@ class Job(msgspec.Struct):
         points: its cache points; ``caching``: what it does about them.
         scaling: how many workers it is to have; None: whatever there are.
         home: why it uses its local workers alone although it could have others; None: it does not.
+        kept_at: when its last consumer left while others had never been seen; None: somebody reads it.
+        former: by consumer that left, the host and process id of who read as it last.
     """
 
     name: str
@@ -329,11 +334,30 @@ class Job(msgspec.Struct):
     caching: ModeOf = ModeOf()
     scaling: Scaling | None = None
     home: Home | None = None
+    kept_at: float | None = None
+    former: dict[int, tuple[str, int]] = {}
 
     @property
     def kind(self) -> str:
         """What makes two jobs alike: the pipeline, and the name, if the user gave one."""
         return f"{self.digest} {'' if self.anonymous else self.name}"
+
+
+class EndedJob(msgspec.Struct, frozen=True):
+    """What is remembered of a job that is over: who comes under its name may be late.
+
+    Attributes:
+        at: when it was removed, for this reason.
+        num_consumers: that were expected; None: whoever joined.
+        readers: by consumer, the host and process id of who read as it last.
+        absent: how many of the expected consumers were never seen.
+    """
+
+    at: float
+    reason: str
+    num_consumers: int | None
+    readers: dict[int, tuple[str, int]]
+    absent: int
 
 
 class State:
@@ -347,6 +371,7 @@ class State:
         address: where the dispatcher listens, since ``started``; ``returning``: until when nobody who had a session
             with its life before is given up.
         sizes: by kind of job, how many workers the last of them was to have.
+        ended: jobs that are over, by name, the last :data:`ENDED` of them.
         changed: jobs that :meth:`forget` was told of, until somebody has taken note and empties it.
     """
 
@@ -363,6 +388,7 @@ class State:
         self.caches = Caches()
         self.fleet = FleetPlan()
         self.sizes: dict[str, int] = {}
+        self.ended: dict[str, EndedJob] = {}
         self._apply = _appliers()
         self._planner = planner
         self._plans: dict[tuple[str, float], PlanLike] = {}
@@ -426,6 +452,7 @@ class State:
             "caches": self.caches,
             "fleet": self.fleet,
             "sizes": self.sizes,
+            "ended": self.ended,
         }
         plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
         return plain

@@ -61,7 +61,7 @@ def active(job: Job) -> list[int]:
     there = [index for index, consumer in job.consumers.items() if consumer.lost_at is None]
     if in_turn(job):
         return sorted([*there, *missing(job)])
-    begun = {index for epoch in job.epochs.values() for index in epoch.unread if _is_missing(job, index)}
+    begun = {index for epoch in job.epochs.values() for index in epoch.unread if is_missing(job, index)}
     new = (index for index in _missing(job) if index not in begun)
     return sorted([*there, *begun, *islice(new, ALIKE)])
 
@@ -72,10 +72,11 @@ def missing(job: Job) -> list[int]:
 
 
 def _missing(job: Job) -> Iterator[int]:
-    return (index for index in range(job.spec.num_consumers or 0) if _is_missing(job, index))
+    return (index for index in range(job.spec.num_consumers or 0) if is_missing(job, index))
 
 
-def _is_missing(job: Job, index: int) -> bool:
+def is_missing(job: Job, index: int) -> bool:
+    """The consumer is expected and was never seen."""
     return index not in job.consumers and index not in job.left and index < (job.spec.num_consumers or 0)
 
 

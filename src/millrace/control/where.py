@@ -27,8 +27,8 @@ def may_serve(job: Job, worker: Worker) -> bool:
 
 
 def wanted(state: State, job: Job) -> int | None:
-    """How many of the service's workers the job is to have; None: as many as there are."""
-    if at_home(state, job):
+    """How many of the service's workers the job is to have; None: as many as there are; 0 while nobody reads it."""
+    if at_home(state, job) or not job.consumers:
         return 0
     if job.scaling is None:
         return None

@@ -21,7 +21,7 @@ from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.bounds import checker
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerLost, WorkerRetiring
+from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, JobRemoved, WorkerLost, WorkerRetiring
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump
 from millrace.control.state import Planner, Settings, State
@@ -67,7 +67,8 @@ class Dispatcher:
         workers: how many it keeps running; or (least, most), and as many as its jobs need.
         first_workers: of a job that is not known, if they are as many as needed; None: one.
         heartbeat_s: seconds between two reports of a worker or consumer.
-        job_gc_timeout: seconds that a consumer's place is kept after its session broke.
+        job_gc_timeout: seconds that a consumer's place is kept after its session broke, and a job that nobody reads
+            for expected consumers which have not come.
         work_dir: folder for what outlives this dispatcher, of which it then goes on; None: in memory only.
         cache_dir: path or URL of the folder in which workers keep blocks, which all of them can reach; empty: none.
         cache_bytes: that blocks may take together.
@@ -482,6 +483,8 @@ def _log_losses(events: list[AnyEvent]) -> None:
     for event in events:
         if isinstance(event, WorkerLost):
             _logger.info("worker %s %s: what it had goes to others", event.worker, event.reason)
+        elif isinstance(event, JobRemoved) and event.absent:
+            _logger.warning("job %s is over: %s", event.job, event.reason)
 
 
 def _runs(pid: int) -> bool:

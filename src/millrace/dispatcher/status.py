@@ -10,10 +10,11 @@ import numpy as np
 
 from millrace.control.job_load import load_of, operator_rows, window_of
 from millrace.control.keeping import benefits
+from millrace.control.late import named, span
 from millrace.control.observed import CacheSight, Observed
 from millrace.control.profiling import measures, summed
 from millrace.control.state import CARE, Epoch, Job, State, Worker
-from millrace.control.supply import newest, off_walk
+from millrace.control.supply import missing, newest, off_walk
 from millrace.control.where import told
 from millrace.control.whereabouts import Poison
 from millrace.policies.bottleneck import Bottleneck, bottleneck
@@ -124,12 +125,21 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         },
         "failure": job.failure.message if job.failure is not None else None,
         "bottleneck": msgspec.to_builtins(found),
+        "kept": _kept(state, job, now),
         "why": _why_job(state, observed, job, serving, found, now),
         "left_out": sum(report.left_out for report in reports) + _undivided(state, job),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
     }
+
+
+def _kept(state: State, job: Job, now: float) -> dict[str, Any] | None:
+    """Which consumers a job that nobody reads is kept for, and how many seconds more; None: somebody reads it."""
+    if job.kept_at is None:
+        return None
+    for_s = job.kept_at + state.settings.job_gc_timeout_s - now
+    return {"consumers": missing(job), "for_s": max(0.0, for_s)}
 
 
 def _sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
@@ -283,6 +293,9 @@ def _why_job(
         return (
             f"job {name} has failed: {job.failure.message.splitlines()[0] if job.failure.message else job.failure.kind}"
         )
+    kept = _kept(state, job, now)
+    if kept is not None:
+        return f"job {name} is kept for {named(kept['consumers'])}, not seen yet, for {span(kept['for_s'])} more"
     if not serving and job.spec.target_workers == "local":
         return f"job {name} waits for local workers, which its consumers start"
     if not serving:

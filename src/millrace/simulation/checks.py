@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control import poison_events as pev
+from millrace.control.late import named
 from millrace.control.snapshot import Snapshot
 from millrace.control.spec import JobSpec
 from millrace.control.state import State
@@ -39,7 +41,8 @@ class EpochBook:
     Attributes:
         yielded: elements that a user has, and by which client; ``void``: the same of who was given up and did not know;
             ``received``: elements that a consumer had.
-        dealt: tasks that became some consumer's; ``dropped``: of those, what nobody reads to the end.
+        dealt: tasks that became some consumer's, by which it is now; ``dropped``: of those, what nobody reads to the
+            end.
         leased: tasks that were, for the first time or again.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
         at: by client, the task that it read last.
@@ -49,7 +52,7 @@ class EpochBook:
     yielded: dict[int, str] = field(default_factory=dict)
     void: dict[int, str] = field(default_factory=dict)
     received: set[int] = field(default_factory=set)
-    dealt: set[int] = field(default_factory=set)
+    dealt: dict[int, int] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     leased: set[int] = field(default_factory=set)
     begun: bool = False
@@ -60,12 +63,22 @@ class EpochBook:
 
 @dataclass
 class JobBook:
-    """What became of one job, from its creation to its end."""
+    """What became of one job, from its creation to its end.
+
+    Attributes:
+        joined: by consumer, the client that reads as it.
+        gone: consumers that left, the last one at ``left_at``.
+        never: expected consumers that had not come when the job was removed.
+        broken: it failed.
+        skipped: elements that no worker may touch.
+    """
 
     spec: JobSpec
     epochs: dict[int, EpochBook] = field(default_factory=dict)
     joined: dict[int, str] = field(default_factory=dict)
-    left: bool = False
+    gone: set[int] = field(default_factory=set)
+    left_at: float = 0.0
+    never: list[int] = field(default_factory=list)
     broken: bool = False
     skipped: set[int] = field(default_factory=set)
 
@@ -165,6 +178,12 @@ class Checks:
         if consumer.client not in self._given_up:
             raise Violation(f"{consumer.name} failed, and was never away for long: {failure}")
 
+    def too_late(self, consumer: Consumer) -> None:
+        """It is refused, as its job is over."""
+        state = self._town.dispatcher.state if self._town.dispatcher is not None else None
+        if state is not None and consumer.spec.name in state.jobs:
+            raise Violation(f"{consumer.name} is refused as too late, and its job is there")
+
     def heard(self, peer: str) -> None:
         """The dispatcher has heard of a worker or a client."""
         self._heard[peer] = self._town.world.now
@@ -197,13 +216,16 @@ class Checks:
     def _leased(self, job: JobBook, event: ev.TaskLeased) -> None:
         book = job.epoch(event.epoch)
         if event.fresh:
-            book.dealt.add(event.task)
+            book.dealt[event.task] = event.consumer
         book.leased.add(event.task)
 
     def _enter(self, job: JobBook, event: ev.AnyEvent) -> None:
         match event:
-            case ev.TailDealt(epoch=epoch, task=task):
-                job.epoch(epoch).dealt.add(task)
+            case (
+                ev.TailDealt(epoch=epoch, task=task, consumer=consumer)
+                | ev.TaskMoved(epoch=epoch, task=task, consumer=consumer)
+            ):
+                job.epoch(epoch).dealt[task] = consumer
             case ev.TaskDone(epoch=epoch, task=task, dropped=True) | ev.TaskSpared(epoch=epoch, task=task):
                 job.epoch(epoch).dropped.add(task)
             case ev.EpochClosed(epoch=epoch):
@@ -212,20 +234,35 @@ class Checks:
                 if job.joined.get(consumer, client) != client:
                     job.interrupt(epoch)  # who names a place gets it once its session has broken; its reader may live
                 job.joined[consumer] = client
-            case ev.ConsumerLeft(reason=reason):
-                job.left = True
+            case ev.ConsumerLeft(reason=reason, consumer=consumer):
+                job.gone.add(consumer)
+                job.left_at = self._town.world.now
                 for book in job.epochs.values():
                     book.interrupted |= reason != "left"
-            case ev.PoisonFound(poison=poison) if poison.place[0] >= 0:
+            case pev.PoisonFound(poison=poison) if poison.place[0] >= 0:
                 job.skipped.add(poison.place[4])
             case ev.JobBroke():
                 job.broken = True
             case ev.JobRemoved(job=name):
                 del self._seeds[name]
-                # What everybody stopped reading is over as well, and who never came has read nothing.
-                all_came = len(job.joined) >= (job.spec.num_consumers or 0)
-                for epoch in [number for number, book in job.epochs.items() if all_came and not book.interrupted]:
+                self._removed(job, event)
+                # What everybody stopped reading is over as well.
+                for epoch in [number for number, book in job.epochs.items() if not book.interrupted]:
                     self._complete(job, epoch)
+
+    def _removed(self, job: JobBook, event: ev.JobRemoved) -> None:
+        """A job that was read is kept for those who never came its grace, and its end says who they are."""
+        job.never = sorted(set(range(job.spec.num_consumers or 0)) - job.joined.keys() - job.gone)
+        if not job.never or job.broken or not any(book.begun for book in job.epochs.values()):
+            return
+        where = f"job {job.spec.name} was removed though consumers {job.never} had never come"
+        if event.absent != len(job.never):
+            raise Violation(f"{where}, and {event.absent} are said not to have: {event.reason}")
+        if "started again" in event.reason:
+            return  # by one that had left, which was told
+        away = self._town.world.now - job.left_at
+        if named(job.never) not in event.reason or away < self._town.settings.job_gc_timeout_s:
+            raise Violation(f"{where}, {away:.1f} s after the last one left: {event.reason}")
 
     def _complete(self, job: JobBook, number: int) -> None:
         """All that an epoch should have given was given."""
@@ -255,7 +292,10 @@ class Checks:
         while index >= 0:
             if index in book.dropped and (book.interrupted or loose):
                 return True
-            if index not in book.dealt and (book.interrupted or job.left):
+            if book.dealt.get(index) in job.never:
+                return True
+            turn = index % (job.spec.num_consumers or 1) if job.spec.deterministic else -1
+            if index not in book.dealt and (book.interrupted or turn in job.never or turn in job.gone):
                 return True
             index = plan.task(index).parent
         return False
@@ -275,6 +315,8 @@ class Checks:
                 self._given_up.discard(event.client)
                 if before != event.client:
                     self._given_up.add(before)  # another process has its place
+            elif isinstance(event, ev.ConsumerLeft) and (event.job, event.consumer) not in self._clients:
+                continue  # it never came
             elif isinstance(event, ev.ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)

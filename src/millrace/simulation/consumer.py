@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import EpochInbox, Outcome
 from millrace.control import messages as msg
@@ -37,6 +39,7 @@ class Consumer(Process):
         stops: by epoch, the number of elements after which it breaks off.
         checks: what must hold.
         town: finds the dispatcher and workers.
+        born: when its process was started, be it long before it joins.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class Consumer(Process):
         stops: Mapping[int, int],
         checks: Checks,
         town: Town,
+        born: float,
     ) -> None:
         super().__init__(world, name)
+        self._born = born
         self.spec = spec
         self.consumer = consumer
         self.client = name
@@ -90,7 +95,7 @@ class Consumer(Process):
         resume = self.joined is not None
         generation = self.joined.generation if self.joined is not None else 0
         join = msg.JoinJob(self.spec, self.client, self.consumer, resume=resume, generation=generation)
-        self._joining.send(self, join)
+        self._joining.send(self, msgspec.structs.replace(join, age_s=self.world.now - self._born))
         self.after(self._heartbeat_s if resume else JOIN_S, self._hurry, self._joining)
 
     def _hurry(self, connection: Connection) -> None:
@@ -142,6 +147,10 @@ class Consumer(Process):
                 self._say(msg.BeginEpoch(self._wanted))
         elif isinstance(message, msg.JobFailed) and (self.joined is not None or message.failure.kind == "ElementError"):
             self._fail(message.failure)
+        elif isinstance(message, msg.JobFailed) and "is too late" in message.failure.message:
+            self._checks.too_late(self)
+            self.failure = message.failure
+            self.leave()
         elif isinstance(message, (msg.JobFailed, msg.Failure)):
             # The place is taken, or the disk is full: another process tries again.
             self._attempt += 1

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from millrace.client.inbox import EpochInbox
-from millrace.control import apply, caching, epochs, jobs, keeping, leasing, snapshot, supply, turns
+from millrace.control import apply, caching, epochs, held_up, jobs, keeping, leasing, snapshot, supply, turns
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
 from millrace.control.cached import Caches, split_place
@@ -209,6 +209,16 @@ def _no_quota() -> AbstractContextManager[Any]:
     return mock.patch.object(turns, "_full", return_value=False)
 
 
+def _job_removed_before_all_seen() -> AbstractContextManager[Any]:
+    """A job is over when the last of those that have come leaves, whoever was still to come."""
+    return mock.patch.object(jobs, "waits_for_others", return_value=False)
+
+
+def _never_given_up() -> AbstractContextManager[Any]:
+    """Who waits for what a consumer leaves over that was never seen waits for ever."""
+    return mock.patch.object(held_up, "watch", return_value=None)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -229,6 +239,8 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "torn-block": _torn_block,
     "untold-reuse": _untold_reuse,
     "no-quota": _no_quota,
+    "job-removed-before-all-seen": _job_removed_before_all_seen,
+    "never-given-up": _never_given_up,
 }
 
 

@@ -21,6 +21,7 @@ from millrace.simulation.consumer import Consumer
 from millrace.simulation.disk import Disk
 from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
 from millrace.simulation.pipelines import Pipeline, catalogue
+from millrace.simulation.ranks import Ranks
 from millrace.simulation.store import Store
 from millrace.simulation.worker import Worker
 from millrace.simulation.world import Violation, World
@@ -125,6 +126,7 @@ class Town(Fleet):
         where = random.Random(f"where {seed}")
         self._where = where if where.random() < HOMELY else None
         self._homes: dict[str, int] = {}
+        self.late_ranks = Ranks(self, seed)
         self._count = 0
         self.dispatcher: Dispatcher | None = None
         self.start_dispatcher()
@@ -261,19 +263,26 @@ class Town(Fleet):
         born = pipeline.born_in(pipeline.plan.task(0)) if pipeline.plan.length else []
         if born and not self._deadly and rng.random() < DEADLY:
             self._deadly[name] = rng.choice(born)
+        late = self.late_ranks.late(spec)
         for index in range(count):
             stops = {
                 epoch: rng.randrange(1, 20)
                 for epoch in range(spec.epochs or 1)
                 if pipeline.plan.length is None or rng.random() < 0.1
             }
+            at = rng.uniform(0.0, 3.0)
+            if index in late:
+                self.late_ranks.expect(spec, index, stops, late[index])
+                continue
             self.expected += 1
-            self.world.after(rng.uniform(0.0, 3.0), self.add_consumer, spec, index, stops)
+            self.world.after(at, self.add_consumer, spec, index, stops)
 
-    def add_consumer(self, spec: JobSpec, index: int, stops: dict[int, int]) -> None:
-        """A process that reads as this consumer."""
+    def add_consumer(self, spec: JobSpec, index: int, stops: dict[int, int], born: float | None = None) -> None:
+        """A process that reads as this consumer; ``born``: when it was started, if that is not now."""
         name = f"{spec.name}-c{index}.{len(self.consumers)}"
-        consumer = Consumer(self.world, name, spec, index, stops, self.checks, self)
+        at = self.world.now if born is None else born
+        consumer = Consumer(self.world, name, spec, index, stops, self.checks, self, at)
+        self.stirred()
         self.consumers.append(consumer)
         self.ranks[spec.name, index] = consumer
         self._house(spec.name)
@@ -282,6 +291,12 @@ class Town(Fleet):
         """A job had to begin anew: whoever has read it already reads it again, as the others wait for it."""
         for (job, _), consumer in self.ranks.items():
             if job == name and consumer.done:
+                self._start_again(consumer)
+
+    def run_again(self, name: str) -> None:
+        """Whoever has read the job and closed it reads it once more: another run of the training."""
+        for (job, _), consumer in self.ranks.items():
+            if job == name and consumer.done and consumer.failure is None:
                 self._start_again(consumer)
 
     def _start_again(self, consumer: Consumer) -> None:
@@ -297,7 +312,13 @@ class Town(Fleet):
         self.expected -= 1
         if consumer.failure is not None and consumer.failure.kind != "ElementError":
             self._start_again(consumer)  # the training begins anew
-        self._house(consumer.spec.name)
+        self.one_less(consumer.spec.name)
+
+    def one_less(self, name: str) -> None:
+        """A consumer of the job has ended, and is not expected any more."""
+        self._house(name)
+        if not self._read(name):
+            self.late_ranks.nobody_reads(name)
         if self.expected == 0 and (self.checks.events < EVENTS or self.faults_to_come > 0):
             self._add_job()
 

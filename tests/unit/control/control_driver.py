@@ -406,7 +406,7 @@ class Service:
     def join(
         self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any
     ) -> FakeConsumer:
-        known = ("resume", "generation", "states", "version", "host", "pid")
+        known = ("resume", "generation", "states", "version", "host", "pid", "age_s")
         extra = {k: fields.pop(k) for k in known if k in fields}
         spec = JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))

@@ -9,6 +9,7 @@ from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control import poison_events as pev
 from millrace.control.reports import LaneReport
 from millrace.dispatcher.status import status
 
@@ -445,7 +446,7 @@ def test_what_a_leaving_worker_does_not_get_done_in_time_goes_to_others():
     service.run()
     assert peer.done
     assert sorted(peer.complete) == [0, 1, 2, 3]
-    assert not [event for event in service.events if isinstance(event, ev.TaskDied)]  # it is not their fault
+    assert not [event for event in service.events if isinstance(event, pev.TaskDied)]  # it is not their fault
 
 
 def test_a_leaving_worker_that_has_not_said_how_long_is_waited_for():

@@ -50,6 +50,7 @@ def live() -> Service:
     _cache(service)
     _scale(service)
     _go_home(service)
+    _come_late(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -250,6 +251,23 @@ def _go_home(service: Service) -> None:
         service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(0, pace=pace, arrived=200 * count, came=came)))
     assert service.state.jobs["homely"].home is not None
     service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _come_late(service: Service) -> None:
+    """A job that is kept for a consumer which comes when the other has left, and one that is over without it."""
+    for name in ("late", "never"):
+        early = service.join(f"early {name}", name, num_consumers=2)
+        for _ in range(20):
+            service.work()
+        service.say(inp.ConsumerSaid(early.client, msg.LeaveJob()))
+        assert service.state.jobs[name].kept_at is not None
+    late = service.join("comes late", "late", num_consumers=2)
+    for _ in range(20):
+        service.work()
+    service.say(inp.ConsumerSaid(late.client, msg.LeaveJob()))
+    again = service.join("comes again", "never", consumer=0, num_consumers=2)
+    assert "begins anew" in again.notices[0]
+    service.say(inp.ConsumerSaid(again.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:

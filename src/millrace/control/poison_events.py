@@ -1,0 +1,41 @@
+"""What happened to workers because of what they ran; more of :mod:`millrace.control.events`."""
+
+from __future__ import annotations
+
+from millrace.control.base import Event
+from millrace.control.whereabouts import Place, Poison
+
+
+class TaskDied(Event, frozen=True):
+    """The worker that ran it is gone, perhaps because of it; the task was or will be released.
+
+    Attributes:
+        place: where the run was, if it ran with care.
+        where: in words.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    place: Place = ()
+    where: str = ""
+
+
+class PoisonFound(Event, frozen=True):
+    """Two workers that ran a task with care ended at the same place: no other is to come to it.
+
+    Attributes:
+        everywhere: it is the same element in every epoch; else it is one of this task.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    poison: Poison
+    everywhere: bool
+
+
+class PlanningDied(Event, frozen=True):
+    """The worker that listed the job's sources, or asked its sharding function, is gone."""
+
+    job: str
