@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from millrace.clusters.local import LocalService
     from millrace.clusters.ray_service import RayService
     from millrace.dataset import Dataset
-    from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
+    from millrace.distributed import DistributedDataset
     from millrace.graph.nodes import AUTOTUNE
+    from millrace.guarantees import ShardingPolicy, Sharing, Visitation
 
 __all__ = [
     "AUTOTUNE",
@@ -86,9 +87,9 @@ _LATE = {
     "DistributedDataset": "millrace.distributed",
     "LocalService": "millrace.clusters.local",
     "RayService": "millrace.clusters.ray_service",
-    "ShardingPolicy": "millrace.distributed",
-    "Sharing": "millrace.distributed",
-    "Visitation": "millrace.distributed",
+    "ShardingPolicy": "millrace.guarantees",
+    "Sharing": "millrace.guarantees",
+    "Visitation": "millrace.guarantees",
 }
 
 

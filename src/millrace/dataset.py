@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millrace import arguments
-from millrace.distributed import DistributedDataset, ShardingPolicy, Sharing, Visitation
+from millrace.distributed import DistributedDataset
 from millrace.errors import UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.spawning import for_children
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
+from millrace.guarantees import ShardingPolicy, Sharing, Visitation
 from millrace.operators import Operators
 from millrace.planning.checkpoint import Checkpoint, graph_digest
 from millrace.planning.passes import Number, Passes, Share

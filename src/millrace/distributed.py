@@ -2,64 +2,35 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import os
 import platform
 import secrets
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from millrace import arguments
 from millrace.arguments import one_of
 from millrace.control.spec import MOST_ACCELERATORS, MOST_TASKS
-from millrace.engine.host import siblings
-from millrace.errors import ConsumerConflictError, JobConflictError, PipelineError, StateError, UnknownLengthError
+from millrace.errors import ConsumerConflictError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
 from millrace.graph import serialize
+from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
 from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:
+    from millrace.client.later import LaterReader
     from millrace.client.session import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.training_host import TrainingHost
     from millrace.dataset import Dataset
     from millrace.wire.compression import Compression
-
-ShardingFunction = Callable[[Sequence[int], Sequence[str]], Sequence[int]]
-
-
-class ShardingPolicy(enum.Enum):
-    """Which worker runs which task (tf.data service 3.3)."""
-
-    OFF = "off"
-    """Every worker runs over all the data in an order of its own; an epoch is as long as the data, but not the data."""
-    DYNAMIC = "dynamic"
-    """First come, first served: disjoint, and workers may come and go."""
-    STATIC = "static"
-    """Fixed at the start of an epoch, task i to worker i mod W; moved only if that worker dies."""
-
-
-class Visitation(enum.Enum):
-    """How often each element of an epoch reaches the job (tf.data service 3.3, 3.4)."""
-
-    EXACTLY_ONCE = "exactly_once"
-    AT_MOST_ONCE = "at_most_once"
-    """What a lost worker had is not computed again."""
-    ZERO_ONCE_OR_MORE = "zero_once_or_more"
-    """Any number of times; what ``ShardingPolicy.OFF`` gives."""
-
-
-class Sharing(enum.Enum):
-    """How jobs share one pipeline's work."""
-
-    WINDOW = "window"
-    LOCKSTEP = "lockstep"
 
 
 class DistributedDataset(Readable):
@@ -104,8 +75,8 @@ class DistributedDataset(Readable):
         self._token = token or os.environ.get("MILLRACE_TOKEN")
         self._compression = compression
         seed = arguments.seed("distribute", seed)
-        _check(sharding, visitation, deterministic)
-        _check_equal(equal_steps, num_consumers, visitation)
+        check(sharding, visitation, deterministic)
+        check_equal(equal_steps, num_consumers, visitation)
         arguments.place(target_workers, local_workers, service)
         arguments.claim(priority, tenant, sharing)
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
@@ -128,7 +99,7 @@ class DistributedDataset(Readable):
         self._named = job_name is not None
         self._seed_is_chosen = seed is not None or dataset.graph.seed() is not None
         self._workers = workers
-        self._local_workers = 0 if service is None else _local_workers(target_workers, local_workers)
+        self._local_workers = _local_workers(service, target_workers, local_workers)
         self._buffer_bytes = dataset.graph.options().buffer_bytes or 0
         self._structure, self._bundle = _ship(dataset, sharding)
         self._embedded: LocalService | None = None
@@ -137,72 +108,128 @@ class DistributedDataset(Readable):
         self._share: Share | None = None
         self._passes = Passes()
         self._resumed: weakref.ref[EpochReader] | None = None
+        self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
+        self._lock = threading.RLock()
 
-    def __iter__(self) -> EpochReader:
+    def __iter__(self) -> EpochReader | LaterReader:
         """The next epoch: an iterator with ``close()``, and a context manager."""
         return self.read_epoch()
 
-    def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochReader:
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochReader | LaterReader:
         """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own.
 
         Of several ranks each may make an iterator, and load its state into that, before or after the others do.
         """
-        if share is not None or self._passes.loaded or self._session or self._parameters["num_consumers"] in (None, 1):
-            return self._begin_epoch(number, share)
+        several = share is None and self._parameters["num_consumers"] not in (None, 1)
+        with self._lock:
+            try:
+                if several and not self._passes.loaded and self._session is None:
+                    return self._awaited(number)
+                return self._begun(number, share)
+            except BaseException:
+                if self._session is None or self._session.failed:
+                    self._leave(self._session)  # the traceback holds this dataset, and it an embedded service
+                raise
+
+    def _begun(self, number: Number, share: Share | None) -> EpochReader | LaterReader:
+        return self._resume(number, share) if self._passes.loaded else self._next_epoch(number, share)
+
+    def _awaited(self, number: Number) -> EpochReader | LaterReader:
+        """The first epoch of one of several ranks, of which others may have loaded states."""
         try:
             session = self._joined(None)
             try:
-                return self._begin_epoch(number, None)
+                return self._begun(number, None)
             except ConsumerConflictError:  # another rank has loaded its state meanwhile: this one's comes, perhaps
                 self._session = None
                 session.close()
-                return self._begin_epoch(number, None)
+                return self._begun(number, None)
         except StateError as error:
-            from millrace.client.session import AwaitedReader
+            from millrace.client.later import AwaitedReader
 
             return AwaitedReader(error, self._fresh_state, functools.partial(self._reload, None))
 
-    def _begin_epoch(self, number: Number, share: Share | None) -> EpochReader:
-        passes, reload = self._passes, functools.partial(self._reload, share)
-        loaded = passes.loaded
+    def _next_epoch(self, number: Number, share: Share | None) -> EpochReader | LaterReader:
+        passes, session = self._passes, self._joined(share)
+        passes.following = max(session.next_epoch, passes.following)  # of which some may have been read beside others
+        chosen, _ = passes.choose(number)
+        if not session.reading:
+            return self._begin(session, chosen, passes, share)
+
+        from millrace.client.later import LaterReader
+
+        begin, reload = functools.partial(self._begin_beside, chosen, share), functools.partial(self._reload, share)
+        return LaterReader(chosen, begin, self._fresh_state(chosen), passes, reload)
+
+    def _begin_beside(self, number: int, share: Share | None) -> EpochReader:
+        """Begins an epoch; in a job of its own, if another one is still being read."""
+        with self._lock:
+            session = self._joined(share)
+            alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
+            if alone:
+                return self._begin(session, number, Passes(), share)
+            other = self._join(None, {"name": f"job-{secrets.token_hex(4)}", "epochs": number + 1})
+            self._others.add(other)
+            return self._begin(other, number, Passes(), None, self._new_local(other.job, None))
+
+    def _begin(
+        self, session: ConsumerSession, number: int, passes: Passes, share: Share | None, keep: object = None
+    ) -> EpochReader:
+        reload = functools.partial(self._reload, share)
+        return session.epoch(
+            number, keep=(self, keep), passes=passes, reload=reload, failed=weakref.WeakMethod(self._leave)
+        )
+
+    def _resume(self, number: Number, share: Share | None) -> EpochReader:
+        """The epoch that the loaded states lead to."""
+        passes, reload, loaded = self._passes, functools.partial(self._reload, share), self._passes.loaded
         resumed = self._resumed() if self._resumed is not None else None
-        if loaded and resumed is not None:
+        if resumed is not None:
             return resumed  # it is where these states lead, and nobody has asked it for anything
         session = self._joined(share, loaded)
         following = session.next_epoch
         over = share is not None and any(each.epoch < following for each in loaded)  # for the loader, it is still that
         passes.following = loaded[0].epoch if over else following
-        chosen, _ = passes.choose(number)
-        if not loaded:
-            if chosen < following:
-                raise JobConflictError(
-                    f"consumer {session.consumer} of job {session.job!r} is past epoch {chosen}, which this process "
-                    "is about to begin: an earlier run, or another loader, has read the job; give this one another "
-                    "job_name"
-                )
-            return session.epoch(chosen, keep=self, passes=passes, reload=reload)
+        passes.choose(number)
         if over:
             reader = session.over(loaded[0], passes, reload)
         else:
-            reader = session.epoch(following, read=said(loaded, following), keep=self, passes=passes, reload=reload)
+            reader = session.epoch(
+                following,
+                read=said(loaded, following),
+                keep=self,
+                passes=passes,
+                reload=reload,
+                failed=weakref.WeakMethod(self._leave),
+            )
         self._resumed = weakref.ref(reader)
         if share is not None and (over or not reader.prime()):
             self._session = None
             session.close()  # a loader's next pass may have other processes, and that before this one has ended
         return reader
 
+    def _leave(self, session: ConsumerSession | None) -> None:
+        """Leaves a job that has failed, and lets go of all that nobody else reads by."""
+        with self._lock:
+            others = {self._session, *self._others} - {session, None}
+            if not any(each.reading for each in others if each is not None):
+                self.close()
+            elif session is not None:
+                session.close()
+
     def _reload(self, share: Share | None, state: Any) -> EpochReader:
         """What an iterator becomes into which ``state`` is loaded."""
-        resumed = self._resumed() if self._resumed is not None else None
-        if resumed is not None and self._passes.loaded == parse_all(state):
-            return resumed  # it was loaded into the dataset before
-        self.load_state_dict(state)
-        (first, *others), session = self._passes.loaded, self._session
-        if share is None and first.ended and not others and session is not None:
-            return session.over(first, Passes(), functools.partial(self._reload, None))
-        reader = self.read_epoch(None, share)
-        self._passes.started()
-        return reader
+        with self._lock:
+            resumed = self._resumed() if self._resumed is not None else None
+            if resumed is not None and self._passes.loaded == parse_all(state):
+                return resumed  # it was loaded into the dataset before
+            self.load_state_dict(state)
+            (first, *others), session = self._passes.loaded, self._session
+            if share is None and first.ended and not others and session is not None:
+                return session.over(first, Passes(), functools.partial(self._reload, None))
+            reader = self._resume(None, share)
+            self._passes.started()
+            return reader
 
     def load_state_dict(self, state: Any) -> None:
         """See :class:`Readable`. The job begins anew with it, whatever has become of it since."""
@@ -226,9 +253,10 @@ class DistributedDataset(Readable):
         if seed is not None:
             self._parameters["seed"] = seed
 
-    def _fresh_state(self) -> Checkpoint:
+    def _fresh_state(self, epoch: int | None = None) -> Checkpoint:
         graph = graph_digest(serialize.unpack(self._structure))
-        return Checkpoint(seed=self._parameters["seed"], epoch=self._passes.following, graph=graph)
+        following = self._passes.following if epoch is None else epoch
+        return Checkpoint(seed=self._parameters["seed"], epoch=following, graph=graph)
 
     def peek(self, count: int) -> list[Any]:
         """The first ``count`` elements, computed in this process."""
@@ -266,8 +294,9 @@ class DistributedDataset(Readable):
         local, self._local = self._local, None
         service, self._embedded = self._embedded, None
         try:
-            if session is not None:
-                session.close()
+            for joined in (session, *self._others):
+                if joined is not None:
+                    joined.close()
         finally:
             for each in (local, service):
                 if each is not None:
@@ -306,7 +335,12 @@ class DistributedDataset(Readable):
             "_service": service,
             "_passes": self._passes.copy(),
             "_resumed": None,
+            "_others": None,
+            "_lock": None,
         }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_others": weakref.WeakSet(), "_lock": threading.RLock()}
 
     @property
     def dataset(self) -> Dataset:
@@ -328,48 +362,58 @@ class DistributedDataset(Readable):
 
     def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """The session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
-        if self._session is None or share != self._share or states:
-            address = self.service_address()
-
-            from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
-            from millrace.clusters.service import watch
-            from millrace.control.spec import JobSpec
-
-            python = ".".join(platform.python_version_tuple()[:2])
-            consumer, changes = self._place(share)
-            spec = JobSpec(structure=self._structure, bundle="", python=python, **{**self._parameters, **changes})
+        if self._session is None or self._session.closed or share != self._share or states:
             former, self._session = self._session, None
             if former is not None:
                 former.close()
-            self._session = ConsumerSession(
-                address,
-                spec,
-                self._bundle,
-                consumer=consumer,
-                token=self._token,
-                compression=self._compression,
-                buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
-                gone=watch(address),
-                linger=share is not None,  # the same helper's next life comes back
-                states=states,
-            )
-            self._share = share
-            self._start_local(address, spec.name, share)
+            self._session = self._join(share, {}, states)
+            self._share, self._passes.following = share, 0  # the job may have begun anew
+            self._start_local(self._session.job, share)
         return self._session
 
-    def _start_local(self, address: str, job: str, share: Share | None) -> None:
+    def _join(self, share: Share | None, changes: dict[str, Any], states: Sequence[Checkpoint] = ()) -> ConsumerSession:
+        """Joins a job; ``changes``: what is another in it than in this dataset's own."""
+        address = self.service_address()
+
+        from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
+        from millrace.clusters.service import watch
+        from millrace.control.spec import JobSpec
+
+        python = ".".join(platform.python_version_tuple()[:2])
+        consumer, places = self._place(share)
+        parameters = {**self._parameters, **places, **changes}
+        return ConsumerSession(
+            address,
+            JobSpec(structure=self._structure, bundle="", python=python, **parameters),
+            self._bundle,
+            consumer=consumer,
+            token=self._token,
+            compression=self._compression,
+            buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
+            gone=watch(address),
+            linger=share is not None,  # the same helper's next life comes back
+            states=states,
+        )
+
+    def _start_local(self, job: str, share: Share | None) -> None:
         """Starts the workers inside this host, unless they are there."""
-        count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
-        if not count:
-            return
         if self._local is not None and self._local.usable and self._local.job == job:
             return
         if self._local is not None:
             self._local.close()
+        self._local = self._new_local(job, share)
 
-        from millrace.clusters.training_host import TrainingHost
+    def _new_local(self, job: str, share: Share | None) -> TrainingHost | None:
+        """Workers of a job inside this host, if it is to have any."""
+        if not self._local_workers:
+            return None
 
-        self._local = TrainingHost(address, job, count, self._token)
+        from millrace.clusters.training_host import TrainingHost, local_share
+
+        count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
+        if not count:
+            return None
+        return TrainingHost(self.service_address(), job, count, self._token)
 
     def _place(self, share: Share | None) -> tuple[int | None, dict[str, Any]]:
         """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
@@ -410,55 +454,13 @@ def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Dataset:
     return Dataset(serialize.unpack(structure, unpack(bundle)).root).with_options(seed=seed)
 
 
-def _check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
-    if not isinstance(sharding, ShardingPolicy):
-        if not callable(sharding):
-            raise PipelineError(f"sharding is {_members(ShardingPolicy)} or a function, not {sharding!r}")
-        describe(sharding, "distribute", ("tasks", "workers"))
-    if not isinstance(visitation, Visitation):
-        raise PipelineError(f"visitation is {_members(Visitation)}, not {visitation!r}")
-    if sharding is ShardingPolicy.OFF and visitation is not Visitation.ZERO_ONCE_OR_MORE:
-        raise PipelineError(
-            "ShardingPolicy.OFF gives every worker all the data, so elements come any number of times: "
-            "say visitation=Visitation.ZERO_ONCE_OR_MORE, or use ShardingPolicy.DYNAMIC"
-        )
-    if sharding is ShardingPolicy.OFF and deterministic:
-        raise PipelineError("ShardingPolicy.OFF depends on which workers there are; deterministic=True needs another")
-    one_of("distribute", "deterministic", deterministic, (False, True))
-
-
-def _check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
-    if not isinstance(equal_steps, bool):
-        raise PipelineError(f"equal_steps is True or False, not {equal_steps!r}")
-    if equal_steps and num_consumers is None:
-        raise PipelineError("equal_steps=True needs num_consumers: between how many processes is an epoch divided?")
-    if equal_steps and visitation is not Visitation.EXACTLY_ONCE:
-        raise PipelineError(
-            f"equal_steps=True cannot be with {visitation}: elements that are lost would be missing from one consumer"
-        )
-
-
-def _members(kind: type[enum.Enum]) -> str:
-    return ", ".join(str(member) for member in kind)
-
-
-def _local_workers(target_workers: str, local_workers: int | None) -> int:
+def _local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:
     """How many processes of this host to start: those that the user allows, or the cores but one of each training."""
+    if service is None:
+        return 0
     if local_workers is not None or target_workers in {"auto", "remote"}:
         return local_workers or 0
-    trainings = siblings()
-    return max(1, ((os.cpu_count() or 1) - trainings) // trainings)
 
+    from millrace.clusters.training_host import free_cores
 
-def local_share(workers: int, share: Share | None, *, alone: bool) -> int:
-    """How many of this host's ``workers`` a helper starts, of which each ends as soon as it has read its share.
-
-    Args:
-        workers: that all of them may have together.
-        share: (i, n): helper i of n; None: there are no helpers.
-        alone: nobody else does their work: each needs one of its own, as those of others may end before.
-    """
-    if share is None or not workers:
-        return workers
-    part, parts = share
-    return max(workers // parts + (part < workers % parts), int(alone))
+    return free_cores()

@@ -29,6 +29,11 @@ MillraceError
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
 
 class MillraceError(Exception):
     """Root of every error that millrace raises on purpose."""
@@ -150,3 +155,13 @@ class JobFailedError(ServiceError):
 
 class ProtocolError(ServiceError):
     """A message that this version of the protocol does not know or that is malformed."""
+
+
+def anew(error: E) -> E:
+    """A copy of ``error`` to be raised once more, without the traceback of the first time.
+
+    A traceback holds its frames, and these hold whoever read: what keeps an error for later would keep all of it alive.
+    """
+    twin = copy.copy(error)
+    twin.__cause__, twin.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return twin

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millrace.clusters.training_host import local_share
 from millrace.dataset import Dataset
-from millrace.distributed import local_share
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.graph import nodes as g
 from millrace.graph import serialize

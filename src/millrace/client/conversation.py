@@ -49,6 +49,7 @@ from millrace.errors import (
     ServiceError,
     ServiceUnreachableError,
     VersionMismatchError,
+    anew,
 )
 from millrace.planning.checkpoint import Checkpoint
 from millrace.version import __version__
@@ -266,7 +267,7 @@ class Conversation:
         """Waits with the lock held."""
         while not condition():
             if self._failure is not None:
-                raise self._failure
+                raise anew(self._failure)
             if self._over.is_set():
                 raise ServiceError("the session was closed while an epoch was about to begin")
             self._changed.wait()
@@ -280,8 +281,7 @@ class Conversation:
         with self._lock:
             wanted = self.next_epoch if number is None else number
             self._following = wanted + 1
-            self._wanted = wanted
-            self._measure = measure
+            self._wanted, self._measure = wanted, measure
         self._send(BeginEpoch(wanted))
         with self._lock:
             self._wait(lambda: self._begun == wanted)

@@ -20,6 +20,7 @@ from millrace.errors import (
     ProtocolError,
     ServiceError,
     VersionMismatchError,
+    anew,
 )
 from millrace.wire import delivery
 from millrace.wire.backoff import delays
@@ -153,10 +154,10 @@ class Feed:
                 self._allowed = max(self._allowed[0], steps), last
                 self._changed.notify_all()
 
-    def usable(self, epoch: int, used: int) -> int | None:
+    def usable(self, epoch: int, used: int, closed: Callable[[], bool] = lambda: False) -> int | None:
         """Waits until more than ``used`` elements may be used, and says how many; None: there is no limit.
 
-        As many as ``used``: there will be no more.
+        As many as ``used``: there will be no more, or the reader was closed meanwhile.
 
         Raises:
             MillraceError: what made the job fail.
@@ -165,7 +166,7 @@ class Feed:
         with self._changed:
             while True:
                 self._check()
-                if self._inbox is None or self._inbox.number != epoch:
+                if closed() or self._inbox is None or self._inbox.number != epoch:
                     return used
                 if self._allowed is None:
                     return None
@@ -182,7 +183,7 @@ class Feed:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise anew(self._failure)
         if self._closed:
             raise ServiceError("the session was closed while an epoch was being read")
 
@@ -192,6 +193,11 @@ class Feed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
+    @property
+    def failed(self) -> bool:
+        """Whether reading raises an error from now on."""
+        return self._failure is not None
+
     def look_up(self) -> None:
         """Has a thread that waits look whether there is anything else to do, e.g. a signal to handle."""
         with self._lock:
@@ -199,8 +205,8 @@ class Feed:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def take(self, epoch: int) -> Arrival | None:
-        """The next message, as soon as it is there; None at the epoch's end.
+    def take(self, epoch: int, closed: Callable[[], bool] = lambda: False) -> Arrival | None:
+        """The next message, as soon as it is there; None at the epoch's end, or when the reader was ``closed``.
 
         Raises:
             MillraceError: what made the job fail.
@@ -210,7 +216,7 @@ class Feed:
             with self._lock:
                 self._check()
                 inbox = self._inbox
-                if inbox is None or inbox.number != epoch:
+                if closed() or inbox is None or inbox.number != epoch:
                     return None
                 arrival = inbox.take()
                 if arrival is not None:

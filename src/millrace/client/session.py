@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +16,15 @@ from millrace.client.conversation import CLOSE, Conversation
 from millrace.client.inbox import Arrival
 from millrace.client.tally import Tally
 from millrace.control.spec import JobSpec
-from millrace.errors import ServiceError, ShippingError, StateError
+from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said
 from millrace.planning.passes import Passes
 from millrace.wire.compression import Compression
 
 Reload = Callable[[Any], "EpochReader"]
+Failed = Callable[[], Callable[["ConsumerSession"], None] | None]
+"""Gives what to call when a session's job has failed, if that is still there."""
 
 BUFFER_BYTES = 256 << 20
 LEAST_BUFFER_BYTES = 1 << 20
@@ -98,6 +102,17 @@ class ConsumerSession:
         return self._conversation.closed
 
     @property
+    def failed(self) -> bool:
+        """Whether the job cannot go on."""
+        return self._conversation.feed.failed
+
+    @property
+    def reading(self) -> bool:
+        """Whether an epoch is being read: neither read to its end, nor closed, nor dropped by everybody."""
+        reader = self._reader() if self._reader is not None else None
+        return reader is not None and reader.is_open
+
+    @property
     def next_epoch(self) -> int:
         """Number of the first epoch that this consumer, in this session or an earlier one, has not begun.
 
@@ -116,8 +131,9 @@ class ConsumerSession:
         keep: object = None,
         passes: Passes | None = None,
         reload: Reload | None = None,
+        failed: Failed = lambda: None,
     ) -> EpochReader:
-        """Begins an epoch, which ends the one before; None: the next one.
+        """Begins an epoch; None: the next one.
 
         Args:
             number: of the epoch.
@@ -125,22 +141,40 @@ class ConsumerSession:
             keep: lives at least as long as the epoch is being read, e.g. the service it comes from.
             passes: of the dataset: told what is read.
             reload: makes another reader, of a session that goes on with these states.
+            failed: when reading has failed.
 
         Raises:
             MillraceError: why the job cannot go on.
             ServiceError: if the session is closed, or belongs to another process.
+            JobConflictError: an epoch is being read, or this one was begun before.
         """
         self.check()
-        former = self._reader() if self._reader is not None else None
-        if former is not None:
-            former.close()
-        reader = EpochReader(self, self._conversation, number, read, keep, passes or Passes(), reload)
-        self._reader = weakref.ref(reader)
+        if self.reading:
+            gc.collect()  # nobody may know any more of one that lies in a cycle
+        if self.reading:
+            raise JobConflictError(
+                f"an iterator of job {self.job!r} is being read in this process, and a consumer reads one epoch of a "
+                "job at a time: read that one to its end or close() it first, use peek() to look at some elements, or "
+                "distribute() the dataset once more, without job_name or with another one"
+            )
+        if number is not None and number < self.next_epoch:
+            raise JobConflictError(
+                f"consumer {self.consumer} of job {self.job!r} is past epoch {number}, which this process is about to "
+                "begin: an earlier run, or another loader, has read the job; give this one another job_name"
+            )
+        reader = EpochReader(self, self._conversation, number, read, keep, passes or Passes(), reload, failed)
+        self.read_by(reader)
         return reader
+
+    def read_by(self, reader: EpochReader) -> None:
+        """This one reads from now on."""
+        self._reader = weakref.ref(reader)
 
     def over(self, state: Checkpoint, passes: Passes, reload: Reload) -> EpochReader:
         """A reader at the end of an epoch that has ended before; no epoch begins."""
-        reader = EpochReader(self, self._conversation, state.epoch, None, None, passes, reload, over=state)
+        reader = EpochReader(
+            self, self._conversation, state.epoch, None, None, passes, reload, lambda: None, over=state
+        )
         reader.close()
         return reader
 
@@ -177,7 +211,8 @@ class ConsumerSession:
 class EpochReader(Iterator[Any]):
     """The elements of one epoch, in the order in which they come (or in plan order, if the job is deterministic).
 
-    Arrays are views of the memory they were received into. Made by :meth:`ConsumerSession.epoch`.
+    Arrays are views of the memory they were received into. Made by :meth:`ConsumerSession.epoch`. Several threads may
+    read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
 
     Attributes:
         number: of the epoch.
@@ -193,12 +228,16 @@ class EpochReader(Iterator[Any]):
         keep: object,
         passes: Passes,
         reload: Reload | None,
+        failed: Failed,
         over: Checkpoint | None = None,
     ) -> None:
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._failure: MillraceError | None = None
         self._session: ConsumerSession | None = session  # it lives as long as somebody reads
         self._keep = keep
         self._conversation = conversation
-        self._passes, self._reload = passes, reload
+        self._passes, self._reload, self._failed = passes, reload, failed
         self._tally = tally = Tally(read)
         self._used = 0
         self._surplus: list[Any] = []  # decoded, and held until all consumers have as much
@@ -223,36 +262,68 @@ class EpochReader(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        for element in self._tally.current:
-            return element
-        self._advance()
-        return next(self._tally.current)
+        try:
+            with self._lock:
+                for element in self._tally.current:
+                    return element
+                if self._advance():
+                    return next(self._tally.current)
+        except BaseException:
+            del self  # whoever keeps the traceback, as interpreters do with the last one, must not keep what reads
+            raise
+        raise StopIteration
 
-    def _advance(self) -> None:
-        self._passes.started()
-        if self._session is None:
-            raise StopIteration
-        self._session.check()
-        tally, feed = self._tally, self._conversation.feed
-        asked = time.perf_counter()
-        queued = feed.ready
-        arrival, self._first = self._first, None
-        if arrival is None and not self._surplus:
-            arrival = feed.take(self.number)
-        if arrival is not None:
-            self._surplus = arrival.decoded()
-        limit = feed.usable(self.number, self._used) if self._surplus else 0
-        got = time.perf_counter()
-        elements, self._surplus = _cut(self._surplus, None if limit is None else limit - self._used)
-        self._used += len(elements)
-        if not elements:
-            self._conversation.left_out += len(self._surplus) + (feed.ready if self._surplus else 0)
-            tally.meter.ended(asked)
-            tally.ended = True
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be more to read."""
+        return self._session is not None
+
+    def _advance(self) -> bool:
+        """Makes the next elements current; False if there are none."""
+        try:
+            self._passes.started()
+            if self._failure is not None:
+                raise anew(self._failure)  # noqa: TRY301 (no other frame is to hold this)
+            if self._session is None:
+                return False
+            self._session.check()
+            tally, feed = self._tally, self._conversation.feed
+            asked = time.perf_counter()
+            queued = feed.ready
+            arrival, self._first = self._first, None
+            if arrival is None and not self._surplus:
+                arrival = feed.take(self.number, self._closing.is_set)
+            if arrival is not None:
+                self._surplus = arrival.decoded()
+            limit = feed.usable(self.number, self._used, self._closing.is_set) if self._surplus else 0
+            got = time.perf_counter()
+            if self._closing.is_set():
+                return False
+            elements, self._surplus = _cut(self._surplus, None if limit is None else limit - self._used)
+            self._used += len(elements)
+            if not elements:
+                self._conversation.left_out += len(self._surplus) + (feed.ready if self._surplus else 0)
+                tally.meter.ended(asked)
+                tally.ended = True
+                self.close()
+                return False
+            tally.meter.took(len(elements), asked, got, queued)
+            tally.hand_out(elements, arrival)
+        except BaseException as error:
+            if isinstance(error, MillraceError) and self._session is not None:
+                self._fail(self._session, error)
+            del self  # as above
+            raise
+        return True
+
+    def _fail(self, session: ConsumerSession, error: MillraceError) -> None:
+        """Lets go of everything: whoever keeps the error may keep what reads, and would keep the service with it."""
+        if os.getpid() == self._conversation.pid:
+            self._failure = anew(error)
             self.close()
-            raise StopIteration
-        tally.meter.took(len(elements), asked, got, queued)
-        tally.hand_out(elements, arrival)
+            leave = self._failed()
+            if leave is not None:
+                leave(session)
 
     def prime(self) -> bool:
         """Waits for the first elements; False if there are none.
@@ -291,19 +362,21 @@ class EpochReader(Iterator[Any]):
         """
         if self._reload is None:
             raise StateError("this reader was opened without a way to load states")
-        if self._begins_with(state):
-            return
-        other = self._reload(state)
-        if other is self:
-            return
-        self.close()
-        self.become(other)
+        with self._lock:
+            if self._begins_with(state):
+                return
+            other = self._reload(state)
+            if other is not self:
+                self.close()
+                self.become(other)
 
     def become(self, other: EpochReader) -> None:
         """From now on this is the other reader, which nobody else uses."""
         other._finalizer.detach()
-        self.__dict__ = other.__dict__
+        self.__dict__ = {**other.__dict__, "_lock": self._lock}
         self._watch()
+        if self._session is not None:
+            self._session.read_by(self)
 
     get_state, set_state = state_dict, load_state_dict
 
@@ -320,12 +393,15 @@ class EpochReader(Iterator[Any]):
 
     def close(self) -> None:
         """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
-        self._session = self._keep = None
-        self._tally.now(self._conversation.feed, self.number)
-        self._tally.hand_out([], None)
-        self._surplus = []
-        if self._finalizer.detach() is not None:
-            self._conversation.end(self.number)
+        self._closing.set()
+        self._conversation.feed.look_up()  # a thread that waits for an element gives up
+        with self._lock:
+            self._session = self._keep = None
+            self._tally.now(self._conversation.feed, self.number)
+            self._tally.hand_out([], None)
+            self._surplus = []
+            if self._finalizer.detach() is not None:
+                self._conversation.end(self.number)
 
     def __enter__(self) -> Self:
         return self
@@ -337,32 +413,6 @@ class EpochReader(Iterator[Any]):
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
-
-
-class AwaitedReader(EpochReader):
-    """Stands for an epoch of a job that waits for this consumer's state, until that is loaded into it.
-
-    Args:
-        error: what the dispatcher said, which whoever asks for an element is told.
-        checkpoint: how far the consumer has read.
-        reload: makes the reader that this one becomes.
-    """
-
-    def __init__(self, error: StateError, checkpoint: Callable[[], Checkpoint], reload: Reload) -> None:
-        self._error, self.checkpoint, self._reload = error, checkpoint, reload
-
-    def __next__(self) -> Any:
-        raise self._error
-
-    def load_state_dict(self, state: Any) -> None:
-        """Goes on where ``state`` was taken; see :meth:`EpochReader.load_state_dict`."""
-        assert self._reload is not None
-        other = self._reload(state)
-        self.__class__ = EpochReader  # type: ignore[assignment]
-        self.become(other)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _cut(elements: list[Any], count: int | None) -> tuple[list[Any], list[Any]]:

@@ -16,7 +16,9 @@ from typing import NoReturn
 
 from millrace.clusters.processes import hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
+from millrace.engine.host import siblings
 from millrace.errors import ShippingError
+from millrace.planning.passes import Share
 from millrace.policies.respawn import respawn_at
 from millrace.wire.address import own_host
 
@@ -117,3 +119,23 @@ class _Places:
             reap(process)
         for thread in self._threads:
             thread.join()
+
+
+def free_cores() -> int:
+    """Cores of this host for one training process's workers, where each training process keeps one busy itself."""
+    trainings = siblings()
+    return max(1, ((os.cpu_count() or 1) - trainings) // trainings)
+
+
+def local_share(workers: int, share: Share | None, *, alone: bool) -> int:
+    """How many of this host's ``workers`` a helper starts, of which each ends as soon as it has read its share.
+
+    Args:
+        workers: that all of them may have together.
+        share: (i, n): helper i of n; None: there are no helpers.
+        alone: nobody else does their work: each needs one of its own, as those of others may end before.
+    """
+    if share is None or not workers:
+        return workers
+    part, parts = share
+    return max(workers // parts + (part < workers % parts), int(alone))

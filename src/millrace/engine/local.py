@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from millrace.engine.overlap import overlapped
 from millrace.engine.program import Program, Run
 from millrace.engine.reuse import Reuse
 from millrace.engine.tally import Tally
-from millrace.errors import StateError
+from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
 from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
 from millrace.planning.passes import Number, Passes, Share, start_of
@@ -216,7 +217,8 @@ def _take_seed(pipeline: Pipeline, loaded: Checkpoint) -> None:
 class LocalIterator(Iterator[Any]):
     """Elements of one epoch, or of a part of it, in this process.
 
-    Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program.
+    Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program. Several
+    threads may read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
 
     Args:
         program: what runs.
@@ -250,13 +252,29 @@ class LocalIterator(Iterator[Any]):
         self._tally, self._loop = tally, Loop()
         self._elements = _elements(program, chunks, tally, self._loop, passes)
         self._state = functools.partial(_state, tally, begin, program.seed, share, identity)
+        self._lock = threading.RLock()
+        self._failure: Exception | None = None
         passes.begin(begin.epoch, self._state)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        return next(self._elements)
+        with self._lock:
+            try:
+                return next(self._elements)
+            except StopIteration:
+                if self._failure is None:
+                    raise
+            except Exception as error:
+                self._failure = anew(error)
+                raise
+            except BaseException:
+                self._failure = MillraceError(
+                    "this iterator was interrupted while it computed an element: iterate anew, or go on from its state"
+                )
+                raise
+            raise anew(self._failure)
 
     @property
     def skipped(self) -> int:
@@ -278,15 +296,17 @@ class LocalIterator(Iterator[Any]):
         """
         if self._passes.loaded and self._loaded == parse_all(state):
             return  # as it was loaded into the dataset before, and nothing was read yet
-        fresh = self._again(state)
-        self.close()
-        self.__dict__ = fresh.__dict__
+        with self._lock:
+            fresh = self._again(state)
+            self.close()
+            self.__dict__ = {**fresh.__dict__, "_lock": self._lock}
 
     get_state, set_state = state_dict, load_state_dict
 
     def close(self) -> None:
-        """Stops threads and lets go of everything. Idempotent."""
-        self._elements.close()
+        """Stops threads and lets go of everything, once no thread waits for an element. Idempotent."""
+        with self._lock:
+            self._elements.close()
 
     def status(self) -> dict[str, Any]:
         """How the epoch is read, as of a job in the status of a service, as far as that makes sense here.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import operator
+import sys
 import threading
 from collections import Counter
 from typing import Any, cast
@@ -14,7 +15,7 @@ import pytest
 
 from millrace.dataset import Dataset
 from millrace.engine import pool
-from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceError
+from millrace.errors import ElementError, ElementTooLargeError, MillraceError, PipelineError, SourceError
 
 
 @pytest.fixture
@@ -114,11 +115,75 @@ def test_an_error_ends_the_threads_of_nested_datasets_too(on_threads):
         assert threads() == []
 
 
-def test_an_error_inside_a_prefetch_comes_out_once(on_threads):
+def test_who_asks_on_after_an_error_gets_it_again_and_no_end(on_threads):
     elements = iter(Dataset.range(100).map(lambda n: 1 // (n - 50)).prefetch(1).batch(7))
-    with pytest.raises(ElementError, match="item 50"):
+    errors = []
+    for _ in range(3):
+        with pytest.raises(ElementError, match="item 50") as caught:
+            list(elements)
+        errors.append(caught.value)
+    assert len({(error.operator, error.where, error.user_traceback) for error in errors}) == 1
+    assert not elements.state_dict()["ended"]
+
+
+def test_who_asks_on_after_ctrl_c_is_told_and_gets_no_end():
+    def interrupt(number: int) -> int:
+        if number == 2:
+            raise KeyboardInterrupt
+        return number
+
+    elements = iter(Dataset.range(10).map(interrupt))
+    with pytest.raises(KeyboardInterrupt):
         list(elements)
-    assert list(elements) == []
+    with pytest.raises(MillraceError, match="interrupted"):
+        next(elements)
+
+
+def test_several_threads_may_read_from_one_iterator(on_threads):
+    elements = iter(Dataset.range(20_000).filter(lambda n: n >= 0))
+    found: list[int] = []
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            found.extend(elements)
+        except BaseException as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout=60)
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
+    assert sorted(found) == list(range(20_000))
+
+
+def test_another_thread_may_close_an_iterator_that_is_read(on_threads):
+    elements = iter(busy())
+    begun = threading.Event()
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in elements:
+                begun.set()
+        except BaseException as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(timeout=20)
+    elements.close()
+    reader.join(timeout=20)
+    assert not reader.is_alive()
+    assert errors == []
+    assert threads() == []
 
 
 def test_two_threads_may_read_two_epochs_of_one_dataset(on_threads):

@@ -1,0 +1,75 @@
+"""What ``distribute`` promises of an epoch, by choice: who computes what, and how often an element comes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millrace.arguments import one_of
+from millrace.errors import PipelineError
+from millrace.functions.signature import describe
+
+ShardingFunction = Callable[[Sequence[int], Sequence[str]], Sequence[int]]
+
+
+class ShardingPolicy(enum.Enum):
+    """Which worker runs which task (tf.data service 3.3)."""
+
+    OFF = "off"
+    """Every worker runs over all the data in an order of its own; an epoch is as long as the data, but not the data."""
+    DYNAMIC = "dynamic"
+    """First come, first served: disjoint, and workers may come and go."""
+    STATIC = "static"
+    """Fixed at the start of an epoch, task i to worker i mod W; moved only if that worker dies."""
+
+
+class Visitation(enum.Enum):
+    """How often each element of an epoch reaches the job (tf.data service 3.3, 3.4)."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_MOST_ONCE = "at_most_once"
+    """What a lost worker had is not computed again."""
+    ZERO_ONCE_OR_MORE = "zero_once_or_more"
+    """Any number of times; what ``ShardingPolicy.OFF`` gives."""
+
+
+class Sharing(enum.Enum):
+    """How jobs share one pipeline's work."""
+
+    WINDOW = "window"
+    LOCKSTEP = "lockstep"
+
+
+def check(sharding: Any, visitation: Visitation, deterministic: Any) -> None:
+    """Refuses what contradicts itself."""
+    if not isinstance(sharding, ShardingPolicy):
+        if not callable(sharding):
+            raise PipelineError(f"sharding is {_members(ShardingPolicy)} or a function, not {sharding!r}")
+        describe(sharding, "distribute", ("tasks", "workers"))
+    if not isinstance(visitation, Visitation):
+        raise PipelineError(f"visitation is {_members(Visitation)}, not {visitation!r}")
+    if sharding is ShardingPolicy.OFF and visitation is not Visitation.ZERO_ONCE_OR_MORE:
+        raise PipelineError(
+            "ShardingPolicy.OFF gives every worker all the data, so elements come any number of times: "
+            "say visitation=Visitation.ZERO_ONCE_OR_MORE, or use ShardingPolicy.DYNAMIC"
+        )
+    if sharding is ShardingPolicy.OFF and deterministic:
+        raise PipelineError("ShardingPolicy.OFF depends on which workers there are; deterministic=True needs another")
+    one_of("distribute", "deterministic", deterministic, (False, True))
+
+
+def check_equal(equal_steps: Any, num_consumers: int | None, visitation: Visitation) -> None:
+    """Refuses equal steps where they cannot be."""
+    if not isinstance(equal_steps, bool):
+        raise PipelineError(f"equal_steps is True or False, not {equal_steps!r}")
+    if equal_steps and num_consumers is None:
+        raise PipelineError("equal_steps=True needs num_consumers: between how many processes is an epoch divided?")
+    if equal_steps and visitation is not Visitation.EXACTLY_ONCE:
+        raise PipelineError(
+            f"equal_steps=True cannot be with {visitation}: elements that are lost would be missing from one consumer"
+        )
+
+
+def _members(kind: type[enum.Enum]) -> str:
+    return ", ".join(str(member) for member in kind)

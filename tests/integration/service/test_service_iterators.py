@@ -1,0 +1,185 @@
+"""Several iterators of one dataset, several threads of one iterator, and what an error leaves."""
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.integration.service.service_driving import WAIT_S
+
+import millrace as mr
+
+COUNT = 60
+
+
+def shuffled():
+    return mr.Dataset.range(COUNT).shuffle(COUNT).batch(2).with_options(seed=5)
+
+
+def values(batches):
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.fixture
+def numbers(service):
+    """A dataset on the service, in a job without a name, with the batches that it has in process, in their order."""
+    with shuffled().distribute(service.address, deterministic=True, tasks=6) as dataset:
+        yield dataset
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+class TestTwoIterators:
+    def test_are_two_passes_as_in_process(self, numbers):
+        here = shuffled()
+        for _ in range(2):
+            pairs = [(one.tolist(), two.tolist()) for one, two in zip(numbers, numbers, strict=True)]
+            assert pairs == [(one.tolist(), two.tolist()) for one, two in zip(here, here, strict=True)]
+        assert numbers.state_dict()["epoch"] == here.state_dict()["epoch"] == 3
+        assert values(numbers) == values(here)
+
+    def test_a_look_while_an_epoch_is_read_takes_nothing_from_it(self, numbers):
+        here, read = shuffled(), []
+        first, following, *_ = [values(here) for _ in range(2)]
+        for step, batch in enumerate(numbers):
+            read.append(batch.tolist())
+            if step == 3:
+                assert next(iter(numbers)).tolist() == following[0]
+        assert read == first
+
+    def test_each_has_a_state_to_go_on_from(self, service, numbers):
+        first, second = iter(numbers), iter(numbers)
+        assert second.state_dict()["epoch"] == 1
+        for _ in range(4):
+            next(first)
+        next(second)
+        states = [first.state_dict(), second.state_dict()]
+        rest = [values(first), values(second)]
+        for state, expected in zip(states, rest, strict=True):
+            with shuffled().distribute(service.address, deterministic=True, tasks=6) as again:
+                again.load_state_dict(state)
+                assert values(again) == expected
+
+    def test_one_that_nobody_reads_any_more_is_in_nobodys_way(self, service, numbers):
+        iterator = iter(numbers)
+        next(iterator)
+        iterator = iter(numbers)  # the first one still lives as this one is made
+        assert len(list(iterator)) == COUNT // 2
+        assert len(service.status()["jobs"]) == 1
+
+    def test_one_that_was_never_asked_may_be_closed_and_loaded(self, numbers):
+        first = iter(numbers)
+        state = first.state_dict()
+        next(first)
+        with iter(numbers) as second, iter(numbers) as third:
+            assert (second.number, third.number, second.skipped) == (1, 2, 0)
+            second.close()
+            assert list(second) == []
+            third.load_state_dict(state)
+            assert values(third) == values(shuffled())
+
+    def test_of_a_job_with_a_name_the_second_is_refused_and_the_first_goes_on(self, service):
+        with mr.Dataset.range(COUNT).distribute(service.address, job_name="named", tasks=6) as dataset:
+            first = iter(dataset)
+            read = [next(first)]
+            with pytest.raises(mr.JobConflictError, match=r"close\(\) it first.*distribute\(\) the dataset once more"):
+                next(iter(dataset))
+            read += first
+            assert sorted(read) == list(range(COUNT))
+            iterator = iter(dataset)
+            next(iterator)
+            iterator = iter(dataset)  # the one before still lives as this one is made
+            assert sorted(iterator) == list(range(COUNT))
+
+    def test_two_threads_each_with_its_own(self, numbers):
+        here = shuffled()
+        with ThreadPoolExecutor(2) as pool:
+            read = list(pool.map(lambda _: values(numbers), range(2)))
+        assert sorted(read) == sorted(values(here) for _ in range(2))
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+class TestThreadsOfOneIterator:
+    def test_each_element_goes_to_one_of_them(self, service):
+        found: list[int] = []
+        with mr.Dataset.range(3000).distribute(service.address, tasks=10) as dataset:
+            elements = iter(dataset)
+            with ThreadPoolExecutor(4) as pool:
+                for each in [pool.submit(found.extend, elements) for _ in range(4)]:
+                    each.result(WAIT_S)
+            assert elements.state_dict()["ended"]
+        assert sorted(found) == list(range(3000))
+
+    def test_close_ends_one_that_waits(self, service, gate, keeper):
+        def wait(number):
+            gate.pass_through()
+            return number
+
+        with mr.Dataset.range(5).map(wait).distribute(service.address) as dataset, ThreadPoolExecutor(1) as pool:
+            elements = iter(dataset)
+            waiting = pool.submit(list, elements)
+            keeper.wait()
+            elements.close()
+            assert waiting.result(WAIT_S) == []
+            assert not elements.state_dict()["ended"]
+            keeper.open()
+
+
+def fails(number):
+    return 1 // (number - 3)
+
+
+def children():
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("millrace")}
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_who_asks_on_after_an_error_gets_it_again_and_no_end(service):
+    before = threads()
+    with mr.Dataset.range(8).map(fails).distribute(service.address) as dataset:
+        elements = iter(dataset)
+        for _ in range(3):
+            with pytest.raises(mr.ElementError, match="item 3"):
+                list(elements)
+        assert not elements.state_dict()["ended"]
+        assert threads() == before, "the job was not left"
+        with pytest.raises(mr.ElementError, match="item 3"):
+            list(dataset)
+
+
+class TestAnEmbeddedService:
+    """Ends with an error, although the error's traceback, the iterator and the dataset are still there."""
+
+    @pytest.mark.parametrize(
+        ("pipeline", "error"),
+        [
+            (mr.Dataset.range(8).map(fails), mr.ElementError),
+            (mr.Dataset.from_files("/nowhere/*.jpg"), mr.SourceNotFoundError),
+        ],
+        ids=["an element", "the data"],
+    )
+    def test_of_an_epoch_that_fails(self, pipeline, error):
+        before = children(), threads()
+
+        def train():
+            dataset = pipeline.distribute(workers=1)
+            for _ in dataset:
+                pass
+
+        with pytest.raises(error) as kept:
+            train()
+        gc.collect()
+        assert (children(), threads()) == before
+        assert kept.value.__traceback__ is not None
+
+    def test_of_a_dataset_that_was_dropped_in_the_middle(self):
+        before = children()
+        elements = iter(mr.Dataset.range(1000).distribute(workers=1))
+        next(elements)
+        assert children() != before
+        del elements
+        assert children() == before
