@@ -1,0 +1,88 @@
+"""Scaling beside what goes on meanwhile: profiles and modes of a cache, and epochs of which little is left."""
+
+from typing import Any, Literal
+
+from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.test_caching import COST, FINGERPRINT
+from tests.unit.control.test_scaling import Trainer, begun
+
+from millrace.control import cache_events as ev
+from millrace.control import inputs as inp
+from millrace.control.cache_messages import StoreMeasured
+from millrace.planning.points import CachePoint
+
+FEW = 4
+"""Tasks of an epoch."""
+
+
+def cached_trainer(mode: str) -> Trainer:
+    """A consumer that waits for ten times what one worker gives, whose pipeline has a point that may be cached."""
+    service = begun(cache="/cache", cache_bytes=1 << 20)
+    service.answer_for_store()
+    service.points = [CachePoint(0, "map(f)", mode, FINGERPRINT, items=1_000)]
+    return Trainer(0.1, 1.0, service=service)
+
+
+def changes(trainer: Trainer, kind: Literal["compute", "get"], node: int) -> None:
+    """The job's cache gets into another mode."""
+    trainer.service.state.apply(ev.ModeChosen(trainer.job, kind, node, "a test says so", 0, 1.0, {}, {}))
+
+
+def test_a_job_is_not_scaled_while_it_is_profiled():
+    trainer = cached_trainer("auto")
+    assert trainer.service.state.jobs["a"].caching.kind == "profile"
+    assert trainer.run(20) == [1]
+    changes(trainer, "compute", -1)
+    assert abs(trainer.run(30)[-1] - 10) <= 1
+
+
+def test_another_mode_of_the_cache_begins_the_search_anew_from_the_number_that_there_is():
+    trainer = cached_trainer("compute")
+    changes(trainer, "compute", -1)
+    before = trainer.run(30)[-1]
+    assert trainer.scaling.scale.phase == "settled"
+    changes(trainer, "get", 0)
+    trainer.cost_s = 0.2  # reading takes a fifth of computing
+    trainer.beat()
+    assert "looks anew, as the mode of its cache has changed" in trainer.scaling.reason
+    assert trainer.scaling.scale.phase == "search"
+    assert trainer.scaling.scale.workers == before
+    assert trainer.run(30)[-1] == 2
+
+
+def few(**spec: Any) -> tuple[Service, list[tuple[int, int]]]:
+    """A service with as many workers as an epoch has tasks, and two more that come; (epoch, task) of what these get."""
+    service = Service(FakePlan(FEW))
+    service.say(inp.Started("here:1"))
+    workers = [service.add_worker(f"w{number}") for number in range(FEW // 2)]
+    service.join("c", "a", **spec)
+    for worker in workers:
+        service.plan_tasks(worker)
+    assert {(task.ref.epoch, task.ref.task) for worker in workers for task in worker.leases.values()} == {
+        (0, task) for task in range(FEW)
+    }
+    late = [service.add_worker(f"late{number}") for number in range(2)]
+    return service, [(task.ref.epoch, task.ref.task) for worker in late for task in worker.leases.values()]
+
+
+def test_workers_that_come_when_an_epoch_is_dealt_out_begin_with_the_next_one():
+    _, begins = few()
+    assert sorted(begins) == [(1, task) for task in range(FEW)]
+
+
+def test_no_epoch_is_begun_that_nobody_has_asked_for():
+    assert few(epochs=1)[1] == []
+
+
+def test_no_epoch_is_begun_while_a_cache_is_written():
+    service = Service(FakePlan(FEW), cache="/cache", cache_bytes=1 << 20)
+    service.say(inp.Started("here:1"))
+    service.points = [CachePoint(0, "map(f)", "cache", FINGERPRINT, items=FEW)]
+    first = service.add_worker("w0")
+    service.say(inp.WorkerSaid("w0", StoreMeasured("", COST)))
+    service.join("c", "a")
+    service.plan_tasks(first)
+    assert service.state.jobs["a"].caching.kind == "put"
+    for number in range(3):
+        service.add_worker(f"late{number}")
+    assert {task.ref.epoch for worker in service.workers.values() for task in worker.leases.values()} == {0}
