@@ -28,6 +28,8 @@ SCHEMA = 1
 """Raised when tables change in a way that this version could not read."""
 SNAPSHOT_EVENTS = 50_000
 """Events from one snapshot to the next: a fraction of a second to apply."""
+MARK_EVENTS = 1_000
+"""Events from one sync of the mark to the next; what is not synced outlives the process, but not its host."""
 WAL_BYTES = 16 << 20
 """The write-ahead log is cut to this size once it was copied into the file."""
 
@@ -100,6 +102,69 @@ class Past:
     lost: int = 0
 
 
+class Mark:
+    """The number of the last event that is durable, in a file of its own.
+
+    It is written behind each group and synced now and then: a mark that is behind the journal is none the worse, and
+    one that is ahead of it never becomes so by itself.
+
+    Args:
+        path: of the file; made with the first number.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def read(self) -> int | None:
+        """The number; None if none was ever written.
+
+        Raises:
+            ValueError: the file is not what was written.
+            OSError: it cannot be read.
+        """
+        try:
+            with open(self._path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        last = int.from_bytes(data[:8])
+        if data != _marked(last):
+            raise ValueError(f"{self._path} is not what was written")
+        return last
+
+    def write(self, last: int) -> None:
+        """Replaces the number.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.truncate(self._file, len(_marked(last)))
+        os.pwrite(self._file, _marked(last), 0)
+
+    def sync(self) -> None:
+        """Makes the number last.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        if self._file is not None:
+            os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """It will not be written any more."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _marked(last: int) -> bytes:
+    number = last.to_bytes(8)
+    return number + hashlib.blake2b(number, digest_size=16).digest()
+
+
 class SqliteJournal:
     """A journal in a file.
 
@@ -113,6 +178,8 @@ class SqliteJournal:
 
     def __init__(self, path: str) -> None:
         # Used in one thread at a time: here, and from then on in the writer's.
+        self._mark = Mark(f"{path}-last")
+        self._synced = 0
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             for setting in (
@@ -142,6 +209,10 @@ class SqliteJournal:
         past = Past()
         broken = ""
         try:
+            mark = self._mark.read()
+            [(found,)] = self._db.execute("PRAGMA quick_check(1)")
+            if found != "ok":
+                past.damage = f"SQLite finds {found}"
             for sequence, at, body, checksum in self._db.execute("SELECT * FROM snapshots ORDER BY sequence DESC"):
                 if checksum == _checksum(sequence, 0, at, body):
                     past.snapshot, past.base, past.at = body, sequence, at
@@ -156,7 +227,10 @@ class SqliteJournal:
                     past.events.append(_decoder.decode(body))
                     past.last, past.at = end, at
             past.lost = end - past.last
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            if mark is not None and end < mark:
+                broken = broken or f"it ends after event {end}, and {mark} were durable: it is an older one, or cut off"
+                past.lost = mark - past.last
+        except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError, ValueError) as error:  # rows may be of anything
             broken = broken or f"what follows event {past.last} cannot be read: {error}"
         past.damage = past.damage or broken
         self._last, self._base = past.last, past.base
@@ -195,13 +269,37 @@ class SqliteJournal:
                 self._db.execute("ROLLBACK")
             raise UnwritableError(f"the journal cannot be written: {error}") from error
         self._last = last
+        with contextlib.suppress(OSError):  # the events are durable, and the next number will do as well
+            self._mark.write(last)
+            if snapshot is not None or last - self._synced >= MARK_EVENTS:
+                self._mark.sync()
+                self._synced = last
         if snapshot is not None:
             self._base = last
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Takes what is in the write-ahead log over into the file, so that as little as can be hangs on the log."""
+        with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays, and is taken over later
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def begin(self) -> None:
+        """What was read is gone on with, whatever the mark said.
+
+        Raises:
+            OSError: the mark cannot be written.
+        """
+        self.checkpoint()
+        self._mark.write(self._last)
+        self._mark.sync()
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._writer.shutdown()
         self._db.close()
+        with contextlib.suppress(OSError):
+            self._mark.sync()
+        self._mark.close()
 
 
 def _check_schema(path: str, schema: int) -> None:
@@ -236,7 +334,7 @@ def set_aside(path: str) -> str:
     number = 1
     while os.path.exists(aside := f"{path}.damaged-{number}"):
         number += 1
-    for ending in ("-wal", "-shm", ""):
+    for ending in ("-wal", "-shm", "-last", ""):
         if os.path.exists(path + ending):
             os.rename(path + ending, aside + ending)
     return aside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sqlite3
 from collections.abc import Callable
 
@@ -35,11 +36,18 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         ServiceError: the journal is damaged, or of a newer version.
     """
     blobs = BlobFolder(work_dir.blobs)
+    gone = _gone(work_dir.journal, blobs)
     journal, past = _open(work_dir.journal)
+    past.damage = gone or past.damage
     state, damage = rebuild(fresh, past)
     damage = past.damage or damage
     missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
     if journal is not None and not damage and not missing:
+        try:
+            journal.begin()
+        except OSError as error:
+            journal.close()
+            raise ServiceError(f"work_dir {work_dir.path} cannot be written: {error.strerror}") from error
         return journal, state, past.at
     if journal is not None:
         journal.close()
@@ -54,6 +62,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     try:
         aside = set_aside(work_dir.journal)
         journal = SqliteJournal(work_dir.journal)
+        journal.begin()
         journal.write(0, past.at, b"", dump(state))
     except (OSError, sqlite3.Error) as error:
         raise ServiceError(f"work_dir {work_dir.path} cannot be written: {error}") from error
@@ -68,6 +77,16 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         aside,
     )
     return journal, state, past.at
+
+
+def _gone(path: str, blobs: BlobFolder) -> str:
+    """A sentence if there was a journal, and is none any more; empty if there is one, or never was."""
+    if os.path.exists(path) and os.path.getsize(path):
+        return ""
+    traces = [name for name in (f"{path}-wal", f"{path}-last") if os.path.exists(name)]
+    if not (traces or blobs.sizes()):
+        return ""
+    return f"it is {'empty' if os.path.exists(path) else 'gone'}, though {(traces or [blobs.path])[0]} is there"
 
 
 def _open(path: str) -> tuple[SqliteJournal | None, Past]:
@@ -105,4 +124,13 @@ def _missing(job: Job, blobs: BlobFolder) -> str:
         fill_in(job, blobs.read)
     except (ServiceError, msgspec.MsgspecError) as error:
         return f"the split tables of job {job.name!r} are lost: {error}"
+    return _functions_lost(job, blobs)
+
+
+def _functions_lost(job: Job, blobs: BlobFolder) -> str:
+    """A sentence, if so. Nothing else reads them before a worker asks, which may be long after."""
+    try:
+        blobs.read(job.spec.bundle)
+    except ServiceError as error:
+        return f"the functions of job {job.name!r} are lost: {error}"
     return ""
