@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -476,6 +477,39 @@ def test_a_message_that_cannot_be_handled_ends_its_sender_alone(loop: Loop, peer
     reader.send(msg.BeginEpoch(1))
     assert reader.wait(msg.EpochBegun).epoch == 1
     assert [job["epoch"] for job in ask_status(reader)["jobs"]] == [1, -1, -1]
+
+
+def test_a_folder_that_is_older_than_what_was_done_since_is_noticed(loop: Loop, peers: list[Peer], tmp_path: Path):
+    """Not by what is in it, which fits, but by the leases of those who were there."""
+
+    def live(folder: Path) -> tuple[msg.WorkerWelcome, int]:
+        dispatcher = loop.dispatcher(work_dir=str(folder))
+        number = len(peers)
+        one = worker(peers, dispatcher.address, f"w{number}")
+        welcome = one.wait(msg.WorkerWelcome)
+        reader = consumer(peers, dispatcher.address, f"c{number}", name=f"job{number}")
+        reader.send(msg.BeginEpoch(0))
+        list_sources(one)
+        lease = one.wait(msg.LeaseTask).lease
+        reader.send(msg.LeaveJob())
+        one.wait(msg.CloseJob)
+        loop.running.remove(dispatcher)
+        loop.run(dispatcher.stop(0.1))
+        return welcome, lease
+
+    welcome, _ = live(tmp_path / "newest")
+    shutil.copytree(tmp_path / "newest", tmp_path / "copy")
+    again, lease = live(tmp_path / "newest")
+    assert welcome.service == again.service != ""
+    older = loop.dispatcher(work_dir=str(tmp_path / "copy"))
+    worker(peers, older.address, "late", service=again.service, lease=lease)
+    loop.run(older.broken())
+    assert f"worker late was given lease {lease}" in older.failure
+    loop.running.remove(older)
+    loop.run(older.stop(0.1))
+    chosen = loop.dispatcher(work_dir=str(tmp_path / "copy"), recover=True)
+    late = worker(peers, chosen.address, "late", service=again.service, lease=lease)
+    assert late.wait(msg.WorkerWelcome).service == again.service
 
 
 def test_what_cannot_be_sent_ends_the_session_that_it_was_for(loop: Loop, peers: list[Peer]):

@@ -180,7 +180,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
     finally:
         await dispatcher.stop()
     if broken.done():
-        raise ServiceError("the dispatcher has failed and ended; its log says why. With --work-dir it can go on")
+        raise ServiceError(dispatcher.failure)
 
 
 def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:

@@ -62,6 +62,12 @@ class DropBlobs(msgspec.Struct, frozen=True):
     job: str
 
 
+class EndService(msgspec.Struct, frozen=True):
+    """Nothing good can come of going on, for this reason."""
+
+    reason: str
+
+
 class ListStore(msgspec.Struct, frozen=True):
     """Find out which blocks there are, and answer with :class:`millrace.control.inputs.StoreListed`.
 
@@ -90,6 +96,7 @@ Action = (
     | ResizeFleet
     | StoreBlob
     | DropBlobs
+    | EndService
     | ListStore
     | DeleteBlocks
 )

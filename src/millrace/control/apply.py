@@ -19,6 +19,7 @@ def _dispatcher_started(state: State, event: ev.DispatcherStarted) -> None:
     state.address = event.address
     state.started = event.at
     state.returning = event.until
+    state.service = event.service
     peers: list[Worker | Consumer] = [*state.workers.values()]
     peers += [place for job in state.jobs.values() for place in job.consumers.values()]
     for peer in peers:

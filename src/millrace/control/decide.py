@@ -56,7 +56,7 @@ def react(turn: Turn, item: Input) -> None:
 
 
 def _started(turn: Turn, item: inp.Started) -> None:
-    membership.started(turn, item.address)
+    membership.started(turn, item.address, item.service)
     fleet.started(turn)
 
 

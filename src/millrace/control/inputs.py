@@ -9,9 +9,13 @@ from millrace.control.messages import FromConsumer, FromWorker, JoinJob
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The dispatcher listens at ``address``, with the state that its journal gave; nobody has a session yet."""
+    """The dispatcher listens at ``address``, with the state that its journal gave; nobody has a session yet.
+
+    ``service`` is a name for the service, drawn in case that this is its first life.
+    """
 
     address: str
+    service: str = ""
 
 
 class WorkerSaid(msgspec.Struct, frozen=True):

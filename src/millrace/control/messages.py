@@ -80,6 +80,10 @@ class WorkerHello(Message, frozen=True):
     held: list[HeldTask] = []
     only: str = ""
     """The one job that it serves, on the host of a consumer of that job, which started it; empty: any."""
+    service: str = ""
+    """Which service it was a worker of before; empty: of none."""
+    lease: int = 0
+    """The highest lease that it was given there."""
 
 
 class WorkerReport(Message, frozen=True):
@@ -191,6 +195,7 @@ class WorkerWelcome(Message, frozen=True):
     cache: str = ""
     """Where the service keeps its blocks, compressed in this way; empty: nowhere."""
     compression: Literal["lz4", "zstd"] | None = None
+    service: str = ""
 
 
 class OpenJob(Message, frozen=True):

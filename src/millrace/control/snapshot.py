@@ -30,6 +30,7 @@ class Snapshot(msgspec.Struct):
     fleet: FleetPlan = FleetPlan()
     sizes: dict[str, int] = {}
     ended: dict[str, EndedJob] = {}
+    service: str = ""
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -381,6 +381,7 @@ class State:
         self.workers: dict[str, Worker] = {}
         self.clients: dict[str, tuple[str, int]] = {}
         self.next_lease = 1
+        self.service = ""
         self.turns = 0
         self.address = ""
         self.started = 0.0
@@ -449,6 +450,7 @@ class State:
             "address": self.address,
             "started": self.started,
             "returning": self.returning,
+            "service": self.service,
             "caches": self.caches,
             "fleet": self.fleet,
             "sizes": self.sizes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -171,3 +172,14 @@ class Fleet:
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(call, *args)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True

@@ -20,6 +20,9 @@ from millrace.dispatcher.journal import Past, SqliteJournal, set_aside
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 
+LEASES_BETWEEN = 1 << 32
+"""Left out where a journal is gone on with that may be older than what was done since: none is given twice."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -42,9 +45,13 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     state, damage = rebuild(fresh, past)
     damage = past.damage or damage
     missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
+    if recover:
+        state.next_lease += LEASES_BETWEEN
     if journal is not None and not damage and not missing:
         try:
             journal.begin()
+            if recover:
+                journal.write(0, past.at, b"", dump(state))
         except OSError as error:
             journal.close()
             raise ServiceError(f"work_dir {work_dir.path} cannot be written: {error.strerror}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import platform
 import secrets
 import sys
@@ -29,7 +28,7 @@ from millrace.control.turn import Turn, merged
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster import Cluster
-from millrace.dispatcher.fleet import Fleet
+from millrace.dispatcher.fleet import Fleet, runs
 from millrace.dispatcher.journal import Journal, MemoryJournal, UnwritableError
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.sessions import close, failed, look_for_namesake, send
@@ -83,6 +82,7 @@ class Dispatcher:
 
     Attributes:
         address: ``host:port`` that it listens on, once started.
+        failure: why it cannot go on; empty while it can.
     """
 
     def __init__(
@@ -152,6 +152,7 @@ class Dispatcher:
         self._some_decided = asyncio.Event()
         self._checks: list[asyncio.Future[str]] = []
         self._broken = asyncio.Event()
+        self.failure = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._server = ControlServer(
             address,
@@ -183,7 +184,7 @@ class Dispatcher:
             if self._shelf is not None:
                 await self._shelf.open()
             self.address = await self._server.start()
-            self._feed(inp.Started(self.address))
+            self._feed(inp.Started(self.address, uuid.uuid4().hex))
             self._ready.set()
             self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
             for task in self._tasks:
@@ -207,13 +208,17 @@ class Dispatcher:
         self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
 
     async def broken(self) -> None:
-        """Returns if what decides or writes has ended by a bug: nothing will be done any more, so stop it."""
+        """Returns if it cannot go on, be it by a bug, for the reason that ``failure`` has: stop it then."""
         await self._broken.wait()
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             _logger.critical("the dispatcher cannot go on", exc_info=task.exception())
-            self._broken.set()
+            self._end("the dispatcher has failed and ended; its log says why. With --work-dir it can go on")
+
+    def _end(self, reason: str) -> None:
+        self.failure = self.failure or reason
+        self._broken.set()
 
     async def stop(self, grace: float = 1.0) -> None:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
@@ -344,6 +349,8 @@ class Dispatcher:
                 self._fleet.resize(count)
             case act.StoreBlob():
                 pass  # done, before its events were written
+            case act.EndService(reason=reason):
+                self._end(reason)
             case act.DropBlobs(job=job):
                 self._blobs.drop(job)
             case act.ListStore() | act.DeleteBlocks():
@@ -362,7 +369,7 @@ class Dispatcher:
         """Workers of this host that are away need not be waited for once their processes have ended."""
         host = platform.node()
         for worker in list(self._state.workers.values()):
-            if worker.lost_at is not None and worker.host == host and worker.pid and not _runs(worker.pid):
+            if worker.lost_at is not None and worker.host == host and worker.pid and not runs(worker.pid):
                 self._feed(inp.WorkerEnded(worker.id, "ended"))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
@@ -485,14 +492,3 @@ def _log_losses(events: list[AnyEvent]) -> None:
             _logger.info("worker %s %s: what it had goes to others", event.worker, event.reason)
         elif isinstance(event, JobRemoved) and event.absent:
             _logger.warning("job %s is over: %s", event.job, event.reason)
-
-
-def _runs(pid: int) -> bool:
-    """Whether there is such a process on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True

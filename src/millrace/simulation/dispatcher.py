@@ -91,7 +91,7 @@ class Dispatcher(Process):
         self._decided: list[Decided] = []
         self._committing: list[Decided] = []
         self._writing: tuple[bytes, int, float, bytes | None] | None = None
-        self._feed(inp.Started(ADDRESS))
+        self._feed(inp.Started(ADDRESS, "service"))
         self.after(0.0, self._tick)
 
     def undurable(self) -> list[AnyEvent]:
@@ -190,6 +190,8 @@ class Dispatcher(Process):
                     session.send(self, failure)
                 session.close(self)
                 self.after(0.0, self._over, session)
+            case act.EndService(reason=reason):
+                raise Violation(f"the service would end: {reason}")
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
             case act.ListStore() | act.DeleteBlocks():

@@ -86,6 +86,7 @@ class Worker(Process):
         self.careful: Lane | None = None
         self.obeying = False
         self._heartbeat_s = 5.0
+        self._service, self._highest = "", 0
         self._current = ""
         self._pauses = delays_of(world)
         self._serving: dict[Connection, Lane] = {}
@@ -116,7 +117,13 @@ class Worker(Process):
             self.after(next(self._pauses), self._connect)
             return
         self.session = Connection(self.world, self, dispatcher, "session")
-        hello = msg.WorkerHello(self.name, self.address, self.host, 1, 1, held=self.held(), only=self.only)
+        hello = msg.WorkerHello(
+            *(self.name, self.address, self.host, 1, 1),
+            held=self.held(),
+            only=self.only,
+            service=self._service,
+            lease=self._highest,
+        )
         self.session.send(self, hello)
         if self._leaving:
             self.session.send(self, msg.WorkerLeaving(max(self._until - self.world.now, 0.001)))
@@ -182,6 +189,7 @@ class Worker(Process):
     def _welcome(self, message: msg.WorkerWelcome) -> None:
         self._pauses = delays_of(self.world)
         self._heartbeat_s = message.heartbeat_s
+        self._service = message.service
         self._drop(message.stale)
         for lane in self.lanes.values():
             if lane.said is not None:
@@ -190,6 +198,7 @@ class Worker(Process):
 
     def _lease(self, message: msg.LeaseTask) -> None:
         self._current = message.ref.job
+        self._highest = max(self._highest, message.lease)
         lane = None if self._leaving else self.lane(message.ref.job, message.consumer)
         if lane is None:
             self.tell(msg.TaskReturned(message.ref, message.lease))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from millrace.control.messages import (
     FromWorker,
     JobFailed,
+    LeaseTask,
     StopWorker,
     ToWorker,
     WorkerHello,
@@ -95,6 +96,7 @@ class Worker:
         self._session: ClientSession | None = None
         self._report_now = threading.Event()
         self._heartbeat_s = 5.0
+        self._service, self._lease = "", 0
         self._want = 0
         self._over = threading.Event()
         self._leaving = False
@@ -230,6 +232,8 @@ class Worker:
                     f"{sys.version_info.major}.{sys.version_info.minor}",
                     self._desk.held(),
                     self._job,
+                    self._service,
+                    self._lease,
                 )
             )
             if self._leaving:
@@ -238,8 +242,10 @@ class Worker:
 
     def _told(self, message: ToWorker) -> None:
         match message:
-            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale):
+            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale, service=service):
                 self._heartbeat_s = heartbeat_s
+                if service != self._service:
+                    self._service, self._lease = service, 0
                 self._desk.caches.location = message.cache
                 self._desk.caches.compression = message.compression
                 self._desk.drop(set(stale))
@@ -249,6 +255,8 @@ class Worker:
             case JobFailed(failure=failure):
                 raise error_of(failure)
             case _:
+                if isinstance(message, LeaseTask):
+                    self._lease = max(self._lease, message.lease)
                 self._desk.told(message)
 
     def _tell(self, message: FromWorker) -> None:

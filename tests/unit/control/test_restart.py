@@ -2,8 +2,10 @@
 
 from tests.unit.control.control_driver import FakePlan, Service
 
+from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.snapshot import dump, load
 
 
 def running(address="here:1", **fields):
@@ -108,3 +110,42 @@ def test_who_comes_back_to_a_job_that_is_over_is_told_so():
     service = Service(durable=True)
     peer = service.join("c", resume=True, begin=False)
     assert "job 'a' is over: its consumers were away for too long; start" in peer.failure.message
+
+
+def ends(dispatcher, **fields):
+    dispatcher.add_worker("late", **fields)
+    return [action.reason for action in dispatcher.last if isinstance(action, act.EndService)]
+
+
+def leased(drawn):
+    service = Service(FakePlan(8))
+    service.say(inp.Started("here:1", drawn))
+    service.add_worker("w")
+    service.join("c")
+    service.plan_tasks(service.workers["w"])
+    return service
+
+
+def test_a_worker_that_knows_more_than_the_journal_ends_the_service():
+    """A folder was restored from a copy that was older than what was done since."""
+    service = leased("the service")
+    assert not ends(service, service="the service", lease=service.state.next_lease - 1)
+    (reason,) = ends(service, service="the service", lease=service.state.next_lease)
+    assert reason.startswith("the journal is older than what this service has done since: worker late was given lease")
+    assert "--recover" in reason
+
+
+def test_a_worker_of_another_service_knows_nothing_of_this_one():
+    """The folder is a new one, or there is none: then its leases are no news."""
+    service = leased("this one")
+    assert not ends(service, service="another", lease=1 << 40)
+    assert service.state.workers["late"].lost_at is None
+
+
+def test_a_service_keeps_its_name_in_all_of_its_lives():
+    service = leased("the first life")
+    service.say(inp.Started("here:1", "the second"))
+    assert service.state.service == "the first life"
+    state = service.fresh_state()
+    load(state, dump(service.state))
+    assert state.service == "the first life"

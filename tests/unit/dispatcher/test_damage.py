@@ -31,7 +31,7 @@ FILES = ("journal.db", "journal.db-wal", "journal.db-last", f"blobs/{digest_of(F
 
 def live(journal: SqliteJournal, state: State, first: int, last: int, *, snapshot: int = -1) -> None:
     for number in range(first, last):
-        events = [ev.WorkerJoined(f"w{number}", f"w{number}:1", host="h" * 50)]
+        events: list[ev.AnyEvent] = [ev.WorkerJoined(f"w{number}", f"w{number}:1", host="h" * 50)]
         if number == 0:
             spec = JobSpec("job", STRUCTURE, digest_of(FUNCTIONS))
             events += [ev.JobCreated(spec, 1, "d", True, 0.0), ev.ConsumerJoined("job", 0, "c", -1)]
@@ -96,7 +96,7 @@ def cut(at: float) -> Callable[[Path], None]:
     return lambda path: os.truncate(path, int(at * path.stat().st_size))
 
 
-DAMAGES: dict[str, list[Callable[[Path], None]]] = {
+DAMAGES: dict[str, list[Callable[[Path], object]]] = {
     "removed": [os.unlink],
     "emptied": [cut(0.0)],
     "cut off": [cut(part / 40) for part in range(1, 40)],
