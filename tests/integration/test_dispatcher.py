@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,9 +21,10 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.spec import JobSpec
+from millrace.dispatcher import blobs, shortage
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
-from millrace.dispatcher.journal import UnwritableError
 from millrace.dispatcher.service import STATUS, Dispatcher
+from millrace.dispatcher.shortage import UnwritableError
 from millrace.errors import (
     ConsumerConflictError,
     JobConflictError,
@@ -459,6 +462,57 @@ sys.exit(main(["dispatcher", "--port", "0"]))
     assert done.returncode == 1
     assert "ZeroDivisionError: a bug" in done.stderr
     assert "millrace dispatcher: the dispatcher has failed and ended" in done.stderr
+
+
+def short_of_descriptors(monkeypatch: pytest.MonkeyPatch, module: Any, failures: int) -> list[int]:
+    """The first so many files that a module opens can't be; those that fail are counted down."""
+    left = [failures]
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open(*args, **options)
+
+    monkeypatch.setattr(module, "open", fails, raising=False)
+    monkeypatch.setattr(shortage, "delays", lambda first, longest: itertools.repeat(0.01))
+    return left
+
+
+@pytest.mark.filterwarnings("ignore:.*What needs it waits:millrace.MillraceWarning")
+def test_functions_that_cannot_be_read_for_want_of_a_descriptor_are_waited_for(
+    loop: Loop, peers: list[Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    address = loop.dispatcher(work_dir=str(tmp_path)).address
+    one = worker(peers, address)
+    reader = consumer(peers, address)
+    opened = one.wait(msg.OpenJob)
+    left = short_of_descriptors(monkeypatch, blobs, 3)
+    assert fetch_blob(one.channel, opened.spec.bundle) == b"functions"
+    assert left == [0]
+    assert "What needs it waits" in reader.wait(msg.Notice).text
+    assert caplog.text.count("Too many open files; trying again until there is room") == 1
+    assert "there is room again" in caplog.text
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])
+def test_a_dispatcher_started_without_room_waits_for_it(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
+):
+    failures = [OSError(error, os.strerror(error)) for _ in range(3)]
+    makedirs = os.makedirs
+
+    def no_room(*args: Any, **options: Any) -> None:
+        if failures:
+            raise failures.pop()
+        makedirs(*args, **options)
+
+    monkeypatch.setattr(shortage, "delays", lambda first, longest: itertools.repeat(0.01))
+    monkeypatch.setattr(os, "makedirs", no_room)
+    dispatcher = loop.dispatcher(work_dir=str(tmp_path / "work"))
+    assert dispatcher.status()["journal"]["work_dir"] == str(tmp_path / "work")
+    assert not failures
+    assert caplog.text.count(f"cannot be used: {os.strerror(error)}; trying again until there is room") == 1
 
 
 def test_a_message_that_cannot_be_handled_ends_its_sender_alone(loop: Loop, peers: list[Peer], tmp_path: Path):

@@ -30,7 +30,8 @@ from millrace.errors import PipelineError, ServiceError
 
 _FOR_TASKS = ("millrace.engine.program", "millrace.elements.codec", "millrace.functions.shipping")
 """What a worker's first task needs: loaded while it waits for the dispatcher's address."""
-_DESCRIPTORS = 4096
+_FOR_WORKER = 4096
+_FOR_DISPATCHER = 65536
 
 
 def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -121,8 +122,15 @@ def _dispatcher(options: argparse.Namespace) -> int:
         from millrace.blocks.capacity import default_bytes
 
         options.cache_bytes = default_bytes(options.cache_dir)
+    _raise_descriptors(_FOR_DISPATCHER)  # each peer takes one
     asyncio.run(_dispatch(options))
     return 0
+
+
+def _raise_descriptors(wanted: int) -> None:
+    """Has this process have more file descriptors; often there are 1024."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, wanted)), most))
 
 
 async def _dispatch(options: argparse.Namespace) -> None:
@@ -168,15 +176,22 @@ async def _dispatch(options: argparse.Namespace) -> None:
         prices=read_prices(options.prices) if options.prices else None,
         trust=_merged(options.trust),
     )
-    address = f"grpc://{await dispatcher.start()}"
+    stopped = asyncio.create_task(over.wait())
     try:
+        starting = asyncio.create_task(dispatcher.start())  # which may wait for room on a disk
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return
+        address = f"grpc://{starting.result()}"
         if options.parent_pipe:
             said = json.dumps({"address": address, "pid": os.getpid()})
         else:
             said = f"millrace dispatcher listens at {address}; end it with Ctrl-C"
         print(said, file=sys.__stdout__, flush=True)
         broken = asyncio.create_task(dispatcher.broken())
-        await asyncio.wait([broken, asyncio.create_task(over.wait())], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([broken, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
         await dispatcher.stop()
     if broken.done():
@@ -202,9 +217,7 @@ def _worker(options: argparse.Namespace) -> int:
         dispatcher = sys.stdin.readline().strip()
         if not dispatcher:
             return 0  # whoever would have said it has ended
-    # Each piece of shared memory takes a file descriptor; often there are 1024.
-    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, _DESCRIPTORS)), most))
+    _raise_descriptors(_FOR_WORKER)  # each piece of shared memory takes one
     worker = Worker(
         dispatcher,
         token=token_of(options),

@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable
 
-from millrace.dispatcher.journal import UnwritableError
+from millrace.dispatcher.shortage import UnwritableError, unusable
 from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ProtocolError, ServiceError
 from millrace.wire.blobs import digest_of
@@ -49,6 +49,7 @@ class BlobFolder:
         """The bytes.
 
         Raises:
+            ShortageError: there is no file descriptor left, say; they may be read later.
             ServiceError: they are not there, or not those that were written.
         """
         path = self._path(digest)
@@ -56,7 +57,7 @@ class BlobFolder:
             with open(path, "rb") as file:
                 data = file.read()
         except OSError as error:
-            raise ServiceError(f"blob {path} cannot be read: {error.strerror}") from error
+            raise unusable(f"blob {path} cannot be read", error) from error
         if digest_of(data) != digest:
             raise ServiceError(f"blob {path} is damaged")
         return data

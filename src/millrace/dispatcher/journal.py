@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from millrace.control.events import AnyEvent
+from millrace.dispatcher.shortage import UnwritableError
 from millrace.errors import ServiceError
 
 SCHEMA = 1
@@ -38,10 +39,6 @@ CREATE TABLE IF NOT EXISTS groups (first INTEGER PRIMARY KEY, count INTEGER, at 
 CREATE TABLE IF NOT EXISTS snapshots (sequence INTEGER PRIMARY KEY, at REAL, body BLOB, checksum BLOB);
 """
 _decoder = msgspec.msgpack.Decoder(list[AnyEvent])
-
-
-class UnwritableError(ServiceError):
-    """Nothing could be made durable; trying again may succeed, e.g. once there is room on the disk."""
 
 
 class Journal(Protocol):

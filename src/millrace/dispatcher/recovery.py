@@ -17,6 +17,7 @@ from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher.blobs import BlobFolder
 from millrace.dispatcher.journal import Past, SqliteJournal, set_aside
+from millrace.dispatcher.shortage import ShortageError, unusable
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 
@@ -36,6 +37,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
             renamed and stays.
 
     Raises:
+        ShortageError: there is no room for it now, or no descriptor.
         ServiceError: the journal is damaged, or of a newer version.
     """
     blobs = BlobFolder(work_dir.blobs)
@@ -54,7 +56,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
                 journal.write(0, past.at, b"", dump(state))
         except OSError as error:
             journal.close()
-            raise ServiceError(f"work_dir {work_dir.path} cannot be written: {error.strerror}") from error
+            raise unusable(f"work_dir {work_dir.path} cannot be written", error) from error
         return journal, state, past.at
     if journal is not None:
         journal.close()
@@ -72,7 +74,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         journal.begin()
         journal.write(0, past.at, b"", dump(state))
     except (OSError, sqlite3.Error) as error:
-        raise ServiceError(f"work_dir {work_dir.path} cannot be written: {error}") from error
+        raise unusable(f"work_dir {work_dir.path} cannot be written", error) from error
     _logger.warning(
         "the journal was damaged: %s. Kept: everything before that, with %d jobs (%s). Lost: %s; jobs that cannot go "
         "on: %s. The damaged file is now %s",
@@ -100,7 +102,7 @@ def _open(path: str) -> tuple[SqliteJournal | None, Past]:
     try:
         journal = SqliteJournal(path)
     except sqlite3.OperationalError as error:
-        raise ServiceError(f"the journal {path} cannot be opened: {error}") from error
+        raise unusable(f"the journal {path} cannot be opened", error) from error
     except sqlite3.DatabaseError as error:
         return None, Past(damage=str(error))
     return journal, journal.read()
@@ -129,6 +131,8 @@ def _missing(job: Job, blobs: BlobFolder) -> str:
     """Gives a job its split tables back; a sentence if something it needs is not in the work_dir."""
     try:
         fill_in(job, blobs.read)
+    except ShortageError:
+        raise
     except (ServiceError, msgspec.MsgspecError) as error:
         return f"the split tables of job {job.name!r} are lost: {error}"
     return _functions_lost(job, blobs)
@@ -138,6 +142,8 @@ def _functions_lost(job: Job, blobs: BlobFolder) -> str:
     """A sentence, if so. Nothing else reads them before a worker asks, which may be long after."""
     try:
         blobs.read(job.spec.bundle)
+    except ShortageError:
+        raise
     except ServiceError as error:
         return f"the functions of job {job.name!r} are lost: {error}"
     return ""

@@ -11,16 +11,14 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.bounds import checker
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, JobRemoved, WorkerLost, WorkerRetiring
+from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerRetiring
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump
 from millrace.control.state import Planner, Settings, State
@@ -28,11 +26,13 @@ from millrace.control.turn import Turn, merged
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster import Cluster
+from millrace.dispatcher.decided import Decided
 from millrace.dispatcher.fleet import Fleet, runs
-from millrace.dispatcher.journal import Journal, MemoryJournal, UnwritableError
+from millrace.dispatcher.journal import Journal, MemoryJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.sessions import close, failed, look_for_namesake, send
 from millrace.dispatcher.shelf import Shelf
+from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
 from millrace.dispatcher.status import status
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import MillraceError, ProtocolError
@@ -40,7 +40,6 @@ from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
 from millrace.version import __version__
 from millrace.wire import blobs as wire_blobs
-from millrace.wire.backoff import delays
 from millrace.wire.compression import Compression
 from millrace.wire.control import Call, ControlServer, Session
 
@@ -135,7 +134,7 @@ class Dispatcher:
         self._work_path = work_dir
         self._recover = recover
         self._journal: Journal = MemoryJournal()
-        self._unwritable = ""
+        self._unwritable = self._lacking = ""
         self._clock = Clock(time.monotonic)
         self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
@@ -148,7 +147,7 @@ class Dispatcher:
         )
         self._workers: dict[str, Session] = {}
         self._clients: dict[str, Session] = {}
-        self._decided: list[_Decided] = []
+        self._decided: list[Decided] = []
         self._some_decided = asyncio.Event()
         self._checks: list[asyncio.Future[str]] = []
         self._broken = asyncio.Event()
@@ -180,7 +179,7 @@ class Dispatcher:
         """
         try:
             if self._work_path is not None:
-                self._restore(self._work_path)
+                await once_there_is_room(self._restore, ShortageError, self._lacks)
             if self._shelf is not None:
                 await self._shelf.open()
             self.address = await self._server.start()
@@ -195,9 +194,15 @@ class Dispatcher:
             raise
         return self.address
 
-    def _restore(self, path: str) -> None:
-        self._work_dir = WorkDir(path)
-        self._journal, self._state, at = restore(self._work_dir, self._fresh_state, recover=self._recover)
+    async def _restore(self) -> None:
+        assert self._work_path is not None
+        work_dir = WorkDir(self._work_path)
+        try:
+            self._journal, self._state, at = restore(work_dir, self._fresh_state, recover=self._recover)
+        except BaseException:
+            work_dir.close()
+            raise
+        self._work_dir = work_dir
         self._clock = Clock(time.monotonic, at)
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
         for worker in self._state.workers.values():
@@ -253,7 +258,7 @@ class Dispatcher:
                 self._fleet.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
         actions = [(action, self._session_of(action)) for action in merged(turn.actions)]
-        self._decided.append(_Decided(turn.events, turn.encoded, actions))
+        self._decided.append(Decided(turn.events, turn.encoded, actions))
         if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
             self._some_decided.set()
 
@@ -281,7 +286,7 @@ class Dispatcher:
                         if session is not None:
                             session.close(failed(error))
                 self._hold(each.events)
-                _log_losses(each.events)
+                each.log()
             self._answer(checks, "")
 
     async def _store(self, action: act.StoreBlob) -> None:
@@ -293,22 +298,25 @@ class Dispatcher:
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Write, however long it takes: meanwhile nothing is answered, and no new job is taken."""
-        pauses = delays(2.0, 30.0)
-        while True:
-            try:
-                await write()
-            except UnwritableError as error:
-                if not self._unwritable:
-                    _logger.error("%s; trying again until there is room", error)  # noqa: TRY400 - it says it all
-                    self._notice(f"{error}. The service stands still until it can: free some space on that disk")
-                self._unwritable = str(error)
-                self._answer(len(self._checks), self._unwritable)
-                await asyncio.sleep(next(pauses))
-            else:
-                if self._unwritable:
-                    _logger.warning("the journal is written again")
-                self._unwritable = ""
-                return
+        await once_there_is_room(write, UnwritableError, self._stands_still)
+
+    def _stands_still(self, why: str) -> None:
+        if not why:
+            _logger.warning("the journal is written again")
+        elif not self._unwritable:
+            _logger.error("%s; trying again until there is room", why)
+            self._notice(f"{why}. The service stands still until it can: free some space on that disk")
+        self._unwritable = why
+        self._answer(len(self._checks), why)
+
+    def _lacks(self, why: str) -> None:
+        """It is short of something that it needs to begin, or to go on with some jobs; others are not concerned."""
+        if not why:
+            _logger.warning("there is room again")
+        elif why != self._lacking:
+            _logger.error("%s; trying again until there is room", why)
+            self._notice(f"{why}. What needs it waits: the dispatcher needs room on its disk, and file descriptors")
+        self._lacking = why
 
     def _answer(self, checks: int, waits: str) -> None:
         answered, self._checks = self._checks[:checks], self._checks[checks:]
@@ -445,7 +453,7 @@ class Dispatcher:
         return blob.digest
 
     async def _fetch_blob(self, digest: str) -> bytes:
-        return await self._blobs.get(digest)
+        return await once_there_is_room(functools.partial(self._blobs.get, digest), ShortageError, self._lacks)
 
     async def _remove_blocks(self, places: list[str]) -> int:
         points = self._state.caches.points
@@ -476,19 +484,3 @@ class Dispatcher:
             requested=self._fleet.requested,
             why=self._fleet.why,
         )
-
-
-class _Decided(NamedTuple):
-    """What follows from one input."""
-
-    events: list[AnyEvent]
-    encoded: list[msgspec.Raw]
-    actions: list[tuple[act.Action, Session | None]]
-
-
-def _log_losses(events: list[AnyEvent]) -> None:
-    for event in events:
-        if isinstance(event, WorkerLost):
-            _logger.info("worker %s %s: what it had goes to others", event.worker, event.reason)
-        elif isinstance(event, JobRemoved) and event.absent:
-            _logger.warning("job %s is over: %s", event.job, event.reason)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 
+from millrace.dispatcher.shortage import unusable
 from millrace.errors import ServiceError
 
 
@@ -21,6 +22,7 @@ class WorkDir:
         blobs: path of the folder of blobs in it.
 
     Raises:
+        ShortageError: if there is no room for it now.
         ServiceError: if another process has it, or it can't be made or written.
     """
 
@@ -32,7 +34,7 @@ class WorkDir:
             os.makedirs(self.blobs, exist_ok=True)
             self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise ServiceError(f"work_dir {self.path} cannot be used: {error.strerror}") from error
+            raise unusable(f"work_dir {self.path} cannot be used", error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

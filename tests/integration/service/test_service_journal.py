@@ -1,10 +1,12 @@
 """The dispatcher dies at any moment, or its disk is full: it goes on where its journal ends, each element once."""
 
 import contextlib
+import json
 import os
 import random
 import resource
 import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +188,32 @@ def test_a_full_disk_stops_new_work_until_there_is_room(tmp_path, gate, keeper, 
             make_room()
             check(reading.result())
         assert "outlives" in service.status()["journal"]["why"]
+
+
+def test_a_dispatcher_on_a_full_disk_starts_when_there_is_room(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system; the unit of it is in test_dispatcher.py")
+    with small_disk(tmp_path / "work") as fill:
+        make_room = fill(None)
+        command = [sys.executable, "-m", "millrace", "dispatcher", "--port", "0", "--work-dir", tmp_path / "work"]
+        pipe = subprocess.PIPE
+
+        def start() -> Any:
+            return subprocess.Popen([*command, "--parent-pipe"], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+        with start() as dispatcher:
+            said = dispatcher.stderr.readline()
+            assert "No space left on device" in said or "disk is full" in said
+            assert "trying again until there is room" in said
+            make_room()
+            assert "address" in json.loads(dispatcher.stdout.readline())
+            dispatcher.stdin.close()
+            assert dispatcher.wait(30) == 0
+        fill(None)  # what it has written is there, and what it writes at the start is not
+        with start() as dispatcher:
+            assert "there is room" in dispatcher.stderr.readline()
+            dispatcher.stdin.close()  # whoever started it has no patience
+            assert dispatcher.wait(30) == 0
 
 
 def test_a_service_started_again_knows_its_jobs(tmp_path):
