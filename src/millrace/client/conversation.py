@@ -89,7 +89,6 @@ class Conversation:
         states: where the job goes on.
 
     Attributes:
-        sources: what identifies the data, and ``tasks``: how many an epoch has; known once one has begun.
         states: name of the saved states that the job went on from before this consumer came; empty: none.
 
     Raises:
@@ -115,9 +114,6 @@ class Conversation:
     ) -> None:
         self._spec = spec
         self._linger = linger
-        self.sources: list[str] = []
-        self.reused = -1
-        self.tasks: int | None = None
         self._gone = gone
         self.client = uuid.uuid4().hex
         self.pid = os.getpid()
@@ -127,7 +123,7 @@ class Conversation:
         # Entered by the lock itself: Ctrl-C within Condition.__enter__, which is Python, would leave it held for ever.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._begun = -1  # the epoch that the dispatcher said has begun
+        self._begun: EpochBegun | None = None  # the epoch that the dispatcher said has begun
         self._wanted = -1  # the epoch that it was asked to begin
         self._failure: MillraceError | None = None
         self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
@@ -272,8 +268,8 @@ class Conversation:
                 raise ServiceError("the session was closed while an epoch was about to begin")
             self._changed.wait()
 
-    def begin(self, number: int | None, measure: Measure) -> int:
-        """Begins an epoch (None: the next one) and returns its number once the dispatcher has said so.
+    def begin(self, number: int | None, measure: Measure) -> EpochBegun:
+        """Begins an epoch (None: the next one) and returns what the dispatcher says of it.
 
         Raises:
             MillraceError: why the job cannot go on.
@@ -284,12 +280,13 @@ class Conversation:
             self._wanted, self._measure = wanted, measure
         self._send(BeginEpoch(wanted))
         with self._lock:
-            self._wait(lambda: self._begun == wanted)
-        return wanted
+            self._wait(lambda: self._begun is not None and self._begun.epoch == wanted)
+            assert self._begun is not None
+            return self._begun
 
     def end(self, number: int) -> None:
         """Nobody reads this epoch any more."""
-        if self._begun == number:
+        if self._begun is not None and self._begun.epoch == number:
             self.report()
             self._left = self.feed.progress(everything=True)
             self.feed.stop(number)
@@ -348,12 +345,11 @@ class Conversation:
                 self.feed.ends(epoch, tasks)
             case StepsReady(epoch=epoch, steps=steps, last=last):
                 self.feed.allow(epoch, steps, last=last)
-            case EpochBegun(epoch=epoch, tasks=count, sources=sources, held=held, reused=reused):
+            case EpochBegun(epoch=epoch, held=held):
                 with self._lock:
                     if epoch == self._wanted:
-                        self.tasks, self.sources, self.reused = count, sources, reused
                         self.feed.begin(epoch, in_order=self._spec.deterministic, held=held)
-                        self._begun = epoch
+                        self._begun = message
                         self._changed.notify_all()
             case Resumed(epoch=epoch):
                 with self._lock:

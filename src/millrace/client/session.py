@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self
 from millrace.client.conversation import CLOSE, Conversation
 from millrace.client.inbox import Arrival
 from millrace.client.tally import Tally
+from millrace.control.messages import EpochBegun
 from millrace.control.spec import JobSpec
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
@@ -243,9 +244,12 @@ class EpochReader(Iterator[Any]):
         self._surplus: list[Any] = []  # decoded, and held until all consumers have as much
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
-            self.number = conversation.begin(number, tally.measure)
+            begun = conversation.begin(number, tally.measure)
+            self.number, self._anew = begun.epoch, begun.anew
+            if self._anew:
+                tally.forget()
             self.checkpoint = functools.partial(
-                _checkpoint, conversation, graph_digest(unpack(conversation.spec.structure)), self.number, tally
+                _checkpoint, conversation, graph_digest(unpack(conversation.spec.structure)), begun, tally
             )
         else:
             self.number = over.epoch
@@ -308,7 +312,7 @@ class EpochReader(Iterator[Any]):
                 self.close()
                 return False
             tally.meter.took(len(elements), asked, got, queued)
-            tally.hand_out(elements, arrival)
+            tally.hand_out(elements, arrival, len(self._surplus))
         except BaseException as error:
             if isinstance(error, MillraceError) and self._session is not None:
                 self._fail(self._session, error)
@@ -388,7 +392,8 @@ class EpochReader(Iterator[Any]):
         epoch = min(each.next_epoch for each in loaded)
         if self._conversation.states != name_of(loaded) or self.number != epoch:
             return False
-        self._tally.resume(said(loaded, epoch))
+        if not self._anew:
+            self._tally.resume(said(loaded, epoch))
         return True
 
     def close(self) -> None:
@@ -420,31 +425,31 @@ def _cut(elements: list[Any], count: int | None) -> tuple[list[Any], list[Any]]:
     return (elements, []) if count is None or count >= len(elements) else (elements[:count], elements[count:])
 
 
-def _checkpoint(conversation: Conversation, graph: str, epoch: int, tally: Tally) -> Checkpoint:
-    """The state of who reads ``epoch``, without asking anybody.
+def _checkpoint(conversation: Conversation, graph: str, begun: EpochBegun, tally: Tally) -> Checkpoint:
+    """The state of who reads an epoch, without asking anybody.
 
     Raises:
         StateError: the job has no states.
     """
     if conversation.spec.sharding == "off":
         raise StateError("ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on")
-    if conversation.spec.equal_steps:
-        raise StateError("with equal_steps=True the plan depends on how many consumers there are: it has no states")
     if conversation.consumer and conversation.spec.num_consumers is None:
         raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
-    done, begun = tally.now(conversation.feed, epoch)
+    done, parts = tally.now(conversation.feed, begun.epoch)
     return Checkpoint(
         seed=conversation.seed,
-        epoch=epoch,
+        epoch=begun.epoch,
         graph=graph,
-        sources=conversation.sources,
-        tasks=conversation.tasks,
+        sources=begun.sources,
+        tasks=begun.tasks,
         done=done.low,
         later=done.text(),
-        begun=begun,
+        begun=parts,
         ended=tally.ended,
         rank=conversation.consumer,
         ranks=conversation.spec.num_consumers or 1,
-        reused=conversation.reused,
+        reused=begun.reused,
         alone=(tally.alone.low, tally.alone.text()),
+        shares=begun.shares,
+        pieces=begun.pieces,
     )

@@ -33,6 +33,7 @@ class Tally:
         self.ended = False
         self.alone = TaskSet()
         self._arrival: Arrival | None = None
+        self._held = 0
         self._progress = Progress()
         if read is not None:
             self.resume(read)
@@ -42,17 +43,33 @@ class Tally:
         """Nothing was handed out, nor its end said."""
         return self._arrival is None and not self.ended
 
+    def forget(self) -> None:
+        """Nothing was read before of what comes now."""
+        self.alone, self._progress = TaskSet(), Progress()
+
     def resume(self, read: Merged) -> None:
         """This was read of the epoch before."""
         self.alone |= read.tasks_alone()
         self._progress.resume(read.tasks_done(), dict(read.begun))
 
-    def hand_out(self, elements: list[Any], arrival: Arrival | None) -> None:
-        """These, of a message that arrived, are handed out next; those before were, or never will be."""
-        if self._arrival is not None:
-            self._progress.yielded(self._arrival.task.number, self._arrival.end - operator.length_hint(self.current))
-        self._arrival = arrival
+    def hand_out(self, elements: list[Any], arrival: Arrival | None, held: int = 0) -> None:
+        """These are handed out next; those before were, or never will be.
+
+        Args:
+            elements: of a message that arrived.
+            arrival: the message; None: that of the elements before.
+            held: how many elements of the message come after these.
+        """
+        self._count()
+        self._arrival = arrival or (self._arrival if elements else None)
+        self._held = held
         self.current = iter(elements)
+
+    def _count(self) -> None:
+        """Note how far the message was handed out."""
+        if self._arrival is not None:
+            left = operator.length_hint(self.current) + self._held
+            self._progress.yielded(self._arrival.task.number, self._arrival.end - left)
 
     def measure(self) -> tuple[int, Rates]:
         """Elements handed out since the epoch began, and how fast; for the thread that reports."""
@@ -62,8 +79,7 @@ class Tally:
 
     def now(self, feed: Feed, epoch: int) -> tuple[TaskSet, list[tuple[int, int]]]:
         """Tasks of which all was handed out, and how many outputs of others."""
-        if self._arrival is not None:
-            self._progress.yielded(self._arrival.task.number, self._arrival.end - operator.length_hint(self.current))
+        self._count()
         for task, outputs in feed.ended(epoch):
             self._progress.ends(task, outputs)
         for task in feed.alone(epoch):

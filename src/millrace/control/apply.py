@@ -192,7 +192,8 @@ def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
     epoch.freed = set(event.freed)
     epoch.alone = set(event.alone)
     epoch.reused = event.reused
-    if job.spec.deterministic:
+    epoch.pieces, epoch.anew, epoch.tasks = event.pieces, event.anew, event.tasks
+    if job.spec.deterministic or job.spec.equal_steps:
         every = job.spec.num_consumers or 1
         for consumer in range(every):
             theirs = range(consumer, done.low + done.bits.bit_length(), every)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from millrace.control import caching
 from millrace.control import events as ev
 from millrace.control.messages import (
@@ -15,11 +17,12 @@ from millrace.control.messages import (
     TaskRead,
     TaskRef,
 )
+from millrace.control.plans import PlanLike
 from millrace.control.state import Job, LiveTask, State
 from millrace.control.supply import all_dealt, alone_at, first_missing, in_turn, missing, newest, share_dealt
 from millrace.control.turn import Turn
-from millrace.planning.checkpoint import merge
-from millrace.planning.plan import owed
+from millrace.planning.checkpoint import Checkpoint, Merged, merge
+from millrace.planning.plan import NOTHING, is_even, left_of, owed
 
 
 def open_epoch(turn: Turn, job: Job, number: int) -> None:
@@ -36,11 +39,42 @@ def open_epoch(turn: Turn, job: Job, number: int) -> None:
 def _resumed(state: State, job: Job) -> ev.EpochResumed:
     """The epoch that the job's states lead to, without what was read of it."""
     merged = merge(list(job.states.values()))
+    there = [each for each in job.states.values() if each.epoch == merged.epoch]
+    # Who of equal ranks has seen the end knows that the others have no more either.
+    over = job.spec.equal_steps and any(each.ended for each in there)
+    if there and (job.equal or there[0].shares):
+        return _divided(state, job, merged, there[0], over=over)
     alone = merged.tasks_alone()
+    if over and job.length is not None:
+        merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
     again, freed = owed(state.plan(job).task, merged.tasks_done(), alone)
     return ev.EpochResumed(
         job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused, list(alone)
     )
+
+
+def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> ev.EpochResumed:
+    """The same where counts are known: on as many ranks each reads on; else what is left is divided among these."""
+    former, ranks = plan_of_state(state, job, saved), job.spec.ranks
+    done, begun = merged.tasks_done(), dict(merged.begun)
+    if ranks is not None and saved.shares == ranks and not over and is_even(former, done, begun, ranks):
+        tasks = former.length if saved.pieces else None
+        resumed = ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun)
+        resumed = msgspec.structs.replace(resumed, pieces=saved.pieces)
+    else:
+        pieces = [NOTHING] if over else left_of(former, done, begun)
+        assert job.tables is not None
+        tasks = state.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=pieces).length
+        resumed = ev.EpochResumed(job.name, merged.epoch, pieces=pieces, anew=True)
+    return msgspec.structs.replace(resumed, reused=merged.reused, tasks=-1 if tasks is None else tasks)
+
+
+def plan_of_state(state: State, job: Job, saved: Checkpoint) -> PlanLike:
+    """The plan that the tasks in a state are numbered by."""
+    if saved.pieces or saved.shares != (job.spec.ranks or 0 if job.equal else 0):
+        assert job.tables is not None
+        return state.make_plan(job.spec, job.seed, job.tables, ranks=saved.shares or None, pieces=saved.pieces)
+    return state.plan(job)
 
 
 def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
@@ -87,7 +121,9 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     epoch = job.epochs.get(number)
     if epoch is None or job.tables is None:
         return
-    turn.to_consumer(job, consumer, EpochBegun(number, job.length, job.prints, held_back(job), epoch.reused))
+    shares = 0 if job.length is None or not turn.state.plan(job, number).equal else job.spec.ranks or 1
+    begun = EpochBegun(number, job.tasks_of(epoch), job.prints, held_back(job), epoch.reused, shares)
+    turn.to_consumer(job, consumer, msgspec.structs.replace(begun, pieces=epoch.pieces, anew=epoch.anew))
     tell_steps(turn, job, number, consumer)
     _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
     send_ends(turn, job, number, consumer)

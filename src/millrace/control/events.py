@@ -24,6 +24,7 @@ from millrace.control.poison_events import PlanningDied, PoisonFound, TaskDied
 from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.spec import JobSpec
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 
@@ -249,6 +250,7 @@ class EpochResumed(Event, frozen=True):
         again: those done whose leftovers are still needed, so that they run again, unread by anybody.
         freed: those not done whose leftovers have become outputs that were read.
         alone: those that give what they would leave over themselves, done or not.
+        pieces: what the epoch's own plan of ``tasks`` divides, ``anew``: from now on; empty: it has the job's plan.
     """
 
     job: str
@@ -260,6 +262,9 @@ class EpochResumed(Event, frozen=True):
     freed: list[int] = []
     reused: int = -1
     alone: list[int] = []
+    pieces: list[Piece] = []
+    anew: bool = False
+    tasks: int = -1
 
 
 class OwnersAsked(Event, frozen=True):

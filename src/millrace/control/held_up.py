@@ -57,7 +57,7 @@ def _inputs(turn: Turn, job: Job, number: int, consumer: int) -> Iterator[tuple[
         return
     tails = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].complete]
     while tails:
-        for task in turn.state.plan(job).task(tails.pop()).inputs:
+        for task in turn.state.plan(job, number).task(tails.pop()).inputs:
             live = epoch.live.get(task)
             if live is not None and not live.finished and not live.complete:
                 yield task, live.consumer

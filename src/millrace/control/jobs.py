@@ -183,7 +183,7 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
     if job is None or job.lister != worker:
         return
     try:
-        plan = turn.state.make_plan(job.spec, job.seed, message.tables)
+        plan = turn.state.make_plan(job.spec, job.seed, message.tables, ranks=job.spec.ranks)
     except MillraceError as error:
         fail_job(turn, job, Failure(type(error).__name__, str(error)))
         return

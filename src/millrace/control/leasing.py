@@ -24,7 +24,7 @@ from millrace.control.turn import Turn
 
 def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> None:
     """Give what was offered to the worker, and tell the consumer where to read it."""
-    if found.fresh and job.spec.sharding != "off" and turn.state.plan(job).task(found.task).inputs:
+    if found.fresh and job.spec.sharding != "off" and turn.state.plan(job, found.epoch).task(found.task).inputs:
         # Only where a walk starts with a tail; the others are dealt below.
         turn.emit(ev.TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
         settle_epoch(turn, job, found.epoch, consumer)
@@ -58,7 +58,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     )
     epoch = job.epochs[found.epoch]
     live = epoch.live[found.task]
-    planned = turn.state.plan(job).task(found.task if found.run < 0 else found.run)
+    planned = turn.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
     turn.to_worker(
         worker.id,
         LeaseTask(
@@ -75,6 +75,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             cache=use,
             reused=epoch.reused,
             measure=job.caching.kind == "profile",
+            parts=list(planned.pieces) if epoch.pieces else [],
         ),
     )
     tell_read(turn, job, found.epoch, consumer, found.task)
@@ -92,7 +93,7 @@ def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:
     epoch = job.epochs[found.epoch]
     while True:
         key, ahead = walk(job, epoch, found.share, consumer)
-        if ahead is None or not turn.state.plan(job).task(ahead[0]).inputs:
+        if ahead is None or not turn.state.plan(job, found.epoch).task(ahead[0]).inputs:
             return
         turn.emit(ev.TailDealt(job.name, found.epoch, ahead[0], consumer, {key: ahead[1]}))
 
@@ -129,7 +130,7 @@ def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
 
 def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     """The worker has come back without the task: it never heard of it, or has forgotten what was read to the end."""
-    if job.spec.runs_again or not turn.state.plan(job).task(task).inputs:
+    if job.spec.runs_again or not turn.state.plan(job, epoch).task(task).inputs:
         take_back(turn, job, epoch, task, reason)
     else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
         tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
@@ -157,7 +158,7 @@ def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
 
 def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
     """The tail has been leased: should it run again, it must give what it gave before, and so take what it took."""
-    parent = -1 if job.spec.sharding == "off" else state.plan(job).task(task).parent
+    parent = -1 if job.spec.sharding == "off" else state.plan(job, epoch).task(task).parent
     tail = job.epochs[epoch].live.get(parent)
     return tail is not None and tail.lease > 0
 
@@ -170,7 +171,7 @@ def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
         return
     live = job.epochs[epoch].live[task]
     consumer = live.consumer
-    plan = turn.state.plan(job)
+    plan = turn.state.plan(job, epoch)
     planned = plan.task(task)
     if not live.complete:
         known = plan.exact and planned.stop > planned.start
@@ -189,7 +190,7 @@ def settle(turn: Turn, job: Job, number: int, task: int) -> None:
     live = epoch.live.get(task)
     if live is None or not live.complete:
         return
-    parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job).task(task).parent
+    parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job, number).task(task).parent
     if parent >= 0 and not live.freed and (not live.finished or live.leftovers):
         return
     if live.worker:
@@ -198,7 +199,7 @@ def settle(turn: Turn, job: Job, number: int, task: int) -> None:
 
 
 def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> None:
-    planned = None if job.spec.sharding == "off" else turn.state.plan(job).task(task)
+    planned = None if job.spec.sharding == "off" else turn.state.plan(job, number).task(task)
     inputs = [] if planned is None else list(planned.inputs)
     epoch = job.epochs[number]
     live = epoch.live[task]
@@ -255,7 +256,7 @@ def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
     number = message.ref.epoch
     reason = "a tail could not get its leftovers"
     turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
-    inputs = turn.state.plan(job).task(message.ref.task).inputs
+    inputs = turn.state.plan(job, number).task(message.ref.task).inputs
     for task in message.missing:
         live = job.epochs[number].live.get(task)
         if task in inputs and live is not None and live.leftovers:

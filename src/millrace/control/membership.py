@@ -89,8 +89,9 @@ def _ask_again(turn: Turn, worker: Worker) -> None:
         if job.lister == worker.id:
             turn.to_worker(worker.id, ListSources(job.name))
         for number, epoch in job.epochs.items():
-            if epoch.chooser == worker.id and job.length is not None:
-                turn.to_worker(worker.id, ChooseSharding(job.name, number, job.length, epoch.candidates))
+            length = job.tasks_of(epoch)
+            if epoch.chooser == worker.id and length is not None:
+                turn.to_worker(worker.id, ChooseSharding(job.name, number, length, epoch.candidates))
 
 
 def started(turn: Turn, address: str, drawn: str) -> None:

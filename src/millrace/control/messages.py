@@ -27,6 +27,7 @@ from millrace.control.reports import Flow, LaneReport, NodeMeasure, Pace
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 
@@ -246,6 +247,8 @@ class LeaseTask(Message, frozen=True):
     cache: CacheUse | None = None
     reused: int = -1  # a point below which all is as in the first epoch
     measure: bool = False  # report what operators did as soon as it has ended
+    parts: list[Piece] = []
+    """What to run instead of the plan's task: the epoch was dealt anew."""
 
 
 class RevokeTask(Message, frozen=True):
@@ -399,6 +402,12 @@ class EpochBegun(Message, frozen=True):
     held: bool = False
     reused: int = -1
     """A cache point below which all is as in the first epoch, for states."""
+    shares: int = 0
+    """The tasks are those of a plan that divides the epoch equally among so many ranks; 0: of another. For states."""
+    pieces: list[Piece] = []
+    """What that plan divides; empty: the whole epoch. For states."""
+    anew: bool = False
+    """It is dealt anew what states left: nothing of these tasks was read."""
 
 
 class StepsReady(Message, frozen=True):

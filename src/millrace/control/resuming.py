@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control import events as ev
-from millrace.control.epochs import send_resumed
+from millrace.control.epochs import plan_of_state, send_resumed
 from millrace.control.leasing import drop
 from millrace.control.messages import Failure, JoinJob
 from millrace.control.places import Refused
@@ -31,8 +31,6 @@ def check_states(message: JoinJob) -> JoinJob:
     wrong = ""
     if spec.sharding == "off":
         wrong = "with ShardingPolicy.OFF an epoch is not the data, so that there is no place in it to go on from"
-    elif spec.equal_steps:
-        wrong = "with equal_steps=True the plan depends on how many consumers there are, so it has no states"
     elif states[0].helpers:
         wrong = "the state is of a DataLoader's process without a service, which had tasks of its own"
     elif spec.seed != states[0].seed and None not in (spec.seed, states[0].seed):
@@ -130,10 +128,9 @@ def check_data(state: State, job: Job) -> Failure | None:
     """Why the states are not of the job's data, if these are known and so."""
     if job.tables is None or not job.states:
         return None
-    here = Identity("", job.prints, state.plan(job).length)
     try:
         for loaded in job.states.values():
-            fit(loaded.identity, here)
+            fit(loaded.identity, Identity("", job.prints, plan_of_state(state, job, loaded).length))
     except StateError as error:
         return Failure("StateError", str(error))
     return None

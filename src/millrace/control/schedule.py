@@ -11,7 +11,7 @@ from millrace.control.leasing import in_the_way, lease
 from millrace.control.membership import release_retired
 from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 from millrace.control.resuming import make_up
-from millrace.control.state import Epoch, Job, Worker
+from millrace.control.state import Job, Worker
 from millrace.control.supply import (
     Offer,
     active,
@@ -79,20 +79,20 @@ def _adopt_reruns(turn: Turn, job: Job) -> None:
         for consumer, tasks in list(epoch.pending.items()):
             for task in sorted(tasks):
                 if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
-                    heir = _reader_of_tail(turn, job, epoch, task)
+                    heir = _reader_of_tail(turn, job, number, task)
                     if heir != consumer:
                         turn.emit(ev.TaskMoved(job.name, number, task, heir))
 
 
-def _reader_of_tail(turn: Turn, job: Job, epoch: Epoch, task: int) -> int:
+def _reader_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
     """The consumer that reads what becomes of the task's leftovers; if nobody does yet, one that is there."""
-    there = active(job)
-    parent = turn.state.plan(job).task(task).parent
+    there, epoch = active(job), job.epochs[number]
+    parent = turn.state.plan(job, number).task(task).parent
     while parent in epoch.live:
         tail = epoch.live[parent]
         if not tail.complete and tail.consumer in there:
             return tail.consumer
-        parent = turn.state.plan(job).task(parent).parent
+        parent = turn.state.plan(job, number).task(parent).parent
     mine = epoch.live[task].consumer
     return mine if mine in there or not there else there[0]
 
@@ -117,9 +117,9 @@ def _plan(turn: Turn, job: Job) -> None:
         names = [worker.id for worker in workers]
         if job.spec.sharding == "static":
             turn.emit(ev.OwnersFixed(job.name, number, names))
-        elif job.length is not None:
+        elif (length := job.tasks_of(epoch)) is not None:
             turn.emit(ev.OwnersAsked(job.name, number, names[0], names))
-            turn.to_worker(names[0], ChooseSharding(job.name, number, job.length, names))
+            turn.to_worker(names[0], ChooseSharding(job.name, number, length, names))
 
 
 def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
@@ -130,8 +130,8 @@ def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
         return
     count = len(epoch.candidates)
     wrong = ""
-    if len(message.owners) != job.length:
-        wrong = f"{len(message.owners)} answers for {job.length} tasks"
+    if len(message.owners) != job.tasks_of(epoch):
+        wrong = f"{len(message.owners)} answers for {job.tasks_of(epoch)} tasks"
     else:
         bad = next(((task, o) for task, o in enumerate(message.owners) if not 0 <= o < count), None)
         if bad is not None:

@@ -6,8 +6,8 @@ from the events, so that replaying a journal gives an equal state; plans are der
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -18,13 +18,13 @@ from millrace.control.events import AnyEvent
 from millrace.control.messages import (
     Failure,
 )
+from millrace.control.plans import PlanLike, Planner
 from millrace.control.scaled import FleetPlan, Home, Scaling
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
-from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.plan import Task
+from millrace.planning.plan import Piece, make_plan
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable
 from millrace.policies.cost import PriceTable
@@ -34,52 +34,6 @@ T = TypeVar("T")
 
 SERVICE = ""
 """In the place of a job's name: what is asked about all jobs and workers together."""
-
-
-class PlanLike(Protocol):
-    """What is used of :class:`millrace.planning.plan.Plan`."""
-
-    @property
-    def length(self) -> int | None:
-        """Number of tasks; None: endless."""
-
-    @property
-    def mains(self) -> int | None:
-        """Number of tasks that are no tails; None: endless."""
-
-    @property
-    def exact(self) -> bool:
-        """A task gives as many elements as it has units."""
-
-    @property
-    def equal(self) -> bool:
-        """Consumers that are dealt the tasks in turn get equally many elements."""
-
-    @property
-    def left_out(self) -> int:
-        """Elements that are in no task, so that the others can be dealt equally."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Sentences for the user."""
-
-    def task(self, index: int) -> Task:
-        """Task ``index`` of any epoch."""
-
-    def main(self, number: int) -> int:
-        """Index of the ``number``-th task that is no tail."""
-
-    def __hash__(self) -> int:
-        """By identity will do."""
-
-
-class Planner(Protocol):
-    """The signature of :func:`millrace.planning.plan.make_plan`."""
-
-    def __call__(
-        self, graph: Graph, tables: Mapping[int, SplitTable], *, tasks: int | None, seed: int, ranks: int | None
-    ) -> PlanLike:
-        """The plan of a graph over these tables."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -241,6 +195,8 @@ class Epoch(msgspec.Struct):
         later: by task from there on a bit, set if it was.
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
+        pieces: what its plan divides, if that is not the job's; ``anew``: since states were loaded, and not before.
+        tasks: of its own plan; -1: it has the job's.
         without: by tail that is not over, inputs that are, and left it nothing as they were dropped or ran alone.
         reused: a cache point below which all is as in the first epoch.
         chooser: the worker that was asked to choose, among ``candidates``.
@@ -271,6 +227,9 @@ class Epoch(msgspec.Struct):
     reused: int = -1
     alone: set[int] = set()
     without: dict[int, list[int]] = {}
+    pieces: list[Piece] = []
+    anew: bool = False
+    tasks: int = -1
 
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""
@@ -337,6 +296,10 @@ class Job(msgspec.Struct):
     kept_at: float | None = None
     former: dict[int, tuple[str, int]] = {}
 
+    def tasks_of(self, epoch: Epoch) -> int | None:
+        """Tasks of an epoch as consumers see them; None without end, or not known yet."""
+        return self.length if epoch.tasks < 0 else epoch.tasks
+
     @property
     def kind(self) -> str:
         """What makes two jobs alike: the pipeline, and the name, if the user gave one."""
@@ -392,7 +355,7 @@ class State:
         self.ended: dict[str, EndedJob] = {}
         self._apply = _appliers()
         self._planner = planner
-        self._plans: dict[tuple[str, float], PlanLike] = {}
+        self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
         self._crew: Crew | None = None
         self._answers: dict[str, dict[object, Any]] = {}
         self.changed: set[str] = set()
@@ -463,22 +426,37 @@ class State:
         """Whoever lost its session at ``lost_at`` did so with the dispatcher, and has not had the time to find it."""
         return lost_at <= self.started and now < self.returning
 
-    def make_plan(self, spec: JobSpec, seed: int, tables: Mapping[int, SplitTable]) -> PlanLike:
-        """The plan of a job.
+    def make_plan(
+        self,
+        spec: JobSpec,
+        seed: int,
+        tables: Mapping[int, SplitTable],
+        *,
+        ranks: int | None,
+        pieces: Sequence[Piece] = (),
+    ) -> PlanLike:
+        """A plan of a job, for so many ranks, of these pieces of an epoch (empty: all of it).
 
         Raises:
             PipelineError: if it can't be planned.
         """
-        planner = self._planner or _default_planner()
-        return planner(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed, ranks=spec.ranks)
+        planner = self._planner or make_plan
+        return planner(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed, ranks=ranks, pieces=pieces)
 
-    def plan(self, job: Job) -> PlanLike:
-        """The plan of a job whose tables are known."""
-        key = (job.name, job.created)
+    def plan(self, job: Job, number: int | None = None) -> PlanLike:
+        """The plan of a job whose tables are known: that of an epoch; None: of those that were not resumed."""
+        epoch = job.epochs.get(number) if number is not None else None
+        own = number if epoch is not None and epoch.pieces else None
+        key = (job.name, job.created, own)
         if key not in self._plans:
             assert job.tables is not None
             self._plans = {known: plan for known, plan in self._plans.items() if known[0] in self.jobs}
-            self._plans[key] = self.make_plan(job.spec, job.seed, job.tables)
+            ranks = job.spec.ranks
+            if epoch is not None and own is not None:
+                made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=epoch.pieces)
+            else:
+                made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks)
+            self._plans[key] = made
         return self._plans[key]
 
 
@@ -486,9 +464,3 @@ def _appliers() -> Mapping[type, Callable[[State, Any], None]]:
     from millrace.control.apply import APPLY
 
     return APPLY
-
-
-def _default_planner() -> Callable[..., PlanLike]:
-    from millrace.planning.plan import make_plan
-
-    return make_plan

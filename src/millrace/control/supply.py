@@ -18,8 +18,9 @@ from itertools import islice
 import msgspec
 import numpy as np
 
+from millrace.control.plans import PlanLike
 from millrace.control.spec import JobSpec
-from millrace.control.state import Epoch, Job, LiveTask, PlanLike, State, Worker
+from millrace.control.state import Epoch, Job, LiveTask, State, Worker
 from millrace.planning.keys import derive
 from millrace.planning.permutation import permute
 
@@ -183,7 +184,8 @@ def some_pending(state: State, job: Job, consumer: int) -> bool:
         job.name,
         ("pending", consumer),
         lambda: any(
-            (off or _ready(job, number, task, state.plan(job).task(task).inputs)) and wanted(state, job, epoch, task)
+            (off or _ready(job, number, task, state.plan(job, number).task(task).inputs))
+            and wanted(state, job, epoch, task)
             for number, epoch in job.epochs.items()
             for task in epoch.pending.get(consumer, ())
         ),
@@ -200,8 +202,8 @@ def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
 
     Nor does it before that tail is dealt: what is read comes first.
     """
-    if not epoch.live[task].complete:
-        return True
+    if not epoch.live[task].complete or epoch.pieces:
+        return not epoch.live[task].complete
     number = state.plan(job).task(task).parent
     parent = epoch.live.get(number)
     return parent is not None and not parent.finished and wanted(state, job, epoch, number)
@@ -213,7 +215,7 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
         return None
     off = job.spec.sharding == "off"
     for task in sorted(tasks):
-        inputs = () if off else state.plan(job).task(task).inputs
+        inputs = () if off else state.plan(job, number).task(task).inputs
         if inputs:
             if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, consumer, inputs):
                 continue
@@ -256,7 +258,7 @@ def began_without(state: State, job: Job, number: int, task: int) -> bool:
     It did not wait, as the task's consumer had gone; then another one came in its place. Where that was before the
     epoch was resumed, ``Epoch.alone`` says so.
     """
-    parent = state.plan(job).task(task).parent
+    parent = state.plan(job, number).task(task).parent
     if parent < 0 or not in_turn(job) or fixed(state, job, number, parent):
         return False
     tail = job.epochs[number].live.get(parent)
@@ -272,7 +274,7 @@ def fixed(state: State, job: Job, number: int, tail: int) -> bool:
     while tail >= 0:
         if epoch.over(tail) or epoch.starts.get(tail):
             return True
-        tail = -1 if tail in epoch.alone else state.plan(job).task(tail).parent
+        tail = -1 if tail in epoch.alone else state.plan(job, number).task(tail).parent
     return False
 
 
@@ -280,14 +282,15 @@ def owes(state: State, job: Job, number: int, task: int) -> bool:
     """A tail takes what the task leaves over as it did before the epoch was resumed, be the task read or not."""
     epoch = job.epochs[number]
     told = task in epoch.alone or task in epoch.freed or epoch.over(task)
-    return not told and fixed(state, job, number, state.plan(job).task(task).parent)
+    return not told and fixed(state, job, number, state.plan(job, number).task(task).parent)
 
 
 def owed_by(state: State, job: Job, number: int, consumer: int) -> int:
     """The last task that a consumer owes of those that it has not been dealt; -1 if there is none. In a fixed order."""
     epoch = job.epochs[number]
     end = max(epoch.low + 8 * len(epoch.later), *epoch.starts, 0)
-    for task in reversed(range(consumer, end if job.length is None else min(end, job.length), stride(job))):
+    length = job.tasks_of(epoch)
+    for task in reversed(range(consumer, end if length is None else min(end, length), stride(job))):
         if not _was_dealt(job, number, task) and owes(state, job, number, task):
             return task
     return -1
@@ -303,7 +306,7 @@ def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
         return []
     without = {*epoch.alone, *epoch.without.get(task, ())}
     alone = [task] if epoch.live[task].alone else []
-    for each in state.plan(job).task(task).inputs:
+    for each in state.plan(job, number).task(task).inputs:
         live = epoch.live.get(each)
         # In a fixed order it has begun without those that nobody has been dealt yet.
         late = in_turn(job) and not epoch.over(each) and not _was_dealt(job, number, each)
@@ -339,7 +342,7 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
         share: number of the share if the sharding is by worker, else -1.
         consumer: matters if tasks are dealt in turn.
     """
-    every = stride(job) if in_turn(job) else 1
+    every, length = stride(job) if in_turn(job) else 1, job.tasks_of(epoch)
     mine = consumer if in_turn(job) else 0
     key = f"c{consumer}" if in_turn(job) else ""
     if share < 0:
@@ -347,7 +350,7 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
         at += max(0, -(-(epoch.low - at) // every)) * every
         while epoch.over(at):
             at += every
-        return key, None if job.length is not None and at >= job.length else (at, at + every)
+        return key, None if length is not None and at >= length else (at, at + every)
     key = f"o{share}{key}"
     if epoch.choice is None:
         count = len(epoch.owners)
@@ -359,7 +362,7 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
         count = 1
         candidates = range(epoch.cursors.get(key, 0), len(epoch.choice))
     for task in candidates:
-        if job.length is not None and task >= job.length:
+        if length is not None and task >= length:
             break
         mine_too = task % every == mine % every and not epoch.over(task)
         if mine_too and (epoch.choice is None or epoch.choice[task] == share):
@@ -419,10 +422,11 @@ def off_walk(plan: PlanLike, seed: int, epoch: int, ordinal: int, steps: np.ndar
 
 def all_dealt(job: Job, epoch: Epoch) -> bool:
     """Every task of the epoch has its consumer, those aside that were dealt to consumers that left."""
-    if job.length is None:
+    length = job.tasks_of(epoch)
+    if length is None:
         return False
     if not in_turn(job):
-        return sum(epoch.dealt.values()) >= job.length
+        return sum(epoch.dealt.values()) >= length
     return all(share_dealt(job, epoch, consumer) for consumer in range(stride(job)) if consumer not in job.left)
 
 
@@ -431,8 +435,9 @@ def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
 
     Who takes the place of one that left has nothing of epochs that were settled without it.
     """
-    if in_turn(job) and job.length is not None and not epoch.settled:
-        return epoch.dealt.get(consumer, 0) >= len(range(consumer, job.length, stride(job)))
+    length = job.tasks_of(epoch)
+    if in_turn(job) and length is not None and not epoch.settled:
+        return epoch.dealt.get(consumer, 0) >= len(range(consumer, length, stride(job)))
     return epoch.settled
 
 

@@ -20,8 +20,9 @@ from millrace.control.bounds import checker
 from millrace.control.decide import react
 from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerRetiring
 from millrace.control.observed import Observed
+from millrace.control.plans import Planner
 from millrace.control.snapshot import dump
-from millrace.control.state import Planner, Settings, State
+from millrace.control.state import Settings, State
 from millrace.control.turn import Turn, merged
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock

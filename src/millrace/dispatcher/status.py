@@ -117,7 +117,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
             for (index, place), sight in zip(sorted(job.consumers.items()), _in_order(sights), strict=True)
         ],
         "operators": operator_rows(operators, window.nodes, window.seconds),
-        "tasks": {"total": job.length, "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
+        "tasks": {"total": job.tasks_of(epoch), "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
         "skipped": job.skipped,
         "reruns": {
             "compared": sum(report.reruns for report in reports),
@@ -127,7 +127,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "bottleneck": msgspec.to_builtins(found),
         "kept": _kept(state, job, now),
         "why": _why_job(state, observed, job, serving, found, now),
-        "left_out": sum(report.left_out for report in reports) + _undivided(state, job),
+        "left_out": sum(report.left_out for report in reports) + _undivided(state, job, number),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
@@ -257,9 +257,9 @@ def _notes(job: Job, impure: list[str]) -> list[str]:
     return list(dict.fromkeys(filter(None, [*impure, *notes])))
 
 
-def _undivided(state: State, job: Job) -> int:
+def _undivided(state: State, job: Job, number: int) -> int:
     """Elements of an epoch that nobody gets, so that all consumers get equally many."""
-    return state.plan(job).left_out if job.tables is not None and job.failure is None else 0
+    return state.plan(job, number).left_out if job.tables is not None and job.failure is None else 0
 
 
 def _visits(state: State, job: Job, number: int) -> list[str]:

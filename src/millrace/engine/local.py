@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -23,7 +23,7 @@ from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
 from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
 from millrace.planning.passes import Number, Passes, Share, start_of
-from millrace.planning.plan import FAN_IN, Plan, Task, make_plan
+from millrace.planning.plan import FAN_IN, Piece, Plan, Task, left_of, make_plan
 from millrace.planning.tables import SplitTable
 
 Leftovers = Mapping[int, list[Any]]
@@ -188,14 +188,22 @@ def read(
         few = planned is not None and planned < _TASKS_EACH * share[1]
         tasks = _TASKS_EACH * share[1] if few else None  # so that there is something for each
     reuse = Reuse(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
-    program = Program(graph, tables, seed=seed, tasks=tasks, consecutive=True)
+
+    @functools.cache
+    def cut(shares: int, pieces: tuple[Piece, ...]) -> tuple[Plan, Identity]:
+        plan = make_plan(graph, tables, tasks=tasks, seed=seed, ranks=shares or None, pieces=pieces)
+        return plan, identity(graph, tables, plan.length)
+
+    pieces: list[Piece] = []
+    for each in loaded:
+        divided, there = cut(each.shares, tuple(each.pieces))
+        fit(each.identity, there)
+        if each.shares and each.epoch == begin.epoch and not pieces:  # of ranks that got equally many elements
+            pieces = left_of(divided, begin.tasks_done(), dict(begin.begun))
+    if pieces:
+        begin = Merged(epoch=begin.epoch, reused=begin.reused)
+    program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, consecutive=True)
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
-    try:
-        for each in loaded:
-            fit(each.identity, here())
-    except BaseException:
-        program.close()
-        raise
 
     def again(state: Any) -> LocalIterator:
         fresh = read(pipeline, passes, None, share, state)
@@ -203,7 +211,15 @@ def read(
         return fresh
 
     return LocalIterator(
-        program, begin, share=share, passes=passes, loaded=loaded, identity=here, again=again, reuse=reuse
+        program,
+        begin,
+        share=share,
+        passes=passes,
+        loaded=loaded,
+        identity=here,
+        again=again,
+        reuse=reuse,
+        pieces=pieces,
     )
 
 
@@ -229,6 +245,7 @@ class LocalIterator(Iterator[Any]):
         identity: of the pipeline and its data.
         again: another one that begins with these states.
         reuse: of what is kept.
+        pieces: what the program's plan divides; empty: the whole epoch.
     """
 
     def __init__(
@@ -242,6 +259,7 @@ class LocalIterator(Iterator[Any]):
         identity: Callable[[], Identity],
         again: Callable[[Any], LocalIterator],
         reuse: Reuse | None = None,
+        pieces: Sequence[Piece] = (),
     ) -> None:
         self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
         self._epoch = Epoch(program, begin.epoch, begin.reused, reuse)
@@ -251,7 +269,7 @@ class LocalIterator(Iterator[Any]):
         chunks = chunks_of(self._epoch, tasks, begin, tally)
         self._tally, self._loop = tally, Loop()
         self._elements = _elements(program, chunks, tally, self._loop, passes)
-        self._state = functools.partial(_state, tally, begin, program.seed, share, identity)
+        self._state = functools.partial(_state, tally, begin, program.seed, share, identity, pieces)
         self._lock = threading.RLock()
         self._failure: Exception | None = None
         passes.begin(begin.epoch, self._state)
@@ -353,7 +371,14 @@ class LocalIterator(Iterator[Any]):
         self.close()
 
 
-def _state(tally: Tally, begin: Merged, seed: int, share: Share | None, identity: Callable[[], Identity]) -> Checkpoint:
+def _state(
+    tally: Tally,
+    begin: Merged,
+    seed: int,
+    share: Share | None,
+    identity: Callable[[], Identity],
+    pieces: Sequence[Piece],
+) -> Checkpoint:
     done, begun = tally.now()
     here = identity()
     rank, ranks = share or (0, 1)
@@ -372,6 +397,8 @@ def _state(tally: Tally, begin: Merged, seed: int, share: Share | None, identity
         rank=rank,
         ranks=ranks,
         helpers=share is not None,
+        shares=1 if pieces else 0,
+        pieces=[*pieces],
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from millrace.graph.rewrites import prefetch, rewritten
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.prefetch import Ending
 from millrace.ops.stacking import Allocate
-from millrace.planning.plan import WHOLE, Plan, Task, plan_of
+from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.sources import list_source, open_source
@@ -41,6 +42,7 @@ class Program:
         seed: the job's seed, 64 bits.
         tasks: number of tasks of an epoch; None: by the data's size.
         ranks: consumers that get equally many elements; None: it does not matter.
+        pieces: what is left of the epoch that is read, if another plan divided it; empty: all of it.
         threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
             these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
         allocate: makes the arrays that batches are written into.
@@ -62,6 +64,7 @@ class Program:
         seed: int,
         tasks: int | None = None,
         ranks: int | None = None,
+        pieces: Sequence[Piece] = (),
         threads: int | None = None,
         allocate: Allocate = np.empty,
         consecutive: bool = False,
@@ -69,7 +72,7 @@ class Program:
     ) -> None:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
-        self.plan: Plan = plan_of(self._units, tasks, ranks)
+        self.plan: Plan = plan_of(self._units, tasks, ranks, pieces)
         self._exact = self._units.exact
         self._options = graph.options()
         self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
@@ -100,7 +103,7 @@ class Program:
         point: Point | None = None,
         kept: Kept | None = None,
     ) -> Run:
-        """Starts a task of ``plan``.
+        """Starts a task of ``plan``, or of another plan of the same units.
 
         Args:
             task: from :attr:`plan`.
@@ -112,6 +115,9 @@ class Program:
             point: the cache point in use.
             kept: where what is made there is kept; None: nowhere.
         """
+        if task.parts:
+            run = functools.partial(self._run_part, task, epoch, watch, reused=reused, point=point, kept=kept)
+            return PartsRun(run, task.parts, skip)
         if skip and self._exact and not (task.is_sequence or task.is_tail):
             start = min(task.start + skip, task.stop - 1)
             skip -= start - task.start
@@ -136,6 +142,20 @@ class Program:
             kept=kept,
         )
         return Run(running, self._running, self._totals, skip)
+
+    def _run_part(
+        self, task: Task, epoch: int, watch: Watch | None, piece: Piece, skip: int, **cached: Any
+    ) -> Generator[Chunk, None, None]:
+        """What a task gives for one of its pieces, its first outputs aside."""
+        index = task.index if piece.index < 0 else piece.index
+        stop = piece.start + piece.last if self._exact else piece.stop
+        left = len(piece) - skip
+        with self.run(Task(index, piece.start, stop), epoch, None, watch, skip=piece.first + skip, **cached) as running:
+            for chunk in running:
+                yield chunk if len(chunk) <= left else chunk.slice(0, left)
+                left -= len(chunk)
+                if left <= 0:
+                    return
 
     def measures(self) -> list[tuple[int, str, int, int, float, float, int, float]]:
         """(node id, label, elements, bytes, active seconds, processor seconds, threads, seconds held) of every node.
@@ -278,3 +298,45 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class PartsRun(Run):
+    """A task of several pieces being run, one after the other. It leaves nothing over, and nothing out.
+
+    Args:
+        run: starts a piece, less some of its first outputs.
+        parts: the pieces.
+        skip: outputs of the task to leave out at its beginning.
+    """
+
+    def __init__(
+        self, run: Callable[[Piece, int], Generator[Chunk, None, None]], parts: Sequence[Piece], skip: int
+    ) -> None:
+        self._parts = self._all(run, parts, skip)
+
+    @staticmethod
+    def _all(
+        run: Callable[[Piece, int], Generator[Chunk, None, None]], parts: Sequence[Piece], skip: int
+    ) -> Generator[Chunk, None, None]:
+        for piece in parts:
+            before = min(skip, len(piece))
+            skip -= before
+            if before < len(piece):
+                yield from run(piece, before)
+
+    @property
+    def leftovers(self) -> dict[int, list[Any]]:
+        """Nothing."""
+        return {}
+
+    @property
+    def skipped(self) -> int:
+        """None: each unit gives an output."""
+        return 0
+
+    def __next__(self) -> Chunk:
+        return next(self._parts)
+
+    def close(self) -> None:
+        """Stops the task and waits for what runs. Idempotent."""
+        self._parts.close()

@@ -16,6 +16,7 @@ import msgspec
 from millrace.errors import StateError
 from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
+from millrace.planning.plan import Piece
 from millrace.planning.progress import TaskSet
 from millrace.planning.tables import Split, SplitTable
 
@@ -59,6 +60,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         helpers: the readers are processes of one DataLoader without a service, each with tasks of its own.
         reused: a cache point below which the epoch is as the first one was; -1: none.
         alone: (``low``, :meth:`TaskSet.text`) of tasks that are known to give what they would leave over themselves.
+        shares: the tasks are those of an :class:`EqualPlan` for so many ranks; 0: of a plan for any number.
+        pieces: what that plan divides; empty: the whole epoch.
     """
 
     version: int = VERSION
@@ -76,6 +79,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     helpers: bool = False
     reused: int = -1
     alone: tuple[int, str] = (0, "")
+    shares: int = 0
+    pieces: list[Piece] = []
 
     @property
     def identity(self) -> Identity:
@@ -105,7 +110,8 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     """As a dict of plain values, which any checkpoint format takes."""
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
     lists = {"sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
-    return {**state, **lists, "alone": [*checkpoint.alone]}
+    pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
+    return {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces}
 
 
 def unpack(state: Any) -> Checkpoint:
@@ -140,17 +146,20 @@ def check(found: Checkpoint) -> None:
         known = found.tasks_done(), found.tasks_alone()
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
-    counts = [found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
+    counts = [found.shares, found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
     tops += [task + 1 for task, _ in found.begun if not found.helpers]
     if min(counts) < 0 or not 0 <= found.rank < found.ranks:
         raise StateError(f"the state is damaged: no number in it can be {min([*counts, found.rank])}")
+    for piece in found.pieces:
+        if not 0 <= piece.first <= piece.last <= piece.stop - piece.start or piece.start < 0:
+            raise StateError(f"the state is damaged: {piece} cannot be left of an epoch")
     if found.tasks is not None and not found.helpers and max(tops) > found.tasks:
         raise StateError(f"the state is damaged: task {max(tops) - 1} of {found.tasks}")
     if max(tops, default=0) > MOST_READ:
         raise StateError(f"the state is damaged: task {max(tops) - 1:,}, and no epoch was read that far")
-    if found.ranks > MOST_RANKS:
-        raise StateError(f"the state is damaged: rank {found.rank} of {found.ranks:,}")
+    if max(found.ranks, found.shares) > MOST_RANKS:
+        raise StateError(f"the state is damaged: rank {found.rank} of {max(found.ranks, found.shares):,}")
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +194,8 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
     """
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        for name in ("seed", "graph", "sources", "tasks", "ranks", "helpers"):
+        of_epoch = ("tasks", "shares", "pieces") if other.epoch == first.epoch else ()
+        for name in ("seed", "graph", "sources", "ranks", "helpers", *of_epoch):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(
                     f"the states are not of one run: {name} is {getattr(first, name)!r} with rank {first.rank} and "

@@ -12,11 +12,15 @@ at the end of the round, which flushes. Tails stand right behind the tasks they 
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
+from millrace.errors import StateError
 from millrace.graph.nodes import Graph
 from millrace.planning.progress import TaskSet
 from millrace.planning.tables import SplitTable
@@ -32,6 +36,48 @@ _SOME_TASKS = 16
 _GROUPS_PER_TASK = 8
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Outputs ``first`` to ``last`` of a run over the units ``[start, stop)``, of which each gives one.
+
+    Attributes:
+        start: first unit.
+        stop: one past the last unit.
+        first: number of the first output.
+        last: one past the number of the last output.
+        index: task number of the run, which seeds what is random in it; -1: that of the task which has the piece.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    index: int = -1
+
+    @classmethod
+    def of(cls, start: int, stop: int) -> Piece:
+        """All that these units give."""
+        return cls(start, stop, 0, stop - start)
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all that its units give, in whatever run."""
+        return self.index < 0 and len(self) == self.stop - self.start
+
+    def cut(self, begin: int, end: int) -> Piece:
+        """Its outputs from ``begin`` to ``end``, numbered from 0, where none was read."""
+        if self.whole:
+            return Piece.of(self.start + begin, self.start + end)
+        return msgspec.structs.replace(self, first=self.first + begin, last=self.first + end)
+
+    def behind(self, count: int, index: int) -> Piece:
+        """What comes after ``count`` outputs that were read in a run of task ``index``."""
+        number = index if self.index < 0 else self.index
+        return msgspec.structs.replace(self, first=self.first + count, index=number) if count else self
+
+
 class Task(msgspec.Struct, frozen=True):
     """A range of the graph's units, or a tail that takes what other tasks left over.
 
@@ -41,6 +87,7 @@ class Task(msgspec.Struct, frozen=True):
         stop: one past the last unit; -1 if the task is the whole graph, run as one sequence.
         inputs: for a tail, the tasks whose leftovers it takes, in this order; then it has no units of its own.
         parent: the tail that takes this task's leftovers; -1 if the task flushes them itself.
+        parts: what it runs instead of its range, one after the other, where an epoch was dealt anew.
     """
 
     index: int
@@ -48,6 +95,12 @@ class Task(msgspec.Struct, frozen=True):
     stop: int
     inputs: tuple[int, ...] = ()
     parent: int = -1
+    parts: tuple[Piece, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What it runs, where each unit gives one output."""
+        return self.parts or (Piece.of(self.start, self.stop),)
 
     @property
     def is_sequence(self) -> bool:
@@ -217,17 +270,25 @@ def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[li
 
 
 class EqualPlan(Plan):
-    """``units`` elements for ``ranks`` consumers that are dealt its tasks in turn.
+    """Outputs for ``ranks`` consumers that are dealt its tasks in turn.
 
     Cut into rounds of a task for each rank, all of one size, so that all ranks get equally many. What cannot be
     divided, fewer elements than there are ranks, is at the end and left out.
+
+    Args:
+        units: of the graph, each of which gives one element.
+        size: outputs of a task, at most.
+        ranks: number of consumers.
+        pieces: what is left of the units, where the epoch was begun with another plan; empty: all.
     """
 
     equal = True
 
-    def __init__(self, units: int, size: int, ranks: int) -> None:
+    def __init__(self, units: int, size: int, ranks: int, pieces: Sequence[Piece] = ()) -> None:
         super().__init__(units, size, exact=True)
-        self._each, self.left_out = divmod(units, ranks)
+        self._pieces = pieces or [Piece.of(0, units)]
+        self._ends = list(itertools.accumulate(map(len, self._pieces)))
+        self._each, self.left_out = divmod(self._ends[-1], ranks)
         self._ranks = ranks
         self._rounds = math.ceil(self._each / size)
         self.length = self._rounds * ranks
@@ -253,7 +314,70 @@ class EqualPlan(Plan):
         before = self._each * turn // self._rounds
         size = self._each * (turn + 1) // self._rounds - before
         start = self._ranks * before + rank * size
-        return Task(index, start, start + size)
+        parts = tuple(self._between(start, start + size))
+        alone = len(parts) == 1 and parts[0].whole
+        return Task(index, parts[0].start, parts[0].stop, parts=() if alone else parts)
+
+    def undivided(self) -> list[Piece]:
+        """What no task has."""
+        return list(self._between(self._ends[-1] - self.left_out, self._ends[-1]))
+
+    def _between(self, start: int, stop: int) -> Iterator[Piece]:
+        number = bisect.bisect_right(self._ends, start)
+        while start < stop:
+            piece, end = self._pieces[number], self._ends[number]
+            before = end - len(piece)
+            yield piece.cut(start - before, min(stop, end) - before)
+            start, number = end, number + 1
+
+
+class Tasks(Protocol):
+    """What is needed of a plan to say what is left of it."""
+
+    @property
+    def length(self) -> int | None:
+        """Number of tasks."""
+
+    def task(self, index: int) -> Task:
+        """Task number ``index``."""
+
+
+NOTHING = Piece(0, 0, 0, 0)
+"""What is left of an epoch that is over."""
+
+
+def left_of(plan: Tasks, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]:
+    """What is left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece.
+
+    Args:
+        plan: of the epoch.
+        done: tasks of which all outputs were read.
+        begun: outputs read of others.
+    """
+    found = plan.undivided() if isinstance(plan, EqualPlan) else []
+    for index in range(plan.length or 0):
+        read = begun.get(index, 0)
+        for piece in () if index in done else plan.task(index).pieces:
+            count = min(read, len(piece))
+            read -= count
+            if count < len(piece):
+                found.append(piece.behind(count, index))
+    joined: list[Piece] = []
+    for piece in sorted(found, key=lambda each: (each.start, each.first)):
+        if joined and piece.whole and joined[-1].whole and joined[-1].stop == piece.start:
+            joined[-1] = Piece.of(joined[-1].start, piece.stop)
+        else:
+            joined.append(piece)
+    return joined or [NOTHING]
+
+
+def is_even(plan: Tasks, done: TaskSet, begun: Mapping[int, int], ranks: int) -> bool:
+    """Whether all ranks, which were dealt the tasks in turn, have equally many outputs to read."""
+    left = [0] * ranks
+    for index in range(plan.length or 0):
+        if index not in done:
+            left[index % ranks] += sum(map(len, plan.task(index).pieces)) - begun.get(index, 0)
+    return len(set(left)) == 1
 
 
 def make_plan(
@@ -263,6 +387,7 @@ def make_plan(
     tasks: int | None = None,
     seed: int = 0,
     ranks: int | None = None,
+    pieces: Sequence[Piece] = (),
 ) -> Plan:
     """Cuts one epoch of ``graph`` into tasks.
 
@@ -272,11 +397,17 @@ def make_plan(
         tasks: number of tasks wanted (tails not counted); None: by the data's size.
         seed: the job's seed.
         ranks: consumers that are to get equally many elements; None: it does not matter.
+        pieces: what is left of the epoch; empty: all of it.
+
+    Raises:
+        StateError: an epoch has not so many elements as the pieces.
     """
-    return plan_of(UnitMap(graph, tables, seed), tasks, ranks)
+    return plan_of(UnitMap(graph, tables, seed), tasks, ranks, pieces)
 
 
-def plan_of(units_of: UnitMap, tasks: int | None = None, ranks: int | None = None) -> Plan:
+def plan_of(
+    units_of: UnitMap, tasks: int | None = None, ranks: int | None = None, pieces: Sequence[Piece] = ()
+) -> Plan:
     """As :func:`make_plan`, of an analysis that is there already."""
     graph = units_of.graph
     try:
@@ -287,8 +418,10 @@ def plan_of(units_of: UnitMap, tasks: int | None = None, ranks: int | None = Non
             "Put it before operators that change the number of elements, or do without it, and the work can be shared."
         )
         return Plan(-1, 1, warnings=(warning,))
-    if ranks is not None and root.yields is Yield.ONE and root.count < INFINITE:
-        return EqualPlan(root.count, _size(root, tasks), ranks)
+    if pieces and (max(piece.stop for piece in pieces) > root.count or sum(map(len, pieces)) > root.count):
+        raise StateError(f"the state is damaged: it says that more is left than the {root.count} elements of an epoch")
+    if (ranks is not None or pieces) and root.yields is Yield.ONE and root.count < INFINITE:
+        return EqualPlan(root.count, _size(root, tasks), ranks or 1, pieces)
     return Plan(
         root.count, _size(root, tasks), period=root.period, tails=root.collecting, exact=root.yields is Yield.ONE
     )

@@ -23,6 +23,7 @@ from millrace.control.messages import (
 from millrace.engine.watch import Watch
 from millrace.errors import CodecError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
+from millrace.planning.plan import Task
 from millrace.wire.failures import failure_of
 from millrace.worker.caches import Caches, Using
 from millrace.worker.care import Steps
@@ -173,7 +174,11 @@ class Runner:
         keep = lease.received >= 0
         first = max(lease.received - 1, 0)
         lane.begin(lease, first, program.changed() if keep and lease.again else "")
-        task = program.plan.task(ref.task if lease.run < 0 else lease.run)
+        task = (
+            Task(ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
+            if lease.parts
+            else program.plan.task(ref.task if lease.run < 0 else lease.run)
+        )
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None

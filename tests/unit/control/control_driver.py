@@ -252,7 +252,7 @@ class Service:
         self.answers_of_store: deque[Any] = deque()
 
     def fresh_state(self) -> State:
-        return State(self.settings, planner=lambda graph, tables, *, tasks, seed, ranks: self.plan)
+        return State(self.settings, planner=lambda graph, tables, *, tasks, seed, ranks, pieces: self.plan)
 
     def say(self, item: Any) -> list[Any]:
         if self.deaf:

@@ -199,7 +199,7 @@ def test_listing_fails_or_the_plan_does_and_only_that_job():
     service.run()
     assert good.done
 
-    def refuse(graph, tables, *, tasks, seed, ranks):
+    def refuse(graph, tables, *, tasks, seed, ranks, pieces):
         raise PipelineError("take after filter")
 
     service.state._planner = refuse

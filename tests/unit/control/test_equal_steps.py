@@ -1,10 +1,19 @@
 """Consumers that are to get equally many elements: dealt in turn where counts are known, held back where not."""
 
+from collections import Counter
+
+import msgspec
 import pytest
-from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
+from tests.unit.control.test_resuming import SEED
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.state import State
+from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint, graph_digest
+from millrace.planning.plan import EqualPlan, Piece, Plan
+from millrace.planning.progress import TaskSet
 
 
 def started(consumers=2, *, equal=False, **fields):
@@ -107,3 +116,130 @@ def test_what_cannot_be_equal_is_refused(fields):
     peer = service.join("c", **{"num_consumers": 2, "equal_steps": True, **fields})
     assert peer.failure.kind == "PipelineError"
     assert "equal_steps=True needs num_consumers" in peer.failure.message
+
+
+class Divided(Service):
+    """A service where counts are known: 64 units, in tasks of four, for as many ranks as there are to be."""
+
+    def fresh_state(self):
+        return State(self.settings, planner=self._planned)
+
+    def _planned(self, graph, tables, *, tasks, seed, ranks, pieces):
+        return EqualPlan(64, 4, ranks or 1, pieces) if ranks or pieces else Plan(64, 4, exact=True)
+
+
+def state(rank, ranks, done=(), begun=(), *, ended=False, epoch=0, **fields):
+    shares = fields.pop("shares", ranks)
+    pieces = fields.pop("pieces", [])
+    tasks = (EqualPlan(64, 4, shares, pieces) if shares else Plan(64, 4)).length
+    there = TaskSet.of(done)
+    return Checkpoint(
+        seed=SEED,
+        epoch=epoch,
+        graph=graph_digest(unpack(STRUCTURE)),
+        sources=["range()|100|0|ab"],
+        tasks=tasks,
+        done=there.low,
+        later=there.text(),
+        begun=list(begun),
+        ended=ended,
+        rank=rank,
+        ranks=ranks,
+        shares=shares,
+        pieces=pieces,
+    )
+
+
+def resumed(states, ranks, **fields):
+    """A job that goes on from these; its service and what the first rank is told of its epoch."""
+    service = Divided()
+    service.add_worker("w0")
+    fields = {"num_consumers": ranks, "equal_steps": True, **fields}
+    peers = [service.join(f"c{i}", consumer=i, states=states, begin=False, **fields) for i in range(ranks)]
+    for peer in peers:
+        service.begin(peer, peer.resumed)
+    service.plan_tasks(service.workers["w0"])
+    assert service.replayed().snapshot() == service.state.snapshot()
+    assert service.restored().snapshot() == service.state.snapshot()
+    return service, peers[0].epoch
+
+
+def leased(service):
+    """What is left, as the workers are told it; by consumer, how many outputs it gets."""
+    each: Counter[int] = Counter()
+    while service.workers["w0"].leases:
+        for number, lease in list(service.workers["w0"].leases.items()):
+            del service.workers["w0"].leases[number]
+            if lease.ref.epoch:
+                continue  # prepared
+            parts = lease.parts or service.state.plan(service.state.jobs["a"], 0).task(lease.ref.task).pieces
+            each[lease.consumer] += sum(part.last - part.first for part in parts) - lease.received
+            service.say(inp.WorkerSaid("w0", msg.TaskFinished(lease.ref, number, 4)))
+            service.say(
+                inp.ConsumerSaid(
+                    f"c{lease.consumer}", msg.ConsumerReport(0, [msg.TaskProgress(lease.ref.task, 4, complete=True)])
+                )
+            )
+    return each
+
+
+def test_as_many_ranks_at_one_step_go_on_with_the_same_tasks():
+    service, epoch = resumed([state(0, 2, [0], [(2, 1)]), state(1, 2, [1], [(5, 1)])], 2)
+    assert (epoch.shares, epoch.pieces, epoch.anew, epoch.tasks) == (2, [], False, 16)
+    assert leased(service) == {0: 27, 1: 27}
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(3, 18), (1, 54), (4, 13)])
+def test_other_numbers_of_ranks_divide_what_is_left(ranks, each):
+    service, epoch = resumed([state(0, 2, [0], [(2, 1)]), state(1, 2, [1], [(5, 1)])], ranks)
+    assert (epoch.shares, epoch.anew) == (ranks, True)
+    assert epoch.tasks == EqualPlan(64, 4, ranks, epoch.pieces).length
+    assert leased(service) == dict.fromkeys(range(ranks), each)
+    again = [
+        state(rank, ranks, [rank], shares=ranks, pieces=epoch.pieces) for rank in range(ranks)
+    ]  # each has read its first task since
+    more, second = resumed(again, 2)
+    read = sum(len(part) for rank in range(ranks) for part in EqualPlan(64, 4, ranks, epoch.pieces).task(rank).pieces)
+    assert leased(more) == dict.fromkeys(range(2), (54 - read) // 2)
+    assert second.anew or ranks == 2
+
+
+def test_ranks_at_unequal_steps_are_dealt_what_is_left_anew():
+    service, epoch = resumed([state(0, 2, [0, 2]), state(1, 2, [], [(1, 2)])], 2)
+    assert epoch.anew
+    assert leased(service) == {0: 27, 1: 27}
+
+
+def test_readers_of_any_number_become_ranks_that_get_equally_many_and_these_any_number():
+    service, epoch = resumed([state(0, 1, [0, 3], [(1, 3)], shares=0)], 2)
+    assert (epoch.anew, epoch.shares) == (True, 2)
+    assert leased(service) == {0: 26, 1: 26}
+    service, epoch = resumed([state(0, 2, [0]), state(1, 2, [1])], 3, equal_steps=False)
+    assert (epoch.anew, epoch.shares, epoch.held) == (True, 1, False)
+    assert sum(leased(service).values()) == 56
+
+
+def test_what_one_rank_has_seen_the_end_of_is_over_for_all():
+    states = [state(0, 4, [], ended=True), *(state(rank, 4) for rank in (1, 2, 3))]
+    service, epoch = resumed(states, 1)
+    assert (epoch.epoch, epoch.tasks) == (0, 0)
+    assert service.consumers["c0"].ends == []
+
+
+def test_the_next_epoch_is_whole():
+    service, _ = resumed([state(0, 2, [0]), state(1, 2, [1])], 3)
+    leased(service)
+    peers = [service.consumers[f"c{rank}"] for rank in range(3)]
+    for peer in peers:
+        service.begin(peer)
+    assert {(peer.epoch.epoch, peer.epoch.tasks, peer.epoch.anew) for peer in peers} == {(1, 18, False)}
+
+
+def test_a_state_of_more_than_there_is_is_refused():
+    pieces = [Piece.of(0, 1 << 40)]
+    damaged = msgspec.structs.replace(state(0, 1), pieces=pieces)
+    service = Divided()
+    service.add_worker("w0")
+    peer = service.join("c0", states=[damaged], num_consumers=1, equal_steps=True)
+    service.plan_tasks(service.workers["w0"])
+    assert peer.failure.kind == "StateError"

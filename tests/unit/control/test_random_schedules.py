@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "static": {"sharding": "static"},
     "static in order": {"sharding": "static", "deterministic": True},
     "custom": {"sharding": "custom"},
+    "equal": {"equal_steps": True},
     "off": {"sharding": "off", "visitation": "zero_once_or_more"},
 }
 PLANS = [(0, 0), (1, 3), (5, 0), (9, 3), (13, 4)]

@@ -1,0 +1,63 @@
+"""Protocols of a plan and its planner, as far as the dispatcher's mind needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from millrace.graph.nodes import Graph
+from millrace.planning.plan import Piece, Task
+from millrace.planning.tables import SplitTable
+
+
+class PlanLike(Protocol):
+    """What is used of :class:`millrace.planning.plan.Plan`."""
+
+    @property
+    def length(self) -> int | None:
+        """Number of tasks; None: endless."""
+
+    @property
+    def mains(self) -> int | None:
+        """Number of tasks that are no tails; None: endless."""
+
+    @property
+    def exact(self) -> bool:
+        """A task gives as many elements as it has units."""
+
+    @property
+    def equal(self) -> bool:
+        """Consumers that are dealt the tasks in turn get equally many elements."""
+
+    @property
+    def left_out(self) -> int:
+        """Elements that are in no task, so that the others can be dealt equally."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for the user."""
+
+    def task(self, index: int) -> Task:
+        """Task ``index`` of any epoch."""
+
+    def main(self, number: int) -> int:
+        """Index of the ``number``-th task that is no tail."""
+
+    def __hash__(self) -> int:
+        """By identity will do."""
+
+
+class Planner(Protocol):
+    """The signature of :func:`millrace.planning.plan.make_plan`."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        tables: Mapping[int, SplitTable],
+        *,
+        tasks: int | None,
+        seed: int,
+        ranks: int | None,
+        pieces: Sequence[Piece],
+    ) -> PlanLike:
+        """The plan of a graph over these tables."""
