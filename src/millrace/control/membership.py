@@ -180,7 +180,7 @@ def watch(turn: Turn) -> None:
         sight = turn.observed.workers.get(worker.id)
         if worker.lost_at is not None:
             if turn.now - worker.lost_at > heartbeat and not turn.state.may_return(worker.lost_at, turn.now):
-                lost(turn, worker, f"did not come back within {heartbeat:g} s")
+                _give_up(turn, worker, f"did not come back within {heartbeat:g} s")
         elif worker.retiring and not worker.released and 0 < worker.until < turn.now:
             _give_up(turn, worker, "was leaving and did not get done in the time that it had")
         elif sight is not None and turn.now - sight.last_seen > limit:
@@ -188,7 +188,12 @@ def watch(turn: Turn) -> None:
 
 
 def _give_up(turn: Turn, worker: Worker, reason: str) -> None:
-    """What it holds is somebody else's from now on; should it still run, the end of its session tells it."""
+    """Give what the worker holds to others, and have its process ended, which may hang.
+
+    A session that broke says nothing about the process: one that hangs answers no pings, and whichever is noticed
+    first, that or its silence, must not leave it running in somebody's place. One that lives hears of it, if nobody can
+    end it, by the end of its session, or when it comes back.
+    """
     turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
     turn.act(StopWorkers([worker.id], reason))
     lost(turn, worker, reason)

@@ -43,11 +43,13 @@ class Shortage(msgspec.Struct, frozen=True):
 
     Attributes:
         most: that were there at a time.
-        since: second at which so many had come, or fewer were there than planned for the first time.
+        since: second at which so many had come, or so many were planned, or fewer were there for the first time.
+        planned: workers.
     """
 
     most: int
     since: float
+    planned: int = 0
 
 
 def in_force(capacity: Capacity | None, now: float) -> Capacity | None:
@@ -90,8 +92,8 @@ def watch(
         known = late(there, patience_s, now).value if in_force(known, now) else None
     if there >= planned:
         return known, None
-    if short is None or there > short.most:
-        short = Shortage(there, now)
+    if short is None or there > short.most or planned > short.planned:
+        short = Shortage(there, now, planned)
     most, waited_s = max(least, short.most), patience(known, patience_s)
     if most >= planned or now - short.since < waited_s:
         return known, short

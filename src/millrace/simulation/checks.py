@@ -18,6 +18,7 @@ from millrace.control.state import State
 from millrace.control.supply import by_worker, missing
 from millrace.control.where import may_serve
 from millrace.simulation.cache_checks import CacheChecks
+from millrace.simulation.cluster_checks import ClusterChecks
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.world import Violation
 
@@ -114,6 +115,7 @@ class Checks:
         self._clients: dict[tuple[str, int], str] = {}
         self._given_up: set[str] = set()
         self.caches = CacheChecks(town)
+        self.cluster = ClusterChecks(town)
 
     # -- elements ------------------------------------------------------------------------------------------------------
 
@@ -306,6 +308,7 @@ class Checks:
         """The state has just been brought up to date."""
         state = dispatcher.state
         self.caches.decided(dispatcher, events)
+        self.cluster.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
             if isinstance(event, ev.ConsumerJoined):
@@ -336,6 +339,7 @@ class Checks:
         if isinstance(item, inp.Tick):
             _check_leases(state)
             self.caches.ticked(dispatcher)
+            self.cluster.ticked(dispatcher)
             _check_bounds(state, dispatcher)
             self._check_waiting(dispatcher)
             for worker in self._town.workers.values():

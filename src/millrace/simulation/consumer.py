@@ -13,6 +13,7 @@ import msgspec
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import EpochInbox, Outcome
 from millrace.control import messages as msg
+from millrace.control.reports import Pace
 from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
 from millrace.simulation.checks import Checks
@@ -75,7 +76,9 @@ class Consumer(Process):
         self._left: tuple[int, list[msg.TaskProgress]] = (-1, [])
         self._taken = 0
         self._since = 0.0
+        self._waited_s = 0.0
         self._waiting = False
+        self._waiting_since = 0.0
         self._report_due = False
         self._readers: dict[str, Iterator[float]] = {}
         self._connections: dict[str, Connection] = {}
@@ -178,6 +181,7 @@ class Consumer(Process):
                         self._begun = epoch
                         self._taken = 0
                         self._since = self.world.now
+                        self._waited_s = 0.0
                         self._checks.began(self, epoch, reused)
                         self._wait()
             case msg.JobFailed(failure=failure):
@@ -202,7 +206,10 @@ class Consumer(Process):
             epoch, tasks = self._left
         each = (self.world.now - self._since) / self._taken if self._taken else 0.0
         number = max(self._wanted, 0) if epoch < 0 else epoch
-        self._say(msg.ConsumerReport(number, tasks, self._taken, each, max(0.0, each - self._slow)))
+        arrived = 0 if self.inbox is None else self.inbox.arrived
+        pace = Pace(self._taken, self.world.now - self._since, self._waited_s)
+        wait_s = max(0.0, each - self._slow)
+        self._say(msg.ConsumerReport(number, tasks, self._taken, each, wait_s, arrived=arrived, pace=pace))
 
     def _report_soon(self) -> None:
         if not self._report_due:
@@ -225,6 +232,7 @@ class Consumer(Process):
 
     def _wait(self) -> None:
         self._waiting = True
+        self._waiting_since = self.world.now
         self._take()
 
     def _wake(self) -> None:
@@ -238,6 +246,7 @@ class Consumer(Process):
         arrival = inbox.take()
         if arrival is not None:
             self._waiting = False
+            self._waited_s += self.world.now - self._waiting_since
             fresh: list[Output] = arrival.decoded()
             self._checks.yielded(self, inbox.number, arrival.task.number, fresh)
             self._taken += len(fresh)

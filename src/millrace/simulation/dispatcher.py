@@ -44,6 +44,9 @@ class Fleet:
     def stop(self, workers: list[str]) -> None:
         """End these processes, if it started them."""
 
+    def resize(self, workers: int) -> None:
+        """Run so many."""
+
     def ended(self, worker: str) -> bool:
         """The process of a worker on the dispatcher's own host is no more."""
         return False
@@ -194,10 +197,12 @@ class Dispatcher(Process):
                 raise Violation(f"the service would end: {reason}")
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
+            case act.ResizeFleet(workers=count):
+                self._fleet.resize(count)
             case act.ListStore() | act.DeleteBlocks():
                 self._shelve(action)
             case _:
-                pass  # blobs are kept, and workers come by themselves
+                pass  # blobs are kept
 
     # -- the store, as in :mod:`millrace.dispatcher.shelf` -------------------------------------------------------------
 

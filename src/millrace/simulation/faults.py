@@ -66,6 +66,27 @@ def _worker_paused(town: Town) -> bool:
     return _pause(town, list(town.alive_workers()), 4 * town.settings.heartbeat_s)
 
 
+def _worker_hung(town: Town) -> bool:
+    """It does nothing any more, for good; and its session breaks, sooner or later than anybody misses it, or not."""
+    known = {} if town.dispatcher is None else town.dispatcher.state.workers
+    workers = [each for each in town.alive_workers() if each.name in known and not (each.paused or each.only)]
+    if not town.owned or not workers:
+        return False  # nobody ends the processes of others
+    worker = town.world.rng.choice(workers)
+    worker.pause()
+    within = town.world.rng.choice((0.05, 2.0, 10.0, None))
+    if worker.session is not None and within is not None:
+        worker.session.cut(within)
+    return True
+
+
+def _room_changed(town: Town) -> bool:
+    if town.cluster is None:
+        return False
+    town.cluster.change_room()
+    return True
+
+
 def _worker_retired(town: Town) -> bool:
     workers = [worker for worker in town.alive_workers() if not worker.paused]
     if len(workers) < 2:
@@ -75,7 +96,7 @@ def _worker_retired(town: Town) -> bool:
 
 
 def _worker_added(town: Town) -> bool:
-    if town.dispatcher is None or len(town.alive_workers()) > 6:
+    if town.dispatcher is None or town.cluster is not None or len(town.alive_workers()) > 6:
         return False
     town.add_worker()
     return True
@@ -184,8 +205,10 @@ FAULTS: dict[str, Callable[[Town], bool]] = {
     "worker killed": _worker_killed,
     "worker vanished with its host": _worker_vanished,
     "worker paused": _worker_paused,
+    "worker hung, its session broken": _worker_hung,
     "worker retired": _worker_retired,
     "worker added": _worker_added,
+    "cluster's room changed": _room_changed,
     "connection cut": _connection_cut,
     "network parted": _network_parted,
     "network slow": _network_slow,

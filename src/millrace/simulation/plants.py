@@ -11,14 +11,28 @@ from typing import Any
 from unittest import mock
 
 from millrace.client.inbox import EpochInbox
-from millrace.control import apply, caching, epochs, held_up, jobs, keeping, leasing, snapshot, supply, turns
+from millrace.control import (
+    apply,
+    caching,
+    epochs,
+    held_up,
+    jobs,
+    keeping,
+    leasing,
+    membership,
+    snapshot,
+    supply,
+    turns,
+)
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
+from millrace.control.actions import StopWorkers
 from millrace.control.cached import Caches, split_place
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher import recovery
 from millrace.planning.points import CachePoint
+from millrace.policies import capacity
 from millrace.simulation import dispatcher
 from millrace.simulation.consumer import Consumer
 from millrace.simulation.store import Store, UnreadableError
@@ -27,6 +41,15 @@ from millrace.simulation.store import Store, UnreadableError
 def _double_lease() -> AbstractContextManager[Any]:
     """A lease is taken back, and its worker is not told."""
     return mock.patch.object(leasing, "tell_void", return_value=None)
+
+
+def _hung_for_ever() -> AbstractContextManager[Any]:
+    """A worker whose session broke is forgotten, and its process is left as it is."""
+
+    def spare(workers: list[str], reason: str) -> StopWorkers:
+        return StopWorkers([] if "come back" in reason else workers, reason)
+
+    return mock.patch.object(membership, "StopWorkers", spare)
 
 
 def _lost_ack() -> AbstractContextManager[Any]:
@@ -219,6 +242,11 @@ def _never_given_up() -> AbstractContextManager[Any]:
     return mock.patch.object(held_up, "watch", return_value=None)
 
 
+def _endless_asking() -> AbstractContextManager[Any]:
+    """Workers that a cluster has no room for are asked for all the same."""
+    return mock.patch.object(capacity, "watch", lambda known, short, *_, **__: (known, short))
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -241,6 +269,8 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no-quota": _no_quota,
     "job-removed-before-all-seen": _job_removed_before_all_seen,
     "never-given-up": _never_given_up,
+    "hung-for-ever": _hung_for_ever,
+    "endless-asking": _endless_asking,
 }
 
 

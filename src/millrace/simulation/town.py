@@ -17,6 +17,7 @@ from millrace.control.spec import JobSpec
 from millrace.control.state import Settings
 from millrace.simulation import faults
 from millrace.simulation.checks import Checks, difference
+from millrace.simulation.cluster import SCALED, Cluster
 from millrace.simulation.consumer import Consumer
 from millrace.simulation.disk import Disk
 from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
@@ -123,6 +124,10 @@ class Town(Fleet):
         self._before: list[Pipeline] = []
         self._stirred_at = 0.0
         self._local = rng.random() < 0.3
+        chance = random.Random(f"cluster {seed}")
+        self.cluster = Cluster(self, chance) if chance.random() < SCALED else None
+        if self.cluster is not None:
+            self.settings = msgspec.structs.replace(self.settings, **self.cluster.settings())
         where = random.Random(f"where {seed}")
         self._where = where if where.random() < HOMELY else None
         self._homes: dict[str, int] = {}
@@ -131,7 +136,7 @@ class Town(Fleet):
         self.dispatcher: Dispatcher | None = None
         self.start_dispatcher()
         self.least = rng.randrange(1, 4)
-        for _ in range(self.least + rng.randrange(3)):
+        for _ in range(self.least + rng.randrange(3) if self.cluster is None else 0):
             self.add_worker()
         for _ in range(rng.choice(JOBS)):
             self._add_job()
@@ -144,7 +149,7 @@ class Town(Fleet):
     def start_dispatcher(self) -> None:
         """Another life of the dispatcher, with what the one before has left."""
         self.dispatcher = Dispatcher(self.world, self.settings, self.disk, self.checks, self, self.store)
-        if self._count and self._local:
+        if self._count and self._local and self.cluster is None:
             for _ in range(self.least):
                 self.add_worker()
 
@@ -195,11 +200,21 @@ class Town(Fleet):
 
     def stop(self, workers: list[str]) -> None:
         """The dispatcher wants these processes ended."""
-        if self._local:
+        if self.owned:
             for worker in self.alive_workers():
                 if worker.name in workers and not worker.only:
                     worker.resume()
                     worker.end()
+
+    @property
+    def owned(self) -> bool:
+        """Workers are processes of the dispatcher, or of its cluster, and so it has them ended."""
+        return self._local or self.cluster is not None
+
+    def resize(self, workers: int) -> None:
+        """The dispatcher wants so many to run."""
+        if self.cluster is not None:
+            self.cluster.resize(workers)
 
     def ended(self, worker: str) -> bool:
         """Whether the process is no more."""
@@ -215,9 +230,11 @@ class Town(Fleet):
         if worker.only:
             self.world.after(rng.uniform(0.1, 1.0), self._house, worker.only)
             return
-        if self._local and self.dispatcher is not None:
+        if self.owned and self.dispatcher is not None:
             self.dispatcher.after(0.05, self.dispatcher.worker_ended, worker.name)
-        if self._lacks():
+        if self.cluster is not None:
+            self.cluster.fill_soon()
+        elif self._lacks():
             self.world.after(rng.uniform(0.1, 3.0), self._refill)
 
     def _lacks(self) -> bool:

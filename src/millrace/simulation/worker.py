@@ -81,6 +81,7 @@ class Worker(Process):
         self._measures: dict[str, tuple[int, int, float]] = {}
         self._want = 2
         self._took: deque[float] = deque(maxlen=20)
+        self._busy_s = 0.0
         self._leaving = False
         self._until = 0.0
         self.careful: Lane | None = None
@@ -337,6 +338,7 @@ class Worker(Process):
     def took(self, seconds: float) -> None:
         """A task was computed in so many seconds."""
         self._took.append(seconds)
+        self._busy_s += seconds
 
     def measured(self, job: str, units: int, outputs: int, seconds: float) -> None:
         """What a run of a job did."""
@@ -380,8 +382,9 @@ class Worker(Process):
         self._want = self.want
         name = self._current if self._current in self.jobs else ""
         lanes = [lane.report() for (job, _), lane in self.lanes.items() if job == name]
+        nodes = self._nodes(name) if name else []
         if self.session is not None:
-            self.session.send(self, msg.WorkerReport(self._want, name, lanes, self._nodes(name) if name else []))
+            self.session.send(self, msg.WorkerReport(self._want, name, lanes, nodes, busy_s=self._busy_s))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,19 @@ def test_a_silent_worker_is_given_up_and_stopped():
     assert act.StopWorkers(["w0"], "was silent for 12.5 s") in actions
 
 
+@pytest.mark.parametrize("broke_at", [0.0, 6.0, 12.0])
+def test_a_worker_that_hangs_is_stopped_whether_its_session_breaks_or_not(broke_at):
+    """A process that hangs answers no pings either: its session may end before it has been silent for too long."""
+    service, _ = started()
+    stopped, service.now = [], broke_at
+    service.say(inp.WorkerSessionLost("w0"))
+    for _ in range(20):
+        service.now += 1.0
+        stopped += [action for action in service.say(inp.Tick()) if isinstance(action, act.StopWorkers)]
+    assert stopped == [act.StopWorkers(["w0"], "did not come back within 5 s")]
+    assert "w0" not in service.state.workers
+
+
 def test_who_comes_back_in_time_keeps_its_leases_but_not_void_ones():
     service, _ = started(FakePlan(9), workers=2)
     worker = service.workers["w0"]

@@ -2,7 +2,7 @@
 
 import itertools
 
-from millrace.policies.capacity import DOUBLINGS, PAUSE, Capacity, found, in_force, patience
+from millrace.policies.capacity import DOUBLINGS, PAUSE, Capacity, found, in_force, patience, watch
 
 PATIENCE_S = 60.0
 
@@ -17,6 +17,26 @@ def test_what_was_there_is_the_limit_for_a_while_and_says_so():
     assert in_force(capacity, capacity.until - 1) == capacity
     assert in_force(capacity, capacity.until) is None
     assert in_force(None, 0.0) is None
+
+
+def test_those_that_were_just_planned_have_all_the_time_to_come():
+    """Though others have been missing for longer."""
+    known, short = watch(None, None, 2, 1, PATIENCE_S, 0.0)
+    known, short = watch(known, short, 8, 1, PATIENCE_S, PATIENCE_S - 1)
+    for now in (PATIENCE_S, 2 * PATIENCE_S - 2):
+        known, short = watch(known, short, 8, 1, PATIENCE_S, now)
+        assert known is None
+    known, short = watch(known, short, 8, 1, PATIENCE_S, 2 * PATIENCE_S)
+    assert known is not None
+    assert (known.workers, short) == (1, None)
+
+
+def test_those_that_come_one_by_one_are_waited_for():
+    known, short = None, None
+    for there in range(1, 8):
+        known, short = watch(known, short, 8, there, PATIENCE_S, there * (PATIENCE_S - 1))
+        assert known is None
+    assert watch(known, short, 8, 8, PATIENCE_S, 9 * PATIENCE_S) == (None, None)
 
 
 def test_tries_that_bring_no_more_wait_longer_and_one_that_does_begins_anew():

@@ -1,0 +1,70 @@
+"""What must hold of the workers that the dispatcher's own cluster runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millrace.control import events as ev
+from millrace.policies.capacity import DOUBLINGS
+from millrace.simulation.cluster import BEGIN_S
+from millrace.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from millrace.simulation.dispatcher import Dispatcher
+    from millrace.simulation.town import Town
+
+STAYS_S = 10.0
+"""A process that was given up has ended after so long, or is back."""
+SLACK = 3
+"""Waits for workers may be begun anew so often, as some come and others die."""
+
+
+class ClusterChecks:
+    """Hears of what one life of the dispatcher decides, and raises :class:`Violation`.
+
+    Args:
+        town: knows which processes run.
+    """
+
+    def __init__(self, town: Town) -> None:
+        self._town = town
+        self._life: Dispatcher | None = None
+        self._given_up: dict[str, float] = {}
+        self._short_since: float | None = None
+
+    def decided(self, dispatcher: Dispatcher, events: Sequence[ev.AnyEvent]) -> None:
+        """The state has just been brought up to date."""
+        if dispatcher is not self._life:  # what the one before had decided may never have been done
+            self._life, self._given_up, self._short_since = dispatcher, {}, None
+        for event in events:
+            if isinstance(event, ev.WorkerLost):
+                self._given_up[event.worker] = self._town.world.now
+            elif isinstance(event, ev.WorkerJoined):
+                self._given_up.pop(event.worker, None)
+
+    def ticked(self, dispatcher: Dispatcher) -> None:
+        """Time has passed."""
+        if not self._town.owned or dispatcher.unwritable:
+            return
+        now = self._town.world.now
+        for worker, since in list(self._given_up.items()):
+            process = self._town.workers[f"{worker}:1"]
+            if not process.alive or process.only:
+                del self._given_up[worker]
+            elif now - since > STAYS_S:
+                raise Violation(f"{worker} was given up {now - since:.0f} s ago, and its process is still there")
+        state = dispatcher.state
+        if (
+            len(state.crew.workers) >= max(1, state.fleet.workers)
+            or state.fleet.workers <= state.settings.least_workers
+        ):
+            self._short_since = None
+            return
+        self._short_since = now if self._short_since is None else self._short_since
+        longest_s = SLACK * (state.settings.patience_s * 2**DOUBLINGS + BEGIN_S[1])
+        if now - self._short_since > longest_s:
+            raise Violation(
+                f"{len(state.crew.workers)} of {state.fleet.workers} workers are there for {longest_s:.0f} s, and all "
+                f"are still asked for"
+            )
