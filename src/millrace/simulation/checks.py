@@ -68,7 +68,7 @@ class JobBook:
 
     Attributes:
         joined: by consumer, the client that reads as it.
-        gone: consumers that left, the last one at ``left_at``.
+        gone: consumers that left.
         never: expected consumers that had not come when the job was removed.
         broken: it failed.
         skipped: elements that no worker may touch.
@@ -78,7 +78,6 @@ class JobBook:
     epochs: dict[int, EpochBook] = field(default_factory=dict)
     joined: dict[int, str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
-    left_at: float = 0.0
     never: list[int] = field(default_factory=list)
     broken: bool = False
     skipped: set[int] = field(default_factory=set)
@@ -114,6 +113,7 @@ class Checks:
         self._heard: dict[str, float] = {}
         self._clients: dict[tuple[str, int], str] = {}
         self._given_up: set[str] = set()
+        self._left_at: dict[str, float] = {}
         self.caches = CacheChecks(town)
         self.cluster = ClusterChecks(town)
 
@@ -238,7 +238,6 @@ class Checks:
                 job.joined[consumer] = client
             case ev.ConsumerLeft(reason=reason, consumer=consumer):
                 job.gone.add(consumer)
-                job.left_at = self._town.world.now
                 for book in job.epochs.values():
                     book.interrupted |= reason != "left"
             case pev.PoisonFound(poison=poison) if poison.place[0] >= 0:
@@ -262,7 +261,7 @@ class Checks:
             raise Violation(f"{where}, and {event.absent} are said not to have: {event.reason}")
         if "started again" in event.reason:
             return  # by one that had left, which was told
-        away = self._town.world.now - job.left_at
+        away = self._town.world.now - self._left_at[event.job]
         if named(job.never) not in event.reason or away < self._town.settings.job_gc_timeout_s:
             raise Violation(f"{where}, {away:.1f} s after the last one left: {event.reason}")
 
@@ -311,6 +310,8 @@ class Checks:
         self.cluster.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
+            if isinstance(event, ev.ConsumerLeft):
+                self._left_at[event.job] = self._town.world.now  # it may take long to be durable
             if isinstance(event, ev.ConsumerJoined):
                 before = self._clients.get((event.job, event.consumer), event.client)
                 self._clients[event.job, event.consumer] = event.client
