@@ -22,6 +22,8 @@ class ShardingPolicy(enum.Enum):
     """First come, first served: disjoint, and workers may come and go."""
     STATIC = "static"
     """Fixed at the start of an epoch, task i to worker i mod W; moved only if that worker dies."""
+    STATIC_CONTIGUOUS = "static_contiguous"
+    """Likewise, but each worker has tasks that follow one another: what lies together is read by one of them."""
 
 
 class Visitation(enum.Enum):

@@ -219,6 +219,7 @@ def _owners_fixed(state: State, event: ev.OwnersFixed) -> None:
     for share, owner in enumerate(event.workers):
         epoch.owned.setdefault(owner, []).append(share)
     epoch.choice = event.choice
+    epoch.contiguous = event.contiguous
     epoch.chooser = ""
     epoch.candidates = []
 

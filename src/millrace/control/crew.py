@@ -85,7 +85,7 @@ class Crew:
         self.by_job: dict[str, list[Worker]] = {}
         for worker in self.workers:
             self.by_job.setdefault(worker.job, []).append(worker)
-        self.sharded = [name for name, job in jobs.items() if job.spec.sharding in {"static", "custom"}]
+        self.sharded = [name for name, job in jobs.items() if job.spec.by_worker]
         self._with_room: dict[str, dict[str, Worker]] = {}
 
     def serving(self, job: str) -> list[Worker]:

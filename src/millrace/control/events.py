@@ -277,12 +277,16 @@ class OwnersAsked(Event, frozen=True):
 
 
 class OwnersFixed(Event, frozen=True):
-    """Task i belongs to ``workers[choice[i]]``, or without a choice to ``workers[i % len(workers)]``."""
+    """Task i belongs to ``workers[choice[i]]``, or without a choice to ``workers[i % len(workers)]``.
+
+    With ``contiguous``, the number of all tasks, it belongs to ``workers[i * len(workers) // contiguous]``.
+    """
 
     job: str
     epoch: int
     workers: list[str]
     choice: list[int] | None = None
+    contiguous: int = 0
 
 
 class OwnerReplaced(Event, frozen=True):

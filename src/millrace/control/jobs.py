@@ -187,10 +187,11 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
     except MillraceError as error:
         fail_job(turn, job, Failure(type(error).__name__, str(error)))
         return
-    if plan.length is None and job.spec.sharding == "custom":
-        text = (
-            "a sharding function is asked about every task and this dataset has no end; add take(n), or name a policy"
-        )
+    if plan.length is None and job.spec.sharding in {"custom", "static_contiguous"}:
+        text = "a sharding function is asked about every task"
+        if job.spec.sharding == "static_contiguous":
+            text = "ShardingPolicy.STATIC_CONTIGUOUS cuts all tasks into as many parts as there are workers"
+        text += ", and this dataset has no end; add take(n), or name another policy"
         fail_job(turn, job, Failure("PipelineError", text))
         return
     data = msgspec.msgpack.encode(message.tables)

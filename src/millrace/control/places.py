@@ -15,7 +15,7 @@ from millrace.errors import ProtocolError
 from millrace.graph import serialize
 from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
 
-SHARDINGS = ("dynamic", "static", "off", "custom")
+SHARDINGS = ("dynamic", "static", "static_contiguous", "off", "custom")
 VISITATIONS = ("exactly_once", "at_most_once", "zero_once_or_more")
 TARGETS = ("auto", "local", "remote", "any")
 

@@ -117,7 +117,9 @@ def _plan(turn: Turn, job: Job) -> None:
         names = [worker.id for worker in workers]
         if job.spec.sharding == "static":
             turn.emit(ev.OwnersFixed(job.name, number, names))
-        elif (length := job.tasks_of(epoch)) is not None:
+        elif (length := job.tasks_of(epoch)) is not None and job.spec.sharding == "static_contiguous":
+            turn.emit(ev.OwnersFixed(job.name, number, names, contiguous=length))
+        elif length is not None:
             turn.emit(ev.OwnersAsked(job.name, number, names[0], names))
             turn.to_worker(names[0], ChooseSharding(job.name, number, length, names))
 

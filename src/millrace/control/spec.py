@@ -22,7 +22,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         structure: the graph, from :func:`millrace.graph.serialize.pack`.
         bundle: digest of the bundle that holds the graph's slots, from :mod:`millrace.functions.shipping`; it was
             put into the dispatcher before joining.
-        sharding: "dynamic", "static", "off" or "custom" (then the bundle's last value is the user's function).
+        sharding: "dynamic", "static", "static_contiguous", "off" or "custom" (then the bundle's last value is the
+            user's function).
         visitation: "exactly_once", "at_most_once" or "zero_once_or_more".
         deterministic: every consumer reads its tasks in plan order.
         num_consumers: expected number, None if whoever joins.
@@ -62,6 +63,11 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     def runs_again(self) -> bool:
         """What is lost with a worker is computed again: it was promised, or an unsharded epoch keeps its length."""
         return self.visitation == "exactly_once" or self.sharding == "off"
+
+    @property
+    def by_worker(self) -> bool:
+        """The sharding fixes which worker runs what."""
+        return self.sharding in {"static", "static_contiguous", "custom"}
 
     @property
     def ranks(self) -> int | None:

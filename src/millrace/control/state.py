@@ -190,6 +190,7 @@ class Epoch(msgspec.Struct):
         held: preparing it failed: it waits until somebody reads it.
         suspected: live tasks that workers ended with.
         owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
+        contiguous: number of all tasks, where shares are runs of tasks that follow one another; else 0.
         owned: by worker, its shares.
         low: of a resumed epoch: all tasks below were read before, and
         later: by task from there on a bit, set if it was.
@@ -219,6 +220,7 @@ class Epoch(msgspec.Struct):
     owners: list[str] = []
     owned: dict[str, list[int]] = {}
     choice: list[int] | None = None
+    contiguous: int = 0
     chooser: str = ""
     candidates: list[str] = []
     low: int = 0

@@ -51,7 +51,7 @@ def in_turn(job: Job) -> bool:
 
 def by_worker(job: Job) -> bool:
     """The sharding fixes which worker runs what."""
-    return job.spec.sharding in {"static", "custom"}
+    return job.spec.by_worker
 
 
 def active(job: Job) -> list[int]:
@@ -330,6 +330,8 @@ def owner(epoch: Epoch, task: int) -> str:
 
 
 def _share(epoch: Epoch, task: int) -> int:
+    if epoch.contiguous:
+        return task * len(epoch.owners) // epoch.contiguous
     return epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
 
 
@@ -352,7 +354,11 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
             at += every
         return key, None if length is not None and at >= length else (at, at + every)
     key = f"o{share}{key}"
-    if epoch.choice is None:
+    if epoch.contiguous:
+        count = 1
+        first, end = (-(-each * epoch.contiguous // len(epoch.owners)) for each in (share, share + 1))
+        candidates = range(max(first, epoch.cursors.get(key, 0)), end)
+    elif epoch.choice is None:
         count = len(epoch.owners)
         start = epoch.cursors.get(key, share)
         start += max(0, -(-(epoch.low - start) // count)) * count

@@ -53,11 +53,14 @@ MODES: tuple[dict[str, Any], ...] = (
     {"sharding": "static"},
     {"sharding": "static", "deterministic": True},
     {"sharding": "static", "visitation": "at_most_once"},
+    {"sharding": "static_contiguous"},
     {"sharding": "custom"},
     {"sharding": "custom", "deterministic": True},
     {"sharding": "off", "visitation": "zero_once_or_more"},
     {"visitation": "zero_once_or_more"},
 )
+BY_LENGTH = {"custom", "static_contiguous"}
+"""Shardings that need to know how many tasks there are."""
 
 
 @dataclass
@@ -256,7 +259,7 @@ class Town(Fleet):
         some = before if rng.random() < LIKE else []
         pipeline = rng.choice(some or [each for each in catalogue() if each.cached is cached])
         self._before.append(pipeline)
-        modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") != "custom"]
+        modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") not in BY_LENGTH]
         mode = rng.choice(modes)
         count = rng.randrange(1, 4)
         spec = JobSpec(

@@ -316,6 +316,31 @@ def test_static_shares_move_on_death_only():
     assert peer.done
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_contiguous_shares_are_runs_of_tasks(deterministic):
+    service, peer = started(FakePlan(11), workers=3, sharding="static_contiguous", deterministic=deterministic)
+    ran = {name: set[int]() for name in service.workers}
+    while not peer.done:
+        for name, worker in service.workers.items():
+            ran[name] |= {task.ref.task for task in worker.leases.values() if task.ref.epoch == 0}
+        service.work()
+    assert [sorted(tasks) for tasks in ran.values()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+
+@pytest.mark.parametrize("workers", range(1, 8))
+def test_more_workers_than_tasks_have_one_each_at_most(workers):
+    service, peer = started(FakePlan(3), workers=workers, sharding="static_contiguous")
+    service.run()
+    assert peer.done
+    assert sorted(peer.complete) == [0, 1, 2]
+
+
+def test_contiguous_shares_of_data_without_end_are_refused():
+    _, peer = started(FakePlan(None), workers=1, sharding="static_contiguous")
+    assert peer.failure is not None
+    assert "STATIC_CONTIGUOUS cuts all tasks into as many parts as there are workers" in peer.failure.message
+
+
 def test_a_leaving_worker_is_let_go_when_nothing_of_it_is_needed():
     service, peer = started(FakePlan(4), workers=2)
     worker = service.workers["w0"]

@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "deterministic": {"deterministic": True},
     "static": {"sharding": "static"},
     "static in order": {"sharding": "static", "deterministic": True},
+    "static, contiguous": {"sharding": "static_contiguous"},
     "custom": {"sharding": "custom"},
     "equal": {"equal_steps": True},
     "off": {"sharding": "off", "visitation": "zero_once_or_more"},
