@@ -21,8 +21,8 @@ from millrace import cli
         (
             {"sharding": "dynamic"},
             (
-                "sharding is ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.STATIC or a function, "
-                "not 'dynamic'"
+                "sharding is ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.STATIC, "
+                "ShardingPolicy.STATIC_CONTIGUOUS or a function, not 'dynamic'"
             ),
         ),
         (

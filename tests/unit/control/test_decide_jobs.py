@@ -47,7 +47,11 @@ def test_a_job_without_name_or_seed_gets_those_that_the_shell_drew():
             "PipelineError",
             "deterministic=True cannot be kept",
         ),
-        ({"sharding": "odd"}, "PipelineError", "sharding is one of dynamic, static, off, custom, not 'odd'"),
+        (
+            {"sharding": "odd"},
+            "PipelineError",
+            "sharding is one of dynamic, static, static_contiguous, off, custom, not 'odd'",
+        ),
         ({"visitation": "odd"}, "PipelineError", "visitation is one of"),
         ({"num_consumers": 0}, "PipelineError", "num_consumers is at least 1, not 0"),
         ({"tasks": 0}, "PipelineError", "tasks is at least 1, not 0"),
