@@ -14,6 +14,7 @@ from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
 from millrace.planning.units import INFINITE
+from millrace.policies.reads import MOST_CHOSEN
 from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
 from millrace.sources.storage import absolute
 from millrace.wire.address import parse_address
@@ -280,7 +281,12 @@ def window(operator: str, size: Any, function_of_key: Any) -> dict[str, Any]:
 
 
 def options(
-    on_error: Any, buffer_bytes: int | None, num_threads: int | None, chosen: int | None, rewrites: bool | None
+    on_error: Any,
+    buffer_bytes: int | None,
+    num_threads: int | None,
+    chosen: int | None,
+    rewrites: bool | None,
+    reads_in_flight: int | None,
 ) -> dict[str, Any]:
     """The parameters of ``with_options``; ``chosen`` is its ``seed``."""
     label = "with_options"
@@ -291,7 +297,16 @@ def options(
         "num_threads": None if num_threads is None else positive(label, "num_threads", num_threads),
         "seed": seed(label, chosen),
         "rewrites": None if rewrites is None else bool(rewrites),
+        "reads_in_flight": None if reads_in_flight is None else _reads(label, reads_in_flight),
     }
+
+
+def _reads(label: str, value: Any) -> int:
+    """``reads_in_flight``: each of them takes a thread and a connection."""
+    count = positive(label, "reads_in_flight", value)
+    if count > MOST_CHOSEN:
+        raise PipelineError(f"{label}: reads_in_flight must be at most {MOST_CHOSEN}, not {count}")
+    return count
 
 
 def error_handler(operator: str, value: Any) -> Opaque | str | None:

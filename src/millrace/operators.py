@@ -238,6 +238,7 @@ class Operators(NamesEquivalents):
         num_threads: int | None = None,
         seed: int | None = None,
         rewrites: bool | None = None,
+        reads_in_flight: int | None = None,
     ) -> Self:
         """Options of the whole pipeline; of several, the last wins, option by option.
 
@@ -248,5 +249,8 @@ class Operators(NamesEquivalents):
             num_threads: threads of one process that run user functions.
             seed: seed of everything random that has none of its own.
             rewrites: two maps may run as one, and the like, if the same comes out (default True; False to find faults).
+            reads_in_flight: reads of files in object stores and on web servers that one process has under way at once,
+                up to 1024; by default as many as it finds to pay, up to 256.
         """
-        return self._then(g.WithOptions, **arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites))
+        chosen = arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites, reads_in_flight)
+        return self._then(g.WithOptions, **chosen)

@@ -195,6 +195,12 @@ def test_a_contestant_ends_with_the_benchmark(fifo: Path):
     assert running.returncode == 128 + signal.SIGTERM
 
 
+def test_far(tmp_path: Path):
+    found = report(tmp_path, "far", "--only", "16 threads", "millrace, in process")
+    assert found["failed"] == {}
+    assert found["results"]["millrace, in process"]["peak"]["median"] >= 16
+
+
 def test_startup(tmp_path: Path):
     found = report(tmp_path, "startup", "--only", SERVED)
     assert set(found["results"][SERVED]) == {"import", "first", "few", "many", "shutdown"}

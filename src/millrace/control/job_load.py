@@ -139,6 +139,7 @@ def operator_rows(nodes: Nodes, lately: Nodes, seconds: float) -> list[dict[str,
                 "active_s": each.active_s,
                 "cpu_s": each.cpu_s,
                 "threads": each.threads,
+                "reads_in_flight": each.reads_in_flight,
                 "share": _wall_s(now) / all_s if all_s > 0 else None,
                 "elements_s": now.elements / seconds if seconds > 0 else None,
             }

@@ -93,5 +93,6 @@ def summed(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, N
                 total.cpu_s + max(0.0, each.cpu_s - then.cpu_s),
                 max(total.threads, each.threads),
                 total.wall_s + max(0.0, each.wall_s - then.wall_s),
+                max(total.reads_in_flight, each.reads_in_flight),
             )
     return sums

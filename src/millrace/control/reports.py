@@ -50,3 +50,5 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """That did it; 0: the one that pulls the pipeline's output."""
     wall_s: float = 0.0
     """Seconds for which it held that one, those in which it waited for other threads included."""
+    reads_in_flight: int = 0
+    """Reads of a store on another machine that it has under way at once; 0: it reads none ahead."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -26,6 +28,8 @@ from millrace.planning.passes import Number, Passes, Share, start_of
 from millrace.planning.plan import FAN_IN, Piece, Plan, Task, left_of, make_plan
 from millrace.planning.tables import SplitTable
 
+_COMING = 8
+"""Tasks whose reads of far stores may be under way before they run."""
 Leftovers = Mapping[int, list[Any]]
 
 _TASKS_EACH = 4
@@ -55,6 +59,10 @@ class Epoch:
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
         return self._skipped + (self._run.skipped if self._run is not None else 0)
+
+    def expect(self, tasks: Iterable[Task]) -> None:
+        """Announces what runs now and next, see :meth:`millrace.engine.program.Program.expect`."""
+        self._program.expect(None, [(task, self._number) for task in tasks])
 
     def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
         """Chunks of ``task`` without its first ``skip`` outputs; what it leaves over goes to ``left``."""
@@ -123,16 +131,28 @@ def chunks_of(epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: Tally) 
     done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
     left: dict[int, Leftovers] = {}
     passed: dict[int, Task] = {}
-    for number, given in enumerate(tasks):
+    for number, given, coming in _with_coming(tasks):
         by_itself = number in alone
         task = msgspec.structs.replace(given, parent=-1) if by_itself else given
         if number not in done:
             leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
+            epoch.expect([task, *coming])
             yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
         elif task.parent >= 0:
             passed[task.index] = task
         elif not by_itself:
             passed.clear()  # whatever they left over has become outputs
+
+
+def _with_coming(tasks: Iterator[Task]) -> Iterator[tuple[int, Task, list[Task]]]:
+    """Each task with its number and the few that come behind it."""
+    window = deque(islice(tasks, 1 + _COMING))
+    number = 0
+    while window:
+        task = window.popleft()
+        yield number, task, list(window)
+        window.extend(islice(tasks, 1))
+        number += 1
 
 
 class Pipeline(Protocol):
@@ -354,7 +374,7 @@ class LocalIterator(Iterator[Any]):
             "bottleneck": msgspec.to_builtins(bottleneck(load)),
         }
 
-    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float]]:
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
         """What each operator did so far, see :meth:`millrace.engine.program.Program.measures`."""
         return self._program.measures()
 

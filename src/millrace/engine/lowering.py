@@ -352,6 +352,32 @@ class Lowering:
             turn += 1
 
 
+class Outlook(Lowering):
+    """The positions that a task will ask of its sources, as far as that is seen without running anything.
+
+    Nothing is said of what lies below a cache, which may have it, nor below an operator that deals its feed out; nor of
+    tasks that are cut out of others.
+
+    Attributes:
+        feeds: by node id of a source.
+    """
+
+    def __init__(self, task: RunningTask, graph: g.Graph) -> None:
+        super().__init__(task, graph)
+        self.feeds: dict[int, Feed] = {}
+        if not (task.task.is_sequence or task.task.is_tail or task.task.parts):
+            self.root()
+
+    def units(self, number: int, feed: Feed, repetition: int = 0) -> Chunks:
+        """Nothing, once the feed has been followed down."""
+        node = self.graph.nodes[number]
+        if isinstance(node, g.Source):
+            self.feeds.setdefault(number, feed)
+        elif not isinstance(node, (g.Cache, g.Autocache)):
+            super().units(number, feed, repetition)
+        return iter(())
+
+
 _Rule = Callable[[Lowering, int, Any, Feed, int], Chunks]
 
 _RULES: dict[type[g.Node], _Rule] = {

@@ -35,11 +35,13 @@ class Pool:
     Args:
         cores: that user functions should keep busy.
         most: threads at most; None: as many as may pay.
+        name: of the threads.
     """
 
-    def __init__(self, cores: int, most: int | None = None) -> None:
+    def __init__(self, cores: int, most: int | None = None, name: str = "map") -> None:
         self.cores = cores
         self.most = most or max(_MANY, 4 * cores)
+        self._name = name
         # Reentrant: the garbage collector may close an abandoned iterator in the middle of anything.
         self._lock = threading.RLock()
         self._inside = threading.local()
@@ -52,7 +54,7 @@ class Pool:
         with self._lock:
             self._queue.put(work)
             if len(self._threads) < self.most and not self._idle.acquire(blocking=False):
-                name = f"millrace-map_{len(self._threads)}"
+                name = f"millrace-{self._name}_{len(self._threads)}"
                 thread = threading.Thread(
                     target=_work_off, args=(self._queue, self._idle, self._inside), name=name, daemon=True
                 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 import numpy as np
@@ -14,8 +14,8 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.engine.caching import Point
 from millrace.engine.kept import Kept
-from millrace.engine.lowering import Lowering
-from millrace.engine.measure import Sizer, Totals, close
+from millrace.engine.lowering import Lowering, Outlook
+from millrace.engine.measure import Measure, Sizer, Totals, close
 from millrace.engine.pool import Crew, Pool
 from millrace.engine.task import Budget, RunningTask, available_cores
 from millrace.engine.watch import Watch
@@ -27,10 +27,12 @@ from millrace.ops.stacking import Allocate
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
+from millrace.policies import reads
 from millrace.sources import list_source, open_source
 from millrace.sources.contract import PositionSource, SequentialSource
 from millrace.sources.listing import changed_file
-from millrace.sources.storage import is_remote
+from millrace.sources.reads import Reads
+from millrace.sources.storage import is_far, is_remote
 
 
 class Program:
@@ -89,6 +91,9 @@ class Program:
         self.budget = Budget(graph, ahead=self.ending is not None and not self.ending.at_once)
         self._totals = Totals(_inputs(self._running))
         self._sources: dict[int, PositionSource | SequentialSource] = {}
+        self._far = [] if _pool else [number for number, node in graph.sources() if _reads_far(node)]
+        self._reads: dict[int, Reads] = {}
+        self._readers = Pool(1, self._options.reads_in_flight or reads.MOST, name="read")
         self._lock = threading.Lock()
 
     def run(
@@ -102,6 +107,7 @@ class Program:
         reused: int = -1,
         point: Point | None = None,
         kept: Kept | None = None,
+        owner: Hashable = None,
     ) -> Run:
         """Starts a task of ``plan``, or of another plan of the same units.
 
@@ -114,6 +120,7 @@ class Program:
             reused: number of a cache point below which all is as in the first epoch, beside those where it always is.
             point: the cache point in use.
             kept: where what is made there is kept; None: nowhere.
+            owner: who runs it, of those that :meth:`expect` was told of.
         """
         if task.parts:
             run = functools.partial(self._run_part, task, epoch, watch, reused=reused, point=point, kept=kept)
@@ -123,20 +130,14 @@ class Program:
             skip -= start - task.start
             task = msgspec.structs.replace(task, start=start)
         one_by_one = watch is not None and watch.each
-        running = RunningTask(
-            self._units,
+        running = self._task(
             task,
-            seed=self.seed,
-            epoch=epoch,
-            budget=self.budget,
+            epoch,
             measures=self._totals.begin(),
-            sizers=self._sizers,
             crews=[Crew(None) for _ in self._crews] if one_by_one else self._crews,
-            sources=self._source,
-            nested=self._nested,
             leftovers=leftovers or {},
-            allocate=self._allocate,
             watch=watch,
+            owner=owner,
             reused=self._reused if reused < 0 else {*self._reused, reused},
             point=point,
             kept=kept,
@@ -157,18 +158,42 @@ class Program:
                 if left <= 0:
                     return
 
-    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float]]:
-        """(node id, label, elements, bytes, active seconds, processor seconds, threads, seconds held) of every node.
+    def expect(self, owner: Hashable, tasks: Iterable[tuple[Task, int]]) -> None:
+        """Announces the tasks that come next, so that what they read of far stores is under way before.
 
-        So far, over all tasks; no threads: it works on the one that pulls, which it held for the last of these. A node
-        that was left out has passed on what that which stands for it yielded, in no time.
+        Args:
+            owner: who runs them one after the other, as given to :meth:`run`.
+            tasks: in order, each with its epoch; instead of those announced before.
+        """
+        if not self._far:
+            return
+        coming = list(tasks)
+        nothing = [Measure() for _ in self.graph.nodes]
+        seen = [
+            ((epoch, task.index), Outlook(self._task(task, epoch, measures=nothing, crews=self._crews), self._running))
+            for task, epoch in coming
+        ]
+        for number in self._far:
+            ahead = self._ahead(number)
+            if ahead is not None:
+                ahead.expect(owner, [(key, each.feeds[number]) for key, each in seen if number in each.feeds])
+
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
+        """(node id, label, elements, bytes, active seconds, processor seconds, threads, seconds held, reads at once).
+
+        Of every node so far, over all tasks; no threads: it works on the one that pulls, which it held for so many
+        seconds; no reads at once: it reads none ahead. A node that was left out has passed on what that which stands
+        for it yielded, in no time.
         """
         rows = self._totals.by_node()
         found = []
         for number, node in enumerate(self.graph.nodes):
             elements, size, *seconds = rows[self._running.id_of(node)]
             active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
-            found.append((number, str(node), elements, size, active_s, cpu_s, self._crews[number].level, held_s))
+            ahead = self._reads.get(number)
+            flying = ahead.in_flight.level if ahead is not None else 0
+            threads = flying or self._crews[number].level
+            found.append((number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying))
         return found
 
     @property
@@ -190,6 +215,9 @@ class Program:
 
     def close(self) -> None:
         """Ends the threads. Runs must have been closed before."""
+        for ahead in self._reads.values():
+            ahead.close()
+        self._readers.close()
         self._pool.close()
 
     def _source(self, number: int) -> PositionSource | SequentialSource:
@@ -199,6 +227,42 @@ class Program:
                 found = open_source(self.graph.nodes[number], self._units.tables[number])
                 self._sources[number] = found
             return found
+
+    def _ahead(self, number: int) -> Reads | None:
+        """What reads a source ahead, if it is far."""
+        if number not in self._far:
+            return None
+        source = cast(PositionSource, self._source(number))
+        with self._lock:
+            if number not in self._reads:
+                sizes = self._units.tables[number].sizes
+                self._reads[number] = Reads(
+                    lambda position: source.fetch(range(position, position + 1))[0],
+                    sizes,
+                    self._readers.start,
+                    budget=self.budget.each,
+                    chosen=self._options.reads_in_flight,
+                )
+            return self._reads[number]
+
+    def _task(
+        self, task: Task, epoch: int, *, measures: list[Measure], crews: list[Crew], **options: Any
+    ) -> RunningTask:
+        return RunningTask(
+            self._units,
+            task,
+            seed=self.seed,
+            epoch=epoch,
+            budget=self.budget,
+            measures=measures,
+            sizers=self._sizers,
+            crews=crews,
+            sources=self._source,
+            reads=self._ahead,
+            nested=self._nested,
+            allocate=self._allocate,
+            **options,
+        )
 
     def _nested(self, graph: Graph, seed: int) -> Run:
         """Runs a dataset that a user's function returned: on the thread that asks, in order."""
@@ -225,6 +289,11 @@ def _reads_at_hand(node: Node) -> bool:
         case Cache():
             return not is_remote(node.path or "")
     return False
+
+
+def _reads_far(node: Node) -> bool:
+    """Whether a read of the node is a request to another machine, so that many at once pay."""
+    return isinstance(node, FromFiles) and any(map(is_far, node.patterns))
 
 
 def list_sources(graph: Graph) -> dict[int, SplitTable]:

@@ -25,13 +25,13 @@ _CHUNK_BYTES = 4 << 20
 def read_positions(
     source: PositionSource, table: SplitTable, feed: Feed, origin: Origin, context: NodeContext
 ) -> Iterator[Chunk]:
-    """Elements at the positions of ``feed``; read on several threads where reading takes its time.
+    """Elements at the positions of ``feed``; on several threads where reading takes its time, ahead where it is far.
 
     Raises:
         ElementTooLargeError: before a file is read that is larger than all buffers.
     """
 
-    def wanted() -> Iterator[Chunk]:
+    def wanted(feed: Feed) -> Iterator[Chunk]:
         for units in feed:
             start = 0
             while start < len(units):
@@ -44,7 +44,14 @@ def read_positions(
     def read(chunk: Chunk) -> Chunk:
         return context.fetch(source.fetch, Chunk([], chunk.origin, chunk.positions))
 
-    yield from context.in_order(read, wanted(), context.AUTOTUNE)
+    reads = context.reads
+    if reads is None:
+        yield from context.in_order(read, wanted(feed), context.AUTOTUNE)
+        return
+    announced, asked = feeds.tee(feed, 2)
+    with context.streaming(reads, announced) as fetch:
+        for chunk in wanted(asked):
+            yield context.fetch(fetch, Chunk([], chunk.origin, chunk.positions))
 
 
 def _affordable(table: SplitTable, positions: Array, limit: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ from millrace.planning.keys import derive, mix, mix_array
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap
 from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.sources.reads import Reads, Stream
 
 if TYPE_CHECKING:
     from millrace.engine.caching import Point
@@ -82,9 +84,11 @@ class RunningTask:
         sizers: Sequence[Sizer],
         crews: Sequence[Crew],
         sources: Callable[[int], PositionSource | SequentialSource],
+        reads: Callable[[int], Reads | None],
         nested: Callable[[Graph, int], Nested],
-        leftovers: Mapping[int, list[Any]],
         allocate: Allocate,
+        leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
+        owner: Hashable = None,
         watch: Watch | None = None,
         reused: Collection[int] = (),
         point: Point | None = None,
@@ -94,7 +98,7 @@ class RunningTask:
         self._reused, self._point, self._kept = reused, point, kept
         self.seed, self.epoch = seed, epoch
         self.measures, self.crews = measures, crews
-        self.source, self.nested = sources, nested
+        self.source, self.reads, self.owner, self.nested = sources, reads, owner, nested
         self.allocate = allocate
         self.taken = dict(leftovers)
         self.left: dict[int, list[Any]] = {}
@@ -359,6 +363,22 @@ class NodeContext(Context):
         """Bytes that all buffers of the task hold together."""
         return self._task.buffer_bytes
 
+    @property
+    def reads(self) -> Reads | None:
+        """What reads this source ahead; None where that is not worth it, or what is read is watched."""
+        return None if self._task.watch is not None else self._task.reads(self._number)
+
+    @contextmanager
+    def streaming(self, reads: Reads, feed: Iterator[Array]) -> Iterator[Callable[[Array], list[Any]]]:
+        """The body fetches the positions of ``feed`` in their order, by the function given to it."""
+        task, measure = self._task, self._task.measures[self._number]
+        with reads.stream(task.owner, (task.epoch, task.task.index), feed) as stream:
+            task.stops[stream.close] = None
+            try:
+                yield partial(_fetched, stream, measure)
+            finally:
+                task.stops.pop(stream.close, None)
+
     def fetch(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         """The elements at the chunk's positions; errors of a map-style data set's own code name the position."""
         positions = np.asarray(chunk.positions, np.int64)
@@ -397,6 +417,17 @@ class NodeContext(Context):
                 kept.append(index)
                 elements += found if isinstance(found, list) else [found]
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
+
+
+def _fetched(stream: Stream, measure: Measure, positions: Array) -> list[Any]:
+    """The elements at ``positions``, and where the time went."""
+    waited_s, reading_s, cpu_s = stream.waited_s, stream.reading_s, stream.cpu_s
+    try:
+        return stream.fetch(positions)
+    finally:
+        measure.idle_s += stream.waited_s - waited_s
+        measure.threads_s += stream.reading_s - reading_s
+        measure.threads_cpu_s += stream.cpu_s - cpu_s
 
 
 def available_cores() -> int:

@@ -206,6 +206,8 @@ class WithOptions(Node):
         seed: seed of everything random that has none of its own.
         rewrites: whether what runs may differ from what was written where nothing that comes out does (the default;
             see :mod:`millrace.graph.rewrites`).
+        reads_in_flight: reads of files of another machine that a process has under way at once (default: as many as
+            pay).
     """
 
     on_error: Opaque | str | None = None
@@ -213,6 +215,7 @@ class WithOptions(Node):
     num_threads: int | None = None
     seed: int | None = None
     rewrites: bool | None = None
+    reads_in_flight: int | None = None
 
 
 # -- order -------------------------------------------------------------------------------------------------------------

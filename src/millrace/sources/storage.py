@@ -72,6 +72,11 @@ def is_remote(location: str) -> bool:
     return scheme_of(location) != ""
 
 
+def is_far(location: str) -> bool:
+    """Whether reading ``location`` asks another machine."""
+    return scheme_of(location) not in ("", "memory")
+
+
 def local_path(location: str) -> str:
     """The path of a local location: without ``file://``, with ``~`` expanded."""
     if _SCHEME.match(location):

@@ -158,6 +158,11 @@ class Lane:
             pending, self._pending = self._pending, []
             return pending
 
+    def coming(self) -> list[LeaseTask]:
+        """Leases that have not begun, in the order in which they will."""
+        with self._changed:
+            return list(self._pending)
+
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is kept."""

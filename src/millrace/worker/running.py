@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +33,9 @@ from millrace.worker.jobs import Job
 from millrace.worker.lanes import Lane, Stop, StoppedError
 from millrace.worker.leftovers import Ask, LeftoversMissingError, LeftoverStore, gather
 from millrace.worker.packing import Packer
+
+if TYPE_CHECKING:
+    from millrace.engine.program import Program
 
 AHEAD_S = 2.0
 """Seconds of work that a worker wants to hold leases for."""
@@ -96,6 +100,13 @@ class Pace:
                 return 2
             mean = sum(self._times) / len(self._times)
             return max(2, min(16, math.ceil(AHEAD_S / max(mean, 1e-6))))
+
+
+def _task_of(program: Program, lease: LeaseTask) -> Task:
+    """What a lease has run."""
+    if lease.parts:
+        return Task(lease.ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
+    return program.plan.task(lease.ref.task if lease.run < 0 else lease.run)
 
 
 class Runner:
@@ -174,24 +185,29 @@ class Runner:
         keep = lease.received >= 0
         first = max(lease.received - 1, 0)
         lane.begin(lease, first, program.changed() if keep and lease.again else "")
-        task = (
-            Task(ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
-            if lease.parts
-            else program.plan.task(ref.task if lease.run < 0 else lease.run)
-        )
+        task = _task_of(program, lease)
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
+        known = self._expect(program, lane, [lease, *lane.coming()], [])
         leftovers = gather(ref.job, ref.epoch, lease.holders, self._ask) if lease.holders else None
         outputs = 0
         packer = Packer(codec.encode, first)
         with (
             self._cached(lease) as cache,
             program.run(
-                task, ref.epoch, leftovers, watch, reused=lease.reused, point=cache.point, kept=cache.kept
+                task,
+                ref.epoch,
+                leftovers,
+                watch,
+                reused=lease.reused,
+                point=cache.point,
+                kept=cache.kept,
+                owner=lane.consumer,
             ) as run,
         ):
             for chunk in run:
                 lane.check()
+                known = self._expect(program, lane, lane.coming(), known)
                 before, outputs = outputs, outputs + len(chunk)
                 steps.outputs = outputs
                 if not keep or outputs <= first:
@@ -200,6 +216,7 @@ class Runner:
                 waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
             waited += self._put(lane, lease, packer, steps, flush=True)
             cache.whole = True
+        self._expect(program, lane, lane.coming(), known)
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
             lane.finish(lease, outputs, run.skipped)
@@ -208,6 +225,14 @@ class Runner:
         if watch is None:  # else it says nothing about other tasks
             self._pace.took(time.monotonic() - started - waited)
         return TaskFinished(ref, lease.lease, outputs, run.skipped, left)
+
+    def _expect(self, program: Program, lane: Lane, coming: list[LeaseTask], known: list[int]) -> list[int]:
+        """Announces what the lane runs now and next, unless these are the ``known`` leases; returns those leases."""
+        leases = [each.lease for each in coming]
+        if leases != known:
+            tasks = [(_task_of(program, each), each.ref.epoch) for each in coming if each.received >= 0]
+            program.expect(lane.consumer, tasks)
+        return leases
 
     @contextmanager
     def _cached(self, lease: LeaseTask) -> Iterator[Using]:

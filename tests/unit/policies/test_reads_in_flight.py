@@ -1,0 +1,86 @@
+"""How many reads are under way at once, against stores that are far, full, or not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.policies import reads
+from millrace.policies.reads import InFlight, Round
+
+
+def far(seconds: float, capacity: float = float("inf")) -> Callable[[int], float]:
+    """Seconds of a read when so many are under way, at a store that answers ``capacity`` of them a second."""
+    return lambda level: max(seconds, level / capacity)
+
+
+def play(state: InFlight, store: Callable[[int], float], rounds: int, waited: float = 1.0) -> InFlight:
+    for _ in range(rounds):
+        read_s = store(state.level)
+        state = reads.step(state, Round(read_s, state.level, read_s, waited * read_s))
+    return state
+
+
+def test_a_store_far_away_gets_as_many_as_there_may_be_within_seconds() -> None:
+    state = play(reads.begin(), far(0.3), 4)
+    assert state.level == reads.MOST
+
+
+def test_a_store_that_is_full_gets_what_fills_it() -> None:
+    store = far(0.3, capacity=100)  # 30 at once fill it
+    state = play(reads.begin(), store, 200)
+    assert state.settled == 32
+    assert "32 at once take 320 ms each" in state.reason
+    tried = set()
+    for _ in range(200):
+        state = play(state, store, 1)
+        tried.add(state.level)
+    assert tried <= {16, 32, 64}
+
+
+def test_a_store_at_hand_that_takes_one_at_a_time_gets_few() -> None:
+    state = play(reads.begin(), far(0.001, capacity=1000), 500)
+    assert state.settled <= 2
+
+
+def test_a_store_that_becomes_faster_is_found_out() -> None:
+    state = play(reads.begin(), far(0.3, capacity=100), 50)
+    assert play(state, far(0.3), 2000).settled == reads.MOST
+
+
+def test_nobody_who_waits_wants_no_more() -> None:
+    state = play(reads.begin(), far(0.3), 50, waited=0.01)
+    assert state.level == reads.FIRST
+    assert "hardly waited for" in state.reason
+
+
+def test_where_no_more_fit_nothing_is_said_about_more() -> None:
+    state = reads.step(reads.begin(), Round(0.3, 3, 0.3, 0.3))
+    assert state.level == reads.FIRST
+    assert "no more than 3 at once" in state.reason
+
+
+def test_what_was_chosen_stays() -> None:
+    for chosen in (1, reads.FIRST, reads.MOST, reads.MOST_CHOSEN):
+        assert play(reads.begin(chosen), far(0.3), 20).level == chosen
+
+
+@given(
+    st.lists(
+        st.builds(
+            Round,
+            read_s=st.floats(0, 100),
+            peak=st.integers(0, 2000),
+            seconds=st.floats(0, 100),
+            waited_s=st.floats(0, 100),
+        )
+    )
+)
+def test_whatever_is_seen_it_stays_within_bounds(seen: list[Round]) -> None:
+    state = reads.begin()
+    for each in seen:
+        state = reads.step(state, each)
+        assert 1 <= state.level <= reads.MOST
+        assert 1 <= state.settled <= reads.MOST
