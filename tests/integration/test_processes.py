@@ -17,7 +17,6 @@ import pytest
 
 import millrace as mr
 from millrace.cli import main
-from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
 from millrace.testing.processes import gone, runs
@@ -227,9 +226,8 @@ def test_a_wrong_token_is_one_line_and_ends_the_worker():
         assert json.loads(done.stdout)["jobs"] == []
 
 
-def test_status_of_nothing_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(fetch_status, "__defaults__", (None, 0.3))  # instead of 10 s
-    assert main(["status", "--service", "127.0.0.1:1"]) == 1
+def test_status_of_nothing_says_so(capsys):
+    assert main(["status", "--service", "127.0.0.1:1", "--timeout", "0.3"]) == 1
     assert "no dispatcher answered at 127.0.0.1:1 within 0.3 s" in capsys.readouterr().err
 
 

@@ -8,6 +8,8 @@ import os
 import string
 
 LOOPBACK = "127.0.0.1"
+SERVICE = "MILLRACE_SERVICE"
+DEFAULT_SERVICE = "grpc://localhost:5050"
 TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
 
 

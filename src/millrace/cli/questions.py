@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from millrace.cli.options import TOKEN, add_json, seconds, token_of
+from millrace.cli.options import DEFAULT_SERVICE, SERVICE, TOKEN, add_json, seconds, token_of
 
 
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -12,6 +13,7 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
     _add_service(command)
     add_json(command)
+    command.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
     command.add_argument(
         "--check",
         action="store_true",
@@ -54,18 +56,24 @@ def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
 def _add_service(command: argparse.ArgumentParser) -> None:
     """Options about whom to ask."""
     command.add_argument(
-        "--service", required=True, metavar="ADDRESS", help="the dispatcher's, e.g. grpc://10.0.0.7:5050"
+        "--service",
+        default=os.environ.get(SERVICE) or DEFAULT_SERVICE,
+        metavar="ADDRESS",
+        help=f"the dispatcher's, e.g. grpc://10.0.0.7:5050 (default: ${SERVICE}, else {DEFAULT_SERVICE})",
     )
     command.add_argument("--token", help=f"of the service (default: ${TOKEN}, which other users cannot see)")
 
 
 def _status(options: argparse.Namespace) -> int:
-    from millrace.client.status import check, fetch_status
+    from millrace.client.status import check, fetch_status, watch_status
     from millrace.observe import status
 
     if options.check:
         waits = check(options.service, token_of(options), options.timeout)
         print(f"the dispatcher answers, and waits: {waits}" if waits else "the dispatcher answers")
+        return 0
+    if options.watch:
+        status.watch(watch_status(options.service, token_of(options), options.timeout), as_lines=options.json)
         return 0
     found = fetch_status(options.service, token_of(options), options.timeout)
     if options.json:
@@ -93,12 +101,13 @@ def _cost(options: argparse.Namespace) -> int:
 def _cache(options: argparse.Namespace) -> int:
     from millrace.client.status import fetch_status, remove_blocks
     from millrace.observe import cache, status
+    from millrace.policies import figures
 
     found = fetch_status(options.service, token_of(options))
     if options.kind == "rm":
         points = cache.chosen(found, options.points, everything=options.all)
         size = remove_blocks(options.service, points, token_of(options))
-        print(f"{cache.size(size)} of {len(points)} points are deleted as soon as nobody reads them")
+        print(f"{figures.data_size(size)} of {len(points)} points are deleted as soon as nobody reads them")
     elif options.json:
         print(status.as_json(cache.of(found)))
     elif options.kind == "ls":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from millrace.wire.channel import ControlChannel
 
 STATUS = "Status"
-"""Call: None -> the service's status as plain values."""
+"""Call: seconds to let pass before it is looked at, or None -> the service's status as plain values."""
 
 
 REMOVE_BLOCKS = "RemoveBlocks"
@@ -53,3 +54,19 @@ def fetch_status(address: str, token: str | None = None, timeout: float = 10.0) 
         channel.connect()
         status: dict[str, Any] = channel.call(STATUS, None, dict[str, Any], timeout)
         return status
+
+
+def watch_status(
+    address: str, token: str | None = None, timeout: float = 10.0, *, every_s: float = 1.0
+) -> Iterator[dict[str, Any]]:
+    """The status now, and then again and again: the dispatcher holds each answer back for ``every_s`` seconds.
+
+    Raises:
+        As :func:`fetch_status`.
+    """
+    with ControlChannel(address, token, timeout) as channel:
+        channel.connect()
+        status: dict[str, Any] = channel.call(STATUS, None, dict[str, Any], timeout)
+        while True:
+            yield status
+            status = channel.call(STATUS, every_s, dict[str, Any], timeout + every_s)

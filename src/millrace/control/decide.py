@@ -13,6 +13,7 @@ from millrace.control import (
     caching,
     fleet,
     held_up,
+    job_progress,
     jobs,
     keeping,
     leasing,
@@ -166,6 +167,7 @@ def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
         jobs.begin_epoch(turn, job, consumer, message)
     elif isinstance(message, msg.ConsumerReport):
         jobs.progressed(turn, job, consumer, message)
+        job_progress.reported(turn, job, consumer, message)
         if job.points:
             caching.look(turn, job)
         scaling.heard(turn, job, consumer, message)

@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from millrace.control import caching, scaling
+from millrace.control import caching, job_progress, scaling
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
 from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
@@ -66,6 +66,7 @@ def join(turn: Turn, item: JoinRequested) -> None:
         digest = serialize.digest(spec.structure)
         turn.emit(ev.JobCreated(spec, seed, digest, not message.spec.name, turn.now))
         job = turn.state.jobs[name]
+        job_progress.begun(turn, job)
     known = job.consumers.get(number)
     if message.states and known is not None and known.client != message.client:
         refuse(turn, known.client, void(job, message))
@@ -283,6 +284,7 @@ def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
 
 def remove_job(turn: Turn, job: Job, reason: str) -> None:
     """Forget the job."""
+    job_progress.finished(turn, job, reason)
     turn.emit(ev.JobRemoved(job.name, reason, turn.now, len(missing(job))))
     turn.observed.caching.pop(job.name, None)
     turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.control import events as ev
+from millrace.control import job_progress
 from millrace.control.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.keeping import tell_blocks, use_of
 from millrace.control.messages import (
@@ -225,6 +226,7 @@ def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job
 
 def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
     """A task ran to its end."""
+    job_progress.computed(turn, message)  # also if its consumer had all of it before, so that nobody waits for this
     found = leased_by(turn.state, worker, message.ref, message.lease)
     if found is None or found[1].finished:
         return

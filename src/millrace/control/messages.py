@@ -115,6 +115,8 @@ class TaskFinished(Message, frozen=True):
     """Elements that ``on_error`` left out."""
     leftovers: bool = False
     """The worker keeps elements for the task's parent until it is told to forget them."""
+    passed: list[int] = []
+    """By node, elements that each operator gave in this run."""
 
 
 class TaskAt(Message, frozen=True):

@@ -18,6 +18,7 @@ from millrace.control.messages import (
     WorkerReport,
 )
 from millrace.control.reports import Flow, NodeMeasure, Pace
+from millrace.planning.progress import TaskSet
 from millrace.policies.autocache import Look
 from millrace.policies.capacity import Shortage
 from millrace.policies.decision import Decision
@@ -145,6 +146,77 @@ class Spent(msgspec.Struct):
     consumer_s: float = 0.0
 
 
+class EpochSight(msgspec.Struct):
+    """What is seen of an epoch of a job.
+
+    Attributes:
+        began: when a consumer first said that it reads it, and ``share`` the part of it that had been read then.
+        read: by consumer, elements that were handed out, and how fast.
+        counted: tasks whose ends were seen, and ``passed`` by node the elements that these gave.
+    """
+
+    began: float = 0.0
+    share: float = 0.0
+    read: dict[int, tuple[int, Pace]] = {}
+    counted: TaskSet = msgspec.field(default_factory=TaskSet)
+    passed: list[int] = []
+
+    @property
+    def elements(self) -> int:
+        """That were handed out, to all consumers together."""
+        return sum(count for count, _ in self.read.values())
+
+    @property
+    def pace(self) -> Pace:
+        """Of all consumers together."""
+        paces = [pace for _, pace in self.read.values()]
+        return Pace(
+            sum(pace.elements for pace in paces),
+            sum(pace.read_s for pace in paces),
+            sum(pace.waited_s for pace in paces),
+        )
+
+
+class JobSight(msgspec.Struct):
+    """What is seen of a job.
+
+    Attributes:
+        began: when, and ``lease``: no lease below is of this job, but of another one that had its name.
+        epochs: the last ones.
+        elements: that were handed out in those before, and ``pace`` how fast.
+    """
+
+    began: float
+    lease: int = 0
+    epochs: dict[int, EpochSight] = {}
+    elements: int = 0
+    pace: Pace = Pace()
+
+
+class FinishedJob(msgspec.Struct, frozen=True):
+    """What became of a job.
+
+    Attributes:
+        name: of the job.
+        why: it is over.
+        at: when that was, and ``seconds`` how long after it had begun.
+        epochs: that were begun, and ``elements`` of all of them that were handed out.
+        pace: of all its consumers.
+        bottleneck: of its loop, in a sentence.
+        failure: the first line of what made it fail; None: nothing did.
+    """
+
+    name: str
+    why: str
+    at: float
+    seconds: float
+    epochs: int
+    elements: int
+    pace: Pace
+    bottleneck: str
+    failure: str | None = None
+
+
 class Division(msgspec.Struct, frozen=True):
     """How the workers are divided among the jobs, from a moment on.
 
@@ -193,6 +265,10 @@ class Observed(msgspec.Struct):
     """By job."""
     scaling: dict[str, ScaleSight] = {}
     """By job."""
+    progress: dict[str, JobSight] = {}
+    """By job."""
+    finished: list[FinishedJob] = []
+    """The last jobs that are over."""
     spent: dict[str, dict[int, Spent]] = {}
     """By job and epoch, as long as this dispatcher lives; it was last added to at ``accounted``."""
     accounted: float = 0.0

@@ -46,7 +46,8 @@ from millrace.wire.control import Call, ControlServer, Session
 
 BLOB_BYTES = 2 << 30
 STATUS = "Status"
-"""Call: None -> :func:`millrace.dispatcher.status.status`."""
+"""Call: seconds to let pass, or None -> :func:`millrace.dispatcher.status.status`."""
+MOST_WAIT_S = 60.0
 REMOVE_BLOCKS = "RemoveBlocks"
 """Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
 CHECK = "Check"
@@ -163,7 +164,7 @@ class Dispatcher:
                 wire_blobs.HAS: Call(str, self._has_blob),
                 wire_blobs.PUT: Call(wire_blobs.Blob, self._put_blob),
                 wire_blobs.FETCH: Call(str, self._fetch_blob),
-                STATUS: Call(None, self._status),
+                STATUS: Call(float | None, self._status),
                 REMOVE_BLOCKS: Call(list[str], self._remove_blocks),
                 CHECK: Call(None, self._check),
             },
@@ -470,7 +471,8 @@ class Dispatcher:
         self._some_decided.set()
         return await check
 
-    async def _status(self, _: None) -> dict[str, Any]:
+    async def _status(self, after_s: float | None) -> dict[str, Any]:
+        await asyncio.sleep(min(max(after_s or 0.0, 0.0), MOST_WAIT_S))
         return self.status()
 
     def status(self) -> dict[str, Any]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from millrace.control import job_progress
 from millrace.control.job_load import load_of, operator_rows, window_of
 from millrace.control.keeping import benefits
-from millrace.control.late import named, span
-from millrace.control.observed import CacheSight, Observed
+from millrace.control.observed import CacheSight, FinishedJob, Observed
 from millrace.control.profiling import measures, summed
+from millrace.control.reasons import kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.state import CARE, Epoch, Job, State, Worker
-from millrace.control.supply import missing, newest, off_walk
+from millrace.control.supply import newest, off_walk
 from millrace.control.where import told
 from millrace.control.whereabouts import Poison
-from millrace.policies.bottleneck import Bottleneck, bottleneck
-from millrace.policies.decision import Decision, listed
+from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scalers import kind_of
 
 _MOST_COUNTED = 100_000
@@ -57,11 +56,27 @@ def status(
         "heartbeat_s": state.settings.heartbeat_s,
         "jobs": [_job(state, observed, job, now, plan, requested) for job in jobs],
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
+        "finished": [_finished(each, now) for each in reversed(observed.finished)],
         "scaling_policy": state.settings.scaling_policy,
         "prices": None if state.settings.prices is None else msgspec.to_builtins(state.settings.prices),
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
+    }
+
+
+def _finished(job: FinishedJob, now: float) -> dict[str, Any]:
+    """What became of a job that is over."""
+    return {
+        "name": job.name,
+        "ended_s": max(0.0, now - job.at),
+        "why": job.why,
+        "seconds": job.seconds,
+        "epochs": job.epochs,
+        "elements": job.elements,
+        "wait_share": min(1.0, job.pace.waited_s / job.pace.read_s) if job.pace.read_s > 0 else None,
+        "bottleneck": job.bottleneck,
+        "failure": job.failure,
     }
 
 
@@ -99,7 +114,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
             "remote": sum(not worker.only for worker in serving),
             "why": told(state, job),
         },
-        "sharing": _sharing(state, observed, job, now),
+        "sharing": sharing(state, observed, job, now),
         "accelerators": job.spec.accelerators,
         "spent": _spent(state, observed, job),
         "batch_time_s": sum(times) / len(times) if times else None,
@@ -112,11 +127,13 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
                 "epoch": place.epoch,
                 "connected": place.lost_at is None,
                 "batches": sight.report.batches if sight is not None and sight.report is not None else 0,
-                "why": _why_consumer(job, index, now),
+                "why": why_consumer(job, index, now),
             }
             for (index, place), sight in zip(sorted(job.consumers.items()), _in_order(sights), strict=True)
         ],
         "operators": operator_rows(operators, window.nodes, window.seconds),
+        "progress": job_progress.progress(state, observed, job, now),
+        "epochs": job_progress.epochs(observed, job),
         "tasks": {"total": job.tasks_of(epoch), "done": epoch.done + read_but_kept - epoch.dropped, "leased": leased},
         "skipped": job.skipped,
         "reruns": {
@@ -125,44 +142,13 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         },
         "failure": job.failure.message if job.failure is not None else None,
         "bottleneck": msgspec.to_builtins(found),
-        "kept": _kept(state, job, now),
-        "why": _why_job(state, observed, job, serving, found, now),
+        "kept": kept(state, job, now),
+        "why": why_job(state, observed, job, serving, found, now),
         "left_out": sum(report.left_out for report in reports) + _undivided(state, job, number),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
         "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
     }
-
-
-def _kept(state: State, job: Job, now: float) -> dict[str, Any] | None:
-    """Which consumers a job that nobody reads is kept for, and how many seconds more; None: somebody reads it."""
-    if job.kept_at is None:
-        return None
-    for_s = job.kept_at + state.settings.job_gc_timeout_s - now
-    return {"consumers": missing(job), "for_s": max(0.0, for_s)}
-
-
-def _sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
-    """What the job claims of the workers, and whom it waits for, if it has none."""
-    found: dict[str, Any] = {"tenant": job.spec.tenant, "priority": job.spec.priority, "share": None, "why": None}
-    found |= {"waits_s": None, "waits_for": [], "behind": []}
-    division = observed.division
-    if division is None or job.name not in division.shares:
-        return found
-    decision = division.shares[job.name]
-    found |= {"share": decision.value, "why": decision.reason}
-    since = division.waiting.get(job.name)
-    if since is None:
-        return found
-    own = [name for name in division.counts if name in state.jobs and state.jobs[name].spec.tenant == job.spec.tenant]
-    full = sum(division.counts[name] for name in own) >= state.settings.quotas.get(job.spec.tenant, math.inf)
-    rivals = own if full else list(division.counts)
-    serving = [name for name in rivals if division.counts[name]]
-    # As whoever gives workers away orders them.
-    standings = {name: division.standing(name, now) for name in rivals if name in division.waiting}
-    order = sorted(standings, key=lambda name: (not standings[name].short, standings[name].ahead))
-    behind = order[: order.index(job.name)]
-    return found | {"waits_s": max(0.0, now - since), "waits_for": sorted(serving), "behind": behind}
 
 
 def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
@@ -285,78 +271,6 @@ def _in_order(sights: dict[int, Any]) -> list[Any]:
     return [sights[number] for number in sorted(sights)]
 
 
-def _why_job(
-    state: State, observed: Observed, job: Job, serving: list[Worker], found: Decision[Bottleneck], now: float
-) -> str:
-    name = job.name
-    if job.failure is not None:
-        return (
-            f"job {name} has failed: {job.failure.message.splitlines()[0] if job.failure.message else job.failure.kind}"
-        )
-    kept = _kept(state, job, now)
-    if kept is not None:
-        return f"job {name} is kept for {named(kept['consumers'])}, not seen yet, for {span(kept['for_s'])} more"
-    if not serving and job.spec.target_workers == "local":
-        return f"job {name} waits for local workers, which its consumers start"
-    if not serving:
-        others = [worker for worker in state.workers.values() if worker.lost_at is None and not worker.only]
-        if not others:
-            return f"job {name} waits for a worker: none is registered"
-        return _why_waiting(state, observed, job, others, now)
-    count = "1 worker" if len(serving) == 1 else f"{len(serving)} workers"
-    if job.tables is None:
-        return (
-            f"job {name} waits for its sources to be listed by worker {job.lister}"
-            if job.lister
-            else f"job {name} starts"
-        )
-    if newest(job) < 0:
-        return f"job {name} is ready and waits for a consumer to begin an epoch"
-    if not any(place.lost_at is None for place in job.consumers.values()):
-        return f"job {name} waits for its consumers to come back"
-    asked = [epoch.chooser for epoch in job.epochs.values() if epoch.chooser]
-    if asked:
-        return f"job {name} waits for worker {asked[0]} to run the user's sharding function"
-    shares = observed.division.shares if observed.division is not None else {}
-    share = f"; {shares[name].reason}" if len(shares) > 1 and name in shares else ""
-    slowed = f"; bottleneck: {found.reason}" if found.value != "unknown" else ""
-    return f"job {name} runs on {count}{slowed}{share}"
-
-
-def _why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:
-    """Why a job has no worker though there are some."""
-    sharing, name, count = _sharing(state, observed, job, now), job.name, len(others)
-    if sharing["waits_s"] is None:
-        return f"job {name} has no work for a worker now"
-    there = "1 worker" if count == 1 else f"{count} workers"
-    if job.spec.tenant in state.settings.quotas:
-        there += f", of which tenant {job.spec.tenant} may have {state.settings.quotas[job.spec.tenant]}"
-    text = f"job {name} has waited {sharing['waits_s']:.0f} s for a worker: {there}"
-    if not sharing["waits_for"]:
-        return f"{text}, leaving"
-    behind = f", after {listed(sharing['behind'])}" if sharing["behind"] else ""
-    return f"{text}, serving {listed(sharing['waits_for'])}; its turn comes at the end of a task{behind}"
-
-
-def _why_consumer(job: Job, index: int, now: float) -> str:
-    place = job.consumers[index]
-    if place.lost_at is not None:
-        return f"its session broke {max(0.0, now - place.lost_at):.0f} s ago; its place is kept for a while"
-    if job.failure is not None:
-        return "the job has failed"
-    if place.epoch < 0:
-        return "has joined and not begun an epoch"
-    epoch = job.epochs.get(place.epoch)
-    if epoch is None:
-        return "waits for the job's sources to be listed"
-    tasks = epoch.unread.get(index, set())
-    if not tasks:
-        return "has read all that is its" if epoch.settled else "waits for a task"
-    ready = sum(epoch.live[task].finished for task in tasks)
-    waiting = len(epoch.pending.get(index, ()))
-    return f"{len(tasks)} tasks to read, {ready} of them computed, {waiting} waiting for a worker"
-
-
 def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dict[str, Any]:
     sight = observed.workers.get(worker.id)
     report = sight.report if sight is not None else None
@@ -381,25 +295,7 @@ def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dic
             }
             for lane in lanes
         ],
-        "busy_share": sight.busy_share if sight is not None and fresh else None,
-        "why": _why_worker(state, worker, [lane.blocked_s for lane in lanes], now),
+        "busy_share": sight.busy_share if sight is not None and fresh and worker.job else None,
+        "assigned": worker.reason,
+        "why": why_worker(state, worker, lanes, now),
     }
-
-
-def _why_worker(state: State, worker: Worker, blocked: list[float], now: float) -> str:
-    if worker.lost_at is not None:
-        return f"its session broke {max(0.0, now - worker.lost_at):.0f} s ago; it may come back"
-    if worker.retiring:
-        return "is leaving: it gets no more tasks"
-    if worker.only and not worker.job:
-        return f"waits for job {worker.only}, which it is local to"
-    if not worker.job:
-        return "waits for a job" if not state.jobs else "has nothing to do: no job has work for it"
-    job = state.jobs.get(worker.job)
-    if job is not None and job.lister == worker.id:
-        return f"lists the sources of {worker.job}"
-    if worker.unfinished and blocked and all(seconds > 0 for seconds in blocked):
-        return f"has computed ahead for {worker.job} and waits for its consumers to read"
-    if not worker.unfinished:
-        return f"serves {worker.job} and has no task now ({worker.reason})"
-    return f"serves {worker.job}: {worker.reason}"

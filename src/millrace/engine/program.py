@@ -313,7 +313,7 @@ class Run:
     """
 
     def __init__(self, task: RunningTask, graph: Graph, totals: Totals, skip: int = 0) -> None:
-        self._task, self._totals, self._skip = task, totals, skip
+        self._task, self._graph, self._totals, self._skip = task, graph, totals, skip
         self._chunks = Lowering(task, graph).root()
         self._closed = False
 
@@ -326,6 +326,11 @@ class Run:
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
         return self._task.calls.skipped
+
+    @property
+    def passed(self) -> list[int]:
+        """By node, elements that each operator gave so far; of one that was left out, what it would have passed on."""
+        return [self._task.measures[self._graph.id_of(node)].elements for node in self._task.units.graph.nodes]
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

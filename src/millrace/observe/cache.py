@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from millrace.errors import PipelineError
 from millrace.observe.status import Row, columns
+from millrace.policies.figures import data_size, percent
 
 POINTS: Row = ("point", "writer", "after", "kept", "of", "blocks", "items", "saves per GiB", "jobs")
 
@@ -34,11 +35,11 @@ def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
             point["point"],
             point["writer"] or "-",
             point["label"] or "?",
-            size(point["bytes"]),
-            "?" if point["whole"] is None else size(max(point["whole"], point["bytes"])),
+            data_size(point["bytes"]),
+            "?" if point["whole"] is None else data_size(max(point["whole"], point["bytes"])),
             str(point["blocks"]),
             str(point["items"]),
-            _percent(point["saves_per_gib"]),
+            percent(point["saves_per_gib"]),
             ", ".join(point["jobs"]) or "-",
         )
         for point in points
@@ -53,8 +54,10 @@ def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     cache = of(status)
     blocks = sum(point["blocks"] for point in cache["points"] if "@" not in point["point"])
     promised = max(0, cache["taken"] - cache["bytes"])
-    print(f"{cache['location']}: {size(cache['bytes'])} of {size(cache['limit'])} in {blocks} blocks", file=out)
-    print(f"promised to tasks that run: {size(promised)}", file=out)
+    print(
+        f"{cache['location']}: {data_size(cache['bytes'])} of {data_size(cache['limit'])} in {blocks} blocks", file=out
+    )
+    print(f"promised to tasks that run: {data_size(promised)}", file=out)
     for job in status["jobs"]:
         print(f"job {job['name']}: {job['mode']}: {job['cache']['why']}", file=out)
         for line in _said(job["cache"]):
@@ -95,19 +98,3 @@ def chosen(status: Mapping[str, Any], names: list[str], *, everything: bool) -> 
             raise PipelineError(f"what is kept of {name!r} is in a folder of a pipeline's own: clear {folder} yourself")
         found += matching
     return found
-
-
-def _percent(share: float) -> str:
-    """Three digits, and thousands as they are written: what takes little room may save far more than all per GiB."""
-    return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    number, unit = float(count), 0
-    while number >= 1024 and unit < len(_UNITS) - 1:
-        number, unit = number / 1024, unit + 1
-    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
-
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -12,6 +12,7 @@ import msgspec
 from millrace.errors import PipelineError
 from millrace.observe.status import Row, columns
 from millrace.policies.cost import PriceTable
+from millrace.policies.figures import number
 
 HEAD: Row = ("job", "epoch", "worker hours", "training hours", "service", "training", "together")
 
@@ -55,7 +56,7 @@ def show(rows: list[dict[str, Any]], currency: str = "", out: IO[str] | None = N
 
     def money(*parts: float | None) -> str:
         known = [part for part in parts if part is not None]
-        return f"{sum(known):,.4g}{' ' if currency else ''}{currency}" if known else "-"
+        return f"{number(sum(known), 4)}{' ' if currency else ''}{currency}" if known else "-"
 
     lines = [
         (

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-Row = tuple[str, ...]
+from millrace.policies.figures import data_size, duration, number, percent
 
-JOBS: Row = ("job", "epoch", "mode", "tasks", "workers", "consumers", "step", "waiting", "why")
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row = tuple[str, ...]
+Table = tuple[str, Row, Sequence[Row]]
+"""Its title, the heads of its columns, its rows."""
+
+JOBS: Row = ("job", "epoch", "read", "left", "mode", "tasks", "workers", "consumers", "step", "waiting", "why")
+OPERATORS: Row = ("operator", "share", "elements", "elements/s", "threads")
 WORKERS: Row = ("worker", "on", "job", "leases", "busy", "buffered", "why")
+FINISHED: Row = ("job", "ended", "took", "epochs", "elements", "waiting", "why", "bottleneck")
 
 
 def as_json(status: Mapping[str, Any]) -> str:
@@ -23,32 +32,50 @@ def job_rows(status: Mapping[str, Any]) -> list[Row]:
     """One row per job, in the columns of :data:`JOBS`, and one for each of its consumers."""
     rows: list[Row] = []
     for job in status["jobs"]:
-        tasks, consumers = job["tasks"], job["consumers"]
+        tasks, consumers, progress = job["tasks"], job["consumers"], job["progress"]
         rows.append(
             (
                 job["name"],
                 str(job["epoch"]) if job["epoch"] >= 0 else "-",
+                _share(progress["share"]),
+                "-" if progress["left_s"] is None else duration(progress["left_s"]),
                 job["mode"],
-                f"{tasks['done']}/{'?' if tasks['total'] is None else tasks['total']}",
+                f"{tasks['done']:,}/{'?' if tasks['total'] is None else format(tasks['total'], ',')}",
                 str(job["workers"]["observed"]),
                 str(len(consumers)),
-                _seconds(job["batch_time_s"]),
+                "-" if job["batch_time_s"] is None else duration(job["batch_time_s"]),
                 _share(job["wait_share"]),
-                job["why"] + (f" ({job['skipped']} elements skipped)" if job["skipped"] else ""),
+                job["why"] + (f" ({job['skipped']:,} elements skipped)" if job["skipped"] else ""),
             )
         )
         rows.extend(
             (
                 f"  consumer {each['index']}",
                 str(each["epoch"]) if each["epoch"] >= 0 else "-",
-                *("", "", ""),
+                *("", "", "", "", ""),
                 f"{each['host']}:{each['pid']}",
                 *("", ""),
-                f"{each['batches']} elements read; {each['why']}",
+                f"{each['batches']:,} elements read; {each['why']}",
             )
             for each in consumers
         )
     return rows
+
+
+def operator_rows(job: Mapping[str, Any]) -> list[Row]:
+    """One row per operator of a job, in the columns of :data:`OPERATORS`, from the source to the last."""
+    epochs = [epoch for epoch in job["epochs"] if epoch["epoch"] == job["epoch"]]
+    given = [each["elements"] for epoch in epochs for each in epoch["operators"]]
+    return [
+        (
+            each["operator"],
+            _share(each["share"]),
+            f"{given[place]:,}" if place < len(given) else "0",
+            "-" if each["elements_s"] is None else number(each["elements_s"]),
+            str(each["threads"] or "-"),
+        )
+        for place, each in enumerate(job["operators"])
+    ]
 
 
 def worker_rows(status: Mapping[str, Any]) -> list[Row]:
@@ -60,32 +87,62 @@ def worker_rows(status: Mapping[str, Any]) -> list[Row]:
             worker["job"] or "-",
             str(worker["leases"]),
             _share(worker["busy_share"]),
-            _bytes(sum(lane["buffered_bytes"] for lane in worker["lanes"])),
+            data_size(sum(lane["buffered_bytes"] for lane in worker["lanes"])),
             worker["why"],
         )
         for worker in status["workers"]
     ]
 
 
+def finished_rows(status: Mapping[str, Any]) -> list[Row]:
+    """One row per job that is over, in the columns of :data:`FINISHED`, the last one first."""
+    return [
+        (
+            job["name"],
+            f"{duration(round(job['ended_s']))} ago",
+            duration(job["seconds"]),
+            str(job["epochs"]),
+            f"{job['elements']:,}",
+            _share(job["wait_share"]),
+            job["failure"] or job["why"],
+            job["bottleneck"],
+        )
+        for job in status["finished"]
+    ]
+
+
 def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     """Prints jobs and workers, as tables with colour on a terminal, as plain columns elsewhere."""
     out = out or sys.stdout
-    tables = [("jobs", JOBS, job_rows(status)), ("workers", WORKERS, worker_rows(status))]
     if out.isatty():
-        _show_rich(tables, out)
+        from rich.console import Console
+
+        Console(file=out).print(_rendered(status))
     else:
-        for title, header, rows in tables:
-            print(f"{title}:{'' if rows else ' none'}", file=out)
-            for line in columns([header, *rows]) if rows else ():
-                print(f"  {line}", file=out)
-    for job in status["jobs"]:
-        if job["cache"]["history"]:
-            print(f"job {job['name']}: {job['cache']['why']}", file=out)
-        for note in job["notes"]:
-            print(f"job {job['name']}: {note}", file=out)
-    for part in ("fleet", "journal"):
-        if status[part]["why"]:
-            print(status[part]["why"], file=out)
+        for line in _lines(status):
+            print(line, file=out)
+
+
+def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, as_lines: bool = False) -> None:
+    """Shows each answer of a service in the place of the one before; one below the other where there is no terminal.
+
+    Args:
+        answers: of :func:`millrace.client.status.watch_status`.
+        out: where to; None: standard output.
+        as_lines: for programs: each as one line of JSON.
+    """
+    out = out or sys.stdout
+    if as_lines or not out.isatty():
+        for status in answers:
+            text = msgspec.json.encode(status).decode() if as_lines else "\n".join([*_lines(status), ""])
+            print(text, file=out, flush=True)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(file=out), auto_refresh=False, screen=True) as live:
+        for status in answers:
+            live.update(_rendered(status), refresh=True)
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -94,27 +151,50 @@ def columns(rows: Sequence[Row]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _show_rich(tables: Sequence[tuple[str, Row, Sequence[Row]]], out: IO[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _tables(status: Mapping[str, Any]) -> Iterator[Table]:
+    yield "jobs", JOBS, job_rows(status)
+    for job in status["jobs"]:
+        if job["operators"]:
+            yield f"operators of {job['name']}", OPERATORS, operator_rows(job)
+    yield "workers", WORKERS, worker_rows(status)
+    if status["finished"]:
+        yield "finished", FINISHED, finished_rows(status)
 
-    console = Console(file=out)
-    for title, header, rows in tables:
-        table = Table(*header, title=title, title_justify="left", box=None, pad_edge=False)
+
+def _sentences(status: Mapping[str, Any]) -> Iterator[str]:
+    for job in status["jobs"]:
+        if job["cache"]["history"]:
+            yield f"job {job['name']}: {job['cache']['why']}"
+        for note in job["notes"]:
+            yield f"job {job['name']}: {note}"
+    for part in ("fleet", "journal"):
+        if status[part]["why"]:
+            yield status[part]["why"]
+
+
+def _lines(status: Mapping[str, Any]) -> Iterator[str]:
+    for title, header, rows in _tables(status):
+        yield f"{title}:{'' if rows else ' none'}"
+        for line in columns([header, *rows]) if rows else ():
+            yield f"  {line}"
+    yield from _sentences(status)
+
+
+def _rendered(status: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for title, header, rows in _tables(status):
+        table = RichTable(title=title, title_justify="left", box=None, pad_edge=False)
+        for head in header:
+            table.add_column(head, overflow="fold")
         for row in rows:
-            table.add_row(*row)
-        console.print(table if rows else f"{title}: none", markup=False)
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+            table.add_row(*map(Text, row))
+        parts.append(table if rows else Text(f"{title}: none"))
+    return Group(*parts, *map(Text, _sentences(status)))
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _bytes(value: int) -> str:
-    return f"{value / 2**20:.1f} MiB"
+    return "-" if value is None else percent(value)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from millrace.policies.decision import Decision, listed
+from millrace.policies.figures import number
 from millrace.policies.sharing import Standing
 
 
@@ -46,7 +47,7 @@ def assign(needs: Sequence[JobNeed], runnable: Callable[[str], bool], current: s
         return Decision(idle.job, f"no job has work now; stands by for {idle.job}", {"jobs": len(needs)})
     has = best.standing
     rivals = [need for need in needs if need is not best and need.standing.share > 0]
-    reason = f"{best.job} has {has.workers} other of the {has.share:.3g} workers that are its share"
+    reason = f"{best.job} has {has.workers} other of the {number(has.share)} workers that are its share"
     if not rivals:
         reason = f"{best.job} is the only job with work"
     elif not has.short:

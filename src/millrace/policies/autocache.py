@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.figures import duration, percent
 from millrace.policies.projection import Profile, Store, Times, times
 
 MODES = ("auto", "compute", "cache")
@@ -189,11 +190,13 @@ def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decisi
         limit = max(mode.slower * computing.batch_s, now.batch_s - now.wait_s)
         if now.batch_s > (1 + _noise(computing, now)) * limit:
             why = "it is slower by more than noise" if mode.slower <= 1 else "writing takes longer than it can save"
-            reason = f"{_ms(now.batch_s)}/element with the cache beside {_ms(computing.batch_s)} computed: {why}"
+            reason = (
+                f"{duration(now.batch_s)}/element with the cache beside {duration(computing.batch_s)} computed: {why}"
+            )
             return Decision("undo", reason, inputs)
     cached = mode.kind in {"put", "get"}
     change = now.wait_s - began.wait_s if cached else abs(now.batch_s - began.batch_s)
-    beside = f"{_ms(now.batch_s)}/element now beside {_ms(began.batch_s)} when this mode began"
+    beside = f"{duration(now.batch_s)}/element now beside {duration(began.batch_s)} when this mode began"
     if len(looks) >= 2 * LOOKS and change > max(LOST if cached else DRIFT, _noise(began, now)) * began.batch_s:
         return Decision("decide anew", f"{beside}: what was measured has changed", inputs)
     return Decision("keep", f"{beside}: no change that matters", inputs)
@@ -289,17 +292,18 @@ def _why_put(point: Point, best: Times, free: _Free) -> str:
         beside = f"with the cache at {free.point.label}, of which {_share(free.point.kept)} is kept"
     fits = "" if best.share >= 1 else f"; {_share(best.share)} of it fits"
     return (
-        f"cache at {point.label}: {_ms(best.after)}/element from the cache beside {_ms(free.seconds)} {beside}{fits}; "
+        f"cache at {point.label}: {duration(best.after)}/element from the cache beside {duration(free.seconds)}"
+        f" {beside}{fits}; "
         f"worth it from the {_break_even(best, free)} epoch on"
     )
 
 
 def _why_free(free: _Free) -> str:
     if free.point is None:
-        return f"computes everything, {_ms(free.computed)}/element"
+        return f"computes everything, {duration(free.computed)}/element"
     return (
         f"cache at {free.point.label}: {_share(free.point.kept)} of it is kept; "
-        f"{_ms(free.seconds)}/element with it beside {_ms(free.computed)} computed"
+        f"{duration(free.seconds)}/element with it beside {duration(free.computed)} computed"
     )
 
 
@@ -315,7 +319,9 @@ def _why_no_more(
     hits = [point for point in points if point.kept]
     if hits and free.point is None:
         best = min(hits, key=lambda point: found[point.node].got)
-        return f": {_ms(found[best.node].got)} with the {_share(best.kept)} that are kept of {best.label} is slower"
+        return (
+            f": {duration(found[best.node].got)} with the {_share(best.kept)} that are kept of {best.label} is slower"
+        )
     if profile.wait_s <= MARGIN * profile.batch_s:
         waits = _share(profile.wait_s / profile.batch_s if profile.batch_s else 0.0)
         return f": its consumer waits {waits} of the time, so that nothing makes it faster"
@@ -328,12 +334,12 @@ def _why_no_more(
     then = found[best.node]
     if not _saves(best, then, free, margin):
         fits = "" if then.share >= 1 else f", of which {_share(then.share)} fits"
-        return f": {_ms(then.after)} with a cache at {best.label}{fits} is no gain beyond {100 * margin:.2g} %"
+        return f": {duration(then.after)} with a cache at {best.label}{fits} is no gain beyond {percent(margin)}"
     if best.undone:
         return f": writing the cache at {best.label} was given up, as it took longer than it could save"
     return (
-        f": {_ms(then.after)} with a cache at {best.label}, but {_ms(then.put)} while it is written, so that it is "
-        f"worth it from the {_break_even(then, free)} epoch on, and {1 + later} are likely"
+        f": {duration(then.after)} with a cache at {best.label}, but {duration(then.put)} while it is written, so that"
+        f" it is worth it from the {_break_even(then, free)} epoch on, and {1 + later} are likely"
     )
 
 
@@ -355,10 +361,6 @@ def _break_even(each: Times, free: _Free) -> str:
 def _ordinal(number: int) -> str:
     ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
 
 
 def _share(share: float) -> str:

@@ -36,6 +36,7 @@ from typing import Literal
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.figures import duration
 
 LOOK_ELEMENTS = 100
 """Elements of a look (Cachew 4.3)."""
@@ -231,8 +232,8 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     if scale.high is not None:
         target = min(target, scale.high - 1)
     reason = (
-        f"the consumer waits {_share(waits)} of the time: {_ms(look.batch_s)} an element with {_count(count)}, "
-        f"and it would take one in {_ms(own_s)}"
+        f"the consumer waits {_share(waits)} of the time: {duration(look.batch_s)} an element with {_count(count)}, "
+        f"and it would take one in {duration(own_s)}"
     )
     return Decision(msgspec.structs.replace(scale, workers=target, low=max(scale.low, count)), reason)
 
@@ -248,7 +249,7 @@ def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str
     needed = math.ceil(low * low_s / floor) if low else 1
     if why:  # what they find to do says it better
         needed = math.ceil(look.workers * look.busy)
-    why = why or f"{_ms(floor)} an element is all that more workers bring"
+    why = why or f"{duration(floor)} an element is all that more workers bring"
     scale = msgspec.structs.replace(scale, floor_s=floor)
     return _narrow(scale, look, limits, low, enough, needed, why)
 
@@ -256,7 +257,7 @@ def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str
 def _below_floor(scale: Scale, look: Look, limits: Limits, floor_s: float, margin: float) -> Decision[Scale]:
     """It is known what is to be had: are these enough for it?"""
     count = look.workers
-    why = f"{_ms(floor_s)} an element is all that more workers bring"
+    why = f"{duration(floor_s)} an element is all that more workers bring"
     if look.batch_s <= (1 + margin) * floor_s:
         needed = math.ceil(count * look.busy)
         if not scale.low:  # none were too few yet
@@ -305,7 +306,7 @@ def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     if waits > waited + max(DRIFT, margin):
         reason = f"the consumer waits {_share(waits)} of the time, and waited {_share(waited)}"
     elif waits > margin and look.batch_s > (1 + max(DRIFT, margin)) * then.batch_s:
-        reason = f"an element takes {_ms(look.batch_s)}, and took {_ms(then.batch_s)}"
+        reason = f"an element takes {duration(look.batch_s)}, and took {duration(then.batch_s)}"
     elif waits <= margin and idle < look.workers - _near(look.workers) and look.busy < then.busy - DRIFT:
         reason = f"workers compute {_share(look.busy)} of the time, and computed {_share(then.busy)}"
     if not reason:
@@ -381,10 +382,6 @@ def _are(count: int) -> str:
 
 def _count(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
 
 
 def _share(share: float) -> str:

@@ -30,6 +30,7 @@ import msgspec
 from millrace.policies.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
 from millrace.policies.cost import Rates
 from millrace.policies.decision import Decision
+from millrace.policies.figures import duration, number
 
 SAVES = 0.02
 """Numbers of workers that save less of the cost of an element are not worth a look."""
@@ -226,7 +227,7 @@ def _differs(scale: CheapScale, known: Point, point: Point, own_s: float) -> str
         ("its workers take", known.given_s, point.given_s),
     ):
         if abs(now - then) > margin * then:
-            return f"{what} {1000 * now:.3g} ms for an element, and took {1000 * then:.3g} ms"
+            return f"{what} {duration(now)} for an element, and took {duration(then)}"
     return ""
 
 
@@ -293,4 +294,4 @@ def _count(count: int) -> str:
 
 
 def _money(amount: float, rates: Rates) -> str:
-    return f"{amount:.3g} {rates.currency}".rstrip()
+    return f"{number(amount)} {rates.currency}".rstrip()

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.figures import data_size
 
 HALF_LIFE_S = 3600.0
 """The next training on the same data comes within hours, if at all."""
@@ -86,9 +87,9 @@ def evict(blocks: Blocks, benefits: Mapping[str, float], need: int) -> Decision[
     freed = chosen.bytes
     inputs = {"need": need, "freed": freed, "blocks": len(chosen.names)}
     if freed < need:
-        reason = f"{_mib(freed)} of {_mib(need)} can be given up now; all other blocks are in use"
+        reason = f"{data_size(freed)} of {data_size(need)} can be given up now; all other blocks are in use"
     elif freed:
-        reason = f"{_mib(freed)} of {chosen.points} go, as they save the least time per byte"
+        reason = f"{data_size(freed)} of {chosen.points} go, as they save the least time per byte"
     else:
         reason = "nothing has to go"
     return Decision(chosen.names, reason, inputs)
@@ -111,16 +112,16 @@ def admit(
     worth = benefits.get(point, 0.0)
     inputs = {"size": size, "free": free, "benefit": worth}
     if size <= free:
-        return Decision((), f"{_mib(size)} of {point} fit into {_mib(free)} that are free", inputs)
+        return Decision((), f"{data_size(size)} of {point} fit into {data_size(free)} that are free", inputs)
     chosen = _least(blocks, benefits, size - free, worth / WORTH)
     inputs |= {"freed": chosen.bytes, "lost": chosen.lost}
     if free + chosen.bytes < size:
         reason = f"{point} gets no more room: nothing that may go saves clearly less time per byte"
         return Decision(None, reason, inputs)
     if WORTH * chosen.lost >= worth * min(free + chosen.bytes, max(size, lacking)):
-        reason = f"{point} gets no more room: {_mib(chosen.bytes)} of {chosen.points} would go, and save more time"
+        reason = f"{point} gets no more room: {data_size(chosen.bytes)} of {chosen.points} would go, and save more time"
         return Decision(None, reason, inputs)
-    reason = f"{_mib(size)} of {point} save more time than {_mib(chosen.bytes)} of {chosen.points}, which go"
+    reason = f"{data_size(size)} of {point} save more time than {data_size(chosen.bytes)} of {chosen.points}, which go"
     return Decision(chosen.names, reason, inputs)
 
 
@@ -159,7 +160,3 @@ def _least(blocks: Blocks, benefits: Mapping[str, float], need: int, below: floa
 
 def _faded(age_s: float) -> float:
     return math.exp2(-max(0.0, age_s) / HALF_LIFE_S)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.4g} MiB"

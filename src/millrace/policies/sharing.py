@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.figures import number
 
 MIN_PRIORITY, MAX_PRIORITY = 0.01, 100.0
 """Further apart, what is left for the lower one would be next to nothing."""
@@ -103,11 +104,11 @@ def _reason(need: Need, value: float, allowed: float, jobs: int, workers: int, q
     if need.wanted is not None and value >= need.wanted:
         return f"{need.job} is to have the {need.wanted} that it wants of {there}"
     if quota is not None and value >= allowed and quota < workers:
-        return f"{need.job} is to have {value:.3g} of {there}: tenant {need.tenant} may have {quota}"
+        return f"{need.job} is to have {number(value)} of {there}: tenant {need.tenant} may have {quota}"
     if jobs == 1:
         return f"{need.job} is the only job with work and is to have all of {there}"
-    weight = "" if need.priority == 1 else f", its priority being {need.priority:g}"
-    return f"{need.job} is to have {value:.3g} of {there} for {jobs} jobs{weight}"
+    weight = "" if need.priority == 1 else f", its priority being {number(need.priority)}"
+    return f"{need.job} is to have {number(value)} of {there} for {jobs} jobs{weight}"
 
 
 def ahead(before: float, beyond: float, seconds: float) -> float:

@@ -13,6 +13,7 @@ import msgspec
 
 from millrace.policies.autoscale import SCALES
 from millrace.policies.decision import Decision
+from millrace.policies.figures import number
 
 AGAIN_S = 600.0
 """After which a job that has stayed at home and still waits looks whether the link has become better."""
@@ -57,13 +58,13 @@ def stay_home(local: Side, remote: Side, ready: int, waits: float) -> Decision[b
     if waits < WAITS:
         return Decision(False, f"the consumer waits {100 * waits:.0f} % of the time", inputs)
     one = local.elements_s / local.workers
-    rates = f"{remote.elements_s:.3g} elements a second ({remote.bytes_s / 1e6:,.1f} MB/s)"
+    rates = f"{number(remote.elements_s)} elements a second ({remote.bytes_s / 1e6:,.1f} MB/s)"
     if remote.elements_s >= SCALES * one:
-        return Decision(False, f"remote workers bring {rates}, a local one makes {one:.3g}", inputs)
+        return Decision(False, f"remote workers bring {rates}, a local one makes {number(one)}", inputs)
     if ready < BACKLOG_S * remote.bytes_s or not ready:
         return Decision(False, f"remote workers bring {rates}, and have no more: it is not the link", inputs)
     reason = (
         f"the link from remote workers brings {rates} and {ready / 1e6:,.0f} MB more wait for it, while each local "
-        f"worker makes {one:.3g} elements a second: remote workers add too little, and are not used"
+        f"worker makes {number(one)} elements a second: remote workers add too little, and are not used"
     )
     return Decision(True, reason, inputs)

@@ -224,7 +224,7 @@ class Runner:
             lane.abandon(lease)
         if watch is None:  # else it says nothing about other tasks
             self._pace.took(time.monotonic() - started - waited)
-        return TaskFinished(ref, lease.lease, outputs, run.skipped, left)
+        return TaskFinished(ref, lease.lease, outputs, run.skipped, left, run.passed)
 
     def _expect(self, program: Program, lane: Lane, coming: list[LeaseTask], known: list[int]) -> list[int]:
         """Announces what the lane runs now and next, unless these are the ``known`` leases; returns those leases."""

@@ -1,12 +1,13 @@
 import io
 import json
+from typing import Any
 
 from millrace.control.observed import Observed
 from millrace.control.state import State
 from millrace.dispatcher.status import status
-from millrace.observe.status import as_json, columns, job_rows, show, worker_rows
+from millrace.observe.status import as_json, columns, finished_rows, job_rows, operator_rows, show, watch, worker_rows
 
-BUSY = {
+BUSY: dict[str, Any] = {
     "version": "1",
     "heartbeat_s": 5.0,
     "jobs": [
@@ -31,6 +32,15 @@ BUSY = {
             ],
             "tasks": {"total": None, "done": 5, "leased": 2},
             "skipped": 4,
+            "progress": {"share": 0.25, "left_s": 125.0},
+            "operators": [
+                {"operator": "range()", "share": 0.004, "elements_s": 12345.6, "threads": 0},
+                {"operator": "map(decode)", "share": 0.996, "elements_s": None, "threads": 4},
+            ],
+            "epochs": [
+                {"epoch": 1, "operators": [{"elements": 7}, {"elements": 7}]},
+                {"epoch": 2, "operators": [{"elements": 4000}, {"elements": 3999}]},
+            ],
             "failure": None,
             "why": "job resnet50 runs on 3 workers",
             "notes": ["task 7 gave another element"],
@@ -49,6 +59,19 @@ BUSY = {
             "why": "waits for a job",
         }
     ],
+    "finished": [
+        {
+            "name": "bert",
+            "ended_s": 61.3,
+            "seconds": 3725.0,
+            "epochs": 3,
+            "elements": 30000,
+            "wait_share": 0.031,
+            "why": "its last consumer left",
+            "failure": None,
+            "bottleneck": "the model; the loop waited 3 % of its time",
+        }
+    ],
     "fleet": {"plan": 3, "requested": 3, "observed": 3, "why": ""},
     "journal": {"work_dir": None, "why": ""},
     "cache": None,
@@ -60,11 +83,13 @@ def test_a_job_and_its_consumers_are_rows():
     assert job == (
         "resnet50",
         "2",
+        "25 %",
+        "2 min 5 s",
         "compute",
         "5/?",
         "3",
         "1",
-        "250.0 ms",
+        "250 ms",
         "50 %",
         "job resnet50 runs on 3 workers (4 elements skipped)",
     )
@@ -73,7 +98,65 @@ def test_a_job_and_its_consumers_are_rows():
 
 
 def test_a_worker_is_a_row():
-    assert worker_rows(BUSY) == [("01234567", "h:8", "-", "0", "-", "0.0 MiB", "waits for a job")]
+    assert worker_rows(BUSY) == [("01234567", "h:8", "-", "0", "-", "0 B", "waits for a job")]
+
+
+def test_operators_are_rows_with_what_they_gave_in_this_epoch():
+    assert operator_rows(BUSY["jobs"][0]) == [
+        ("range()", "0.4 %", "4,000", "12,346", "-"),
+        ("map(decode)", "100 %", "3,999", "-", "4"),
+    ]
+
+
+def test_jobs_that_are_over_are_rows():
+    assert finished_rows(BUSY) == [
+        (
+            "bert",
+            "1 min 1 s ago",
+            "1 h 2 min",
+            "3",
+            "30,000",
+            "3.1 %",
+            "its last consumer left",
+            "the model; the loop waited 3 % of its time",
+        )
+    ]
+    failed = {**BUSY["finished"][0], "failure": "ElementError: map(decode) failed"}
+    assert finished_rows({"finished": [failed]})[0][6] == "ElementError: map(decode) failed"
+
+
+def test_watching_shows_one_answer_below_the_other_without_a_terminal():
+    out = io.StringIO()
+    watch(iter([BUSY, BUSY]), out)
+    assert out.getvalue().count("job resnet50 runs on 3 workers") == 2
+    assert "\x1b" not in out.getvalue()
+
+
+def test_watching_is_a_line_of_json_for_each_answer_for_programs():
+    out = io.StringIO()
+    watch(iter([BUSY, BUSY]), out, as_lines=True)
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [BUSY, BUSY]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_watching_draws_over_what_was_there_on_a_terminal():
+    out = Terminal()
+    watch(iter([BUSY, {**BUSY, "jobs": []}]), out)
+    shown = out.getvalue()
+    assert "resnet50" in shown
+    assert "jobs: none" in shown
+    assert shown.startswith("\x1b[?1049h")  # another screen, so that what was there comes back
+    assert "\x1b[?1049l" in shown
+
+
+def test_what_users_name_is_not_taken_for_markup():
+    out = Terminal()
+    show({**BUSY, "jobs": [{**BUSY["jobs"][0], "name": "[red]a[/red]"}]}, out)
+    assert "[red]a[/red]" in out.getvalue()
 
 
 def test_columns_are_aligned():

@@ -1,0 +1,149 @@
+"""What jobs, consumers and workers do or wait for, in a sentence each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from millrace.control.late import named, span
+from millrace.control.observed import Observed
+from millrace.control.reports import LaneReport
+from millrace.control.state import Job, State, Worker
+from millrace.control.supply import missing, newest
+from millrace.policies.bottleneck import Bottleneck
+from millrace.policies.decision import Decision, listed
+from millrace.policies.figures import duration
+
+
+def kept(state: State, job: Job, now: float) -> dict[str, Any] | None:
+    """Which consumers a job that nobody reads is kept for, and how many seconds more; None: somebody reads it."""
+    if job.kept_at is None:
+        return None
+    for_s = job.kept_at + state.settings.job_gc_timeout_s - now
+    return {"consumers": missing(job), "for_s": max(0.0, for_s)}
+
+
+def sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
+    """What the job claims of the workers, and whom it waits for, if it has none."""
+    found: dict[str, Any] = {"tenant": job.spec.tenant, "priority": job.spec.priority, "share": None, "why": None}
+    found |= {"waits_s": None, "waits_for": [], "behind": []}
+    division = observed.division
+    if division is None or job.name not in division.shares:
+        return found
+    decision = division.shares[job.name]
+    found |= {"share": decision.value, "why": decision.reason}
+    since = division.waiting.get(job.name)
+    if since is None:
+        return found
+    own = [name for name in division.counts if name in state.jobs and state.jobs[name].spec.tenant == job.spec.tenant]
+    full = sum(division.counts[name] for name in own) >= state.settings.quotas.get(job.spec.tenant, math.inf)
+    rivals = own if full else list(division.counts)
+    serving = [name for name in rivals if division.counts[name]]
+    # As whoever gives workers away orders them.
+    standings = {name: division.standing(name, now) for name in rivals if name in division.waiting}
+    order = sorted(standings, key=lambda name: (not standings[name].short, standings[name].ahead))
+    behind = order[: order.index(job.name)]
+    return found | {"waits_s": max(0.0, now - since), "waits_for": sorted(serving), "behind": behind}
+
+
+def why_job(
+    state: State, observed: Observed, job: Job, serving: list[Worker], found: Decision[Bottleneck], now: float
+) -> str:
+    """What a job does or waits for; while it runs, also its bottleneck."""
+    name = job.name
+    if job.failure is not None:
+        return (
+            f"job {name} has failed: {job.failure.message.splitlines()[0] if job.failure.message else job.failure.kind}"
+        )
+    held = kept(state, job, now)
+    if held is not None:
+        return f"job {name} is kept for {named(held['consumers'])}, not seen yet, for {span(held['for_s'])} more"
+    if not serving and job.spec.target_workers == "local":
+        return f"job {name} waits for local workers, which its consumers start"
+    if not serving:
+        others = [worker for worker in state.workers.values() if worker.lost_at is None and not worker.only]
+        if not others:
+            return f"job {name} waits for a worker: none is registered"
+        return why_waiting(state, observed, job, others, now)
+    count = "1 worker" if len(serving) == 1 else f"{len(serving)} workers"
+    if job.tables is None:
+        return (
+            f"job {name} waits for its sources to be listed by worker {job.lister}"
+            if job.lister
+            else f"job {name} starts"
+        )
+    if newest(job) < 0:
+        return f"job {name} is ready and waits for a consumer to begin an epoch"
+    if not any(place.lost_at is None for place in job.consumers.values()):
+        return f"job {name} waits for its consumers to come back"
+    asked = [epoch.chooser for epoch in job.epochs.values() if epoch.chooser]
+    if asked:
+        return f"job {name} waits for worker {asked[0]} to run the user's sharding function"
+    shares = observed.division.shares if observed.division is not None else {}
+    share = f"; {shares[name].reason}" if len(shares) > 1 and name in shares else ""
+    slowed = f"; bottleneck: {found.reason}" if found.value != "unknown" else ""
+    return f"job {name} runs on {count}{slowed}{share}"
+
+
+def why_waiting(state: State, observed: Observed, job: Job, others: list[Worker], now: float) -> str:
+    """Why a job has no worker though there are some."""
+    claim, name, count = sharing(state, observed, job, now), job.name, len(others)
+    if claim["waits_s"] is None:
+        return f"job {name} has no work for a worker now"
+    there = "1 worker" if count == 1 else f"{count} workers"
+    if job.spec.tenant in state.settings.quotas:
+        there += f", of which tenant {job.spec.tenant} may have {state.settings.quotas[job.spec.tenant]}"
+    text = f"job {name} has waited {duration(round(claim['waits_s']))} for a worker: {there}"
+    if not claim["waits_for"]:
+        return f"{text}, leaving"
+    behind = f", after {listed(claim['behind'])}" if claim["behind"] else ""
+    return f"{text}, serving {listed(claim['waits_for'])}; its turn comes at the end of a task{behind}"
+
+
+def why_consumer(job: Job, index: int, now: float) -> str:
+    """What a consumer does or waits for."""
+    place = job.consumers[index]
+    if place.lost_at is not None:
+        return f"its session broke {duration(round(max(0.0, now - place.lost_at)))} ago; its place is kept for a while"
+    if job.failure is not None:
+        return "the job has failed"
+    if place.epoch < 0:
+        return "has joined and not begun an epoch"
+    epoch = job.epochs.get(place.epoch)
+    if epoch is None:
+        return "waits for the job's sources to be listed"
+    tasks = epoch.unread.get(index, set())
+    if not tasks:
+        return "has read all that is its" if epoch.settled else "waits for a task"
+    ready = sum(epoch.live[task].finished for task in tasks)
+    waiting = len(epoch.pending.get(index, ()))
+    return f"{len(tasks)} tasks to read, {ready} of them computed, {waiting} waiting for a worker"
+
+
+def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: float) -> str:
+    """What a worker does or waits for."""
+    if worker.lost_at is not None:
+        return f"its session broke {duration(round(max(0.0, now - worker.lost_at)))} ago; it may come back"
+    if worker.retiring:
+        return "is leaving: it gets no more tasks"
+    if worker.only and not worker.job:
+        return f"waits for job {worker.only}, which it is local to"
+    if not worker.job:
+        return "waits for a job" if not state.jobs else "has nothing to do: no job has work for it"
+    job = state.jobs.get(worker.job)
+    if job is not None and job.lister == worker.id:
+        return f"lists the sources of {worker.job}"
+    tasks = sum(name == worker.job for name, _, _ in worker.unfinished.values())
+    if worker.unfinished and lanes and all(lane.blocked_s > 0 for lane in lanes):
+        return f"has computed ahead for {worker.job} and waits for its consumers to read"
+    if worker.unfinished:
+        others = f", and {_tasks(len(worker.unfinished) - tasks)} of others" if tasks < len(worker.unfinished) else ""
+        return f"computes {_tasks(tasks)} of {worker.job}{others}"
+    if worker.kept:
+        return f"has computed what it had of {worker.job}: {_tasks(len(worker.kept))} still to be read"
+    return f"serves {worker.job}, which has no task for it now"
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
