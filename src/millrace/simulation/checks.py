@@ -46,7 +46,7 @@ class EpochBook:
             end.
         leased: tasks that were, for the first time or again.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
-        at: by client, the task that it read last.
+        at: by client, the task that it read last; ``steps``: how many outputs it read up to the end.
         reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
     """
 
@@ -56,6 +56,7 @@ class EpochBook:
     dealt: dict[int, int] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     leased: set[int] = field(default_factory=set)
+    steps: dict[str, int] = field(default_factory=dict)
     begun: bool = False
     interrupted: bool = False
     at: dict[str, int] = field(default_factory=dict)
@@ -164,6 +165,10 @@ class Checks:
                     raise Violation(f"{where} came to {first} and to {consumer.client}")
                 book.yielded[element] = consumer.client
 
+    def ended(self, consumer: Consumer, epoch: int, steps: int) -> None:
+        """It has read the epoch to its end, in so many steps."""
+        self._book(consumer).epoch(epoch).steps[consumer.client] = steps
+
     def abandoned(self, consumer: Consumer, epoch: int) -> None:
         """It will not read the epoch to its end, and may not have said what it had of those before."""
         if consumer.joined is not None:
@@ -268,10 +273,14 @@ class Checks:
     def _complete(self, job: JobBook, number: int) -> None:
         """All that an epoch should have given was given."""
         book = job.epochs.pop(number, None)
-        plan = self._town.pipelines[job.spec.structure].plan
-        if book is None or not book.begun or job.broken or job.spec.sharding == "off" or plan.length is None:
+        plan = self._town.pipelines[job.spec.structure].plan_for(job.spec)
+        if book is None or not book.begun or job.broken or job.spec.sharding == "off":
             return
         where = f"epoch {number} of job {job.spec.name}"
+        if job.spec.equal_steps and not book.interrupted and not job.skipped and len({*book.steps.values()}) > 1:
+            raise Violation(f"{where} had unequal steps: {book.steps}")
+        if plan.length is None or (job.spec.equal_steps and not plan.equal):
+            return  # without end, or with what some ranks have more than others left out
         loose = job.spec.visitation != "exactly_once"
         if book.dropped and not (book.interrupted or loose):
             raise Violation(f"tasks {sorted(book.dropped)} of {where} were dropped, though all read to the end")
@@ -295,7 +304,8 @@ class Checks:
                 return True
             if book.dealt.get(index) in job.never:
                 return True
-            turn = index % (job.spec.num_consumers or 1) if job.spec.deterministic else -1
+            in_turn = job.spec.deterministic or job.spec.equal_steps
+            turn = index % (job.spec.num_consumers or 1) if in_turn else -1
             if index not in book.dealt and (book.interrupted or turn in job.never or turn in job.gone):
                 return True
             index = plan.task(index).parent

@@ -74,6 +74,9 @@ class Consumer(Process):
         self._heartbeat_s = 5.0
         self._wanted = self._begun = -1
         self._left: tuple[int, list[msg.TaskProgress]] = (-1, [])
+        self._allowed: tuple[int, bool] | None = None
+        self._task = -1
+        self._surplus: list[Output] = []  # of that task, held until all ranks have as much
         self._taken = 0
         self._since = 0.0
         self._waited_s = 0.0
@@ -171,11 +174,19 @@ class Consumer(Process):
             case msg.EpochEnds(epoch=epoch, tasks=tasks):
                 if self.inbox is not None and self.inbox.number == epoch:
                     self.inbox.ends(tasks)
+                    if self.spec.equal_steps:
+                        self._report_soon()  # others may wait to hear that this is all
                     self._wake()
-            case msg.EpochBegun(epoch=epoch, reused=reused):
+            case msg.StepsReady(epoch=epoch, steps=steps, last=last):
+                current = self.inbox is not None and self.inbox.number == epoch
+                if current and self._allowed is not None and not self._allowed[1]:
+                    self._allowed = max(self._allowed[0], steps), last
+                    self._wake()
+            case msg.EpochBegun(epoch=epoch, reused=reused, held=held):
                 if epoch == self._wanted:
                     if self.inbox is None or self.inbox.number != epoch:
                         self.inbox = EpochInbox(epoch, in_order=self.spec.deterministic, decode=list)
+                        self._allowed, self._surplus = (0, False) if held else None, []
                         self._route(self._pool.clear())
                     if self._begun != epoch:
                         self._begun = epoch
@@ -206,10 +217,11 @@ class Consumer(Process):
             epoch, tasks = self._left
         each = (self.world.now - self._since) / self._taken if self._taken else 0.0
         number = max(self._wanted, 0) if epoch < 0 else epoch
-        arrived = 0 if self.inbox is None else self.inbox.arrived
+        arrived, all_here = (0, False) if self.inbox is None else (self.inbox.arrived, self.inbox.all_here)
         pace = Pace(self._taken, self.world.now - self._since, self._waited_s)
         wait_s = max(0.0, each - self._slow)
-        self._say(msg.ConsumerReport(number, tasks, self._taken, each, wait_s, arrived=arrived, pace=pace))
+        report = msg.ConsumerReport(number, tasks, self._taken, each, wait_s, arrived=arrived, pace=pace)
+        self._say(msgspec.structs.replace(report, all_here=all_here) if self.spec.equal_steps else report)
 
     def _report_soon(self) -> None:
         if not self._report_due:
@@ -243,15 +255,23 @@ class Consumer(Process):
         inbox = self.inbox
         if self.done or inbox is None or inbox.number != self._begun:
             return
-        arrival = inbox.take()
+        arrival = None if self._surplus else inbox.take()
         if arrival is not None:
+            self._task, self._surplus = arrival.task.number, arrival.decoded()
+            self._route(self._pool.used(arrival.worker, arrival.size))
+        count = len(self._surplus) if self._allowed is None else self._allowed[0] - self._taken
+        fresh: list[Output] = self._surplus[: max(0, count)]
+        if fresh:
+            self._surplus = self._surplus[len(fresh) :]
             self._waiting = False
             self._waited_s += self.world.now - self._waiting_since
-            fresh: list[Output] = arrival.decoded()
-            self._checks.yielded(self, inbox.number, arrival.task.number, fresh)
+            self._checks.yielded(self, inbox.number, self._task, fresh)
             self._taken += len(fresh)
-            self._route(self._pool.used(arrival.worker, arrival.size))
             self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(fresh), self._next)
+        elif self._surplus:
+            if self._allowed is not None and self._allowed[1]:
+                self._waiting = False
+                self._end(read=True)  # others have no more
         elif inbox.finished:
             self._waiting = False
             self._end(read=True)
@@ -270,13 +290,16 @@ class Consumer(Process):
         assert inbox is not None
         self._report()
         self._left = inbox.number, inbox.progress(everything=True)
-        if not read:
+        self._surplus = []
+        if read:
+            self._checks.ended(self, inbox.number, self._taken)
+        else:
             self._checks.abandoned(self, inbox.number)
-            if not inbox.finished:
-                self.inbox = None
-                self._route(self._pool.clear())
-                for connection in list(self._connections.values()):
-                    self._hang_up(connection)
+        if not inbox.finished:
+            self.inbox = None
+            self._route(self._pool.clear())
+            for connection in list(self._connections.values()):
+                self._hang_up(connection)
         self._begin(inbox.number + 1)
 
     def leave(self) -> None:

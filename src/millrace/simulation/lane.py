@@ -233,7 +233,7 @@ class Lane:
         self._check()
         assert worker.jobs[ref.job].tables, "a task was leased before the sources were listed"
         pipeline = worker.pipeline(ref.job)
-        task = pipeline.plan.task(ref.task if lease.run < 0 else lease.run)
+        task = pipeline.plan_for(worker.jobs[ref.job].spec).task(ref.task if lease.run < 0 else lease.run)
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         left = (yield from self._gather(lease)) if lease.holders else []

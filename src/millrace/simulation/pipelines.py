@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
+from millrace.control.spec import JobSpec
 from millrace.graph import nodes as g
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Plan, Task, plan_of
@@ -84,6 +85,10 @@ class Pipeline:
     def plan(self) -> Plan:
         """As the dispatcher and each worker make it."""
         return plan_of(self._units, self.tasks)
+
+    def plan_for(self, spec: JobSpec) -> Plan:
+        """The plan of a job: another one if its consumers are to get equally many elements."""
+        return self.plan if spec.ranks is None else plan_of(self._units, self.tasks, spec.ranks)
 
     @cached_property
     def encoded_tables(self) -> bytes:

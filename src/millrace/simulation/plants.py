@@ -247,6 +247,11 @@ def _endless_asking() -> AbstractContextManager[Any]:
     return mock.patch.object(capacity, "watch", lambda known, short, *_, **__: (known, short))
 
 
+def _unequal_steps() -> AbstractContextManager[Any]:
+    """Ranks that are to get equally many elements, how many only reading tells, use whatever comes."""
+    return mock.patch.object(epochs, "held_back", return_value=False)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -271,6 +276,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "never-given-up": _never_given_up,
     "hung-for-ever": _hung_for_ever,
     "endless-asking": _endless_asking,
+    "unequal-steps": _unequal_steps,
 }
 
 

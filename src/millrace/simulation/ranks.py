@@ -41,6 +41,8 @@ class Ranks:
     def late(self, spec: JobSpec) -> dict[int, str]:
         """How those come that don't come with the others: "late", "after" these have closed, or "never"."""
         count = spec.num_consumers or 0
+        if spec.equal_steps:
+            return {}  # the others would wait for it
         if count < 2 or self._rng.random() >= LATE:
             return {}
         kind = self._rng.choice(("late", "after", "after", "never"))

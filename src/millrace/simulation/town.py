@@ -40,6 +40,8 @@ LIKE = 0.6
 """Share of the jobs that have the pipeline of one before, if there was any."""
 HOMELY = 0.25
 """Share of the schedules in which jobs have local workers."""
+EQUAL = 0.2
+"""Share of the jobs of which all consumers get equally many elements, of those that can."""
 DEADLY = 0.08
 """Share of the jobs that have an element which ends its worker."""
 LIMIT_S = 400.0
@@ -134,6 +136,7 @@ class Town(Fleet):
         where = random.Random(f"where {seed}")
         self._where = where if where.random() < HOMELY else None
         self._homes: dict[str, int] = {}
+        self._equal = random.Random(f"equal {seed}")
         self.late_ranks = Ranks(self, seed)
         self._count = 0
         self.dispatcher: Dispatcher | None = None
@@ -273,6 +276,9 @@ class Town(Fleet):
             tenant=rng.choice(("default", "default", "small")),
             **mode,
         )
+        exact = spec.visitation == "exactly_once" and spec.num_consumers is not None
+        if self._equal.random() < EQUAL and exact:
+            spec = msgspec.structs.replace(spec, equal_steps=True)
         if self._where is not None:
             spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))
             self._homes[name] = self._where.randrange(1, 3)
