@@ -12,14 +12,11 @@ from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control import poison_events as pev
 from millrace.control.late import named
-from millrace.control.snapshot import Snapshot
 from millrace.control.spec import JobSpec
-from millrace.control.state import State
-from millrace.control.supply import by_worker, missing
-from millrace.control.where import may_serve
 from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.cluster_checks import ClusterChecks
 from millrace.simulation.pipelines import Output, bare, values_of
+from millrace.simulation.state_checks import check_bounds, check_leases, check_quota, check_task, in_force
 from millrace.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -35,6 +32,11 @@ TURN_S = 5.0
 """Whose share is a hundredth of a worker has one turn of a hundred, each about so long."""
 
 
+BEFORE = "somebody before"
+"""Who has what states say was read."""
+ANEW = "begun anew from saved states"
+
+
 @dataclass
 class EpochBook:
     """What became of one epoch of one job.
@@ -45,6 +47,7 @@ class EpochBook:
         dealt: tasks that became some consumer's, by which it is now; ``dropped``: of those, what nobody reads to the
             end.
         leased: tasks that were, for the first time or again.
+        resumed: some of it was read before states were saved.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
         at: by client, the task that it read last; ``steps``: how many outputs it read up to the end.
         reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
@@ -58,6 +61,7 @@ class EpochBook:
     leased: set[int] = field(default_factory=set)
     steps: dict[str, int] = field(default_factory=dict)
     begun: bool = False
+    resumed: bool = False
     interrupted: bool = False
     at: dict[str, int] = field(default_factory=dict)
     reused: int | None = None
@@ -115,6 +119,7 @@ class Checks:
         self._clients: dict[tuple[str, int], str] = {}
         self._given_up: set[str] = set()
         self._left_at: dict[str, float] = {}
+        self._saved: dict[str, tuple[int, set[int]]] = {}
         self.caches = CacheChecks(town)
         self.cluster = ClusterChecks(town)
 
@@ -164,6 +169,14 @@ class Checks:
                     where = f"element {element} of epoch {epoch} of job {job.spec.name}"
                     raise Violation(f"{where} came to {first} and to {consumer.client}")
                 book.yielded[element] = consumer.client
+
+    def interrupted(self, consumer: Consumer, epoch: int) -> bool:
+        """Somebody stopped before the epoch's end, or came in the place of another, whose state nobody has."""
+        return self._book(consumer).epoch(epoch).interrupted
+
+    def saved(self, consumer: Consumer, epoch: int) -> None:
+        """All ranks of the consumer's job have saved their states."""
+        self._saved[consumer.spec.name] = epoch, set(self._book(consumer).epoch(epoch).yielded)
 
     def ended(self, consumer: Consumer, epoch: int, steps: int) -> None:
         """It has read the epoch to its end, in so many steps."""
@@ -217,8 +230,17 @@ class Checks:
                 job = self._books[name, self._seeds[name]]
                 if isinstance(event, ev.TaskLeased):
                     self._leased(job, event)
+                elif isinstance(event, ev.StatesLoaded):
+                    self._goes_on(job)
                 else:
                     self._enter(job, event)
+
+    def _goes_on(self, job: JobBook) -> None:
+        """It goes on from saved states, which say what was read before."""
+        epoch, read = self._saved[job.spec.name]
+        book = job.epoch(epoch)
+        book.yielded.update(dict.fromkeys(read, BEFORE))
+        book.resumed = True
 
     def _leased(self, job: JobBook, event: ev.TaskLeased) -> None:
         book = job.epoch(event.epoch)
@@ -252,11 +274,16 @@ class Checks:
             case ev.JobRemoved(job=name):
                 del self._seeds[name]
                 self._removed(job, event)
-                # What everybody stopped reading is over as well.
-                for epoch in [number for number, book in job.epochs.items() if not book.interrupted]:
-                    self._complete(job, epoch)
 
     def _removed(self, job: JobBook, event: ev.JobRemoved) -> None:
+        """What everybody stopped reading is over as well."""
+        if ANEW in event.reason:
+            return  # what was read of it says the book of the job that goes on
+        self._check_kept(job, event)
+        for epoch in [number for number, book in job.epochs.items() if not book.interrupted]:
+            self._complete(job, epoch)
+
+    def _check_kept(self, job: JobBook, event: ev.JobRemoved) -> None:
         """A job that was read is kept for those who never came its grace, and its end says who they are."""
         job.never = sorted(set(range(job.spec.num_consumers or 0)) - job.joined.keys() - job.gone)
         if not job.never or job.broken or not any(book.begun for book in job.epochs.values()):
@@ -284,6 +311,9 @@ class Checks:
         loose = job.spec.visitation != "exactly_once"
         if book.dropped and not (book.interrupted or loose):
             raise Violation(f"tasks {sorted(book.dropped)} of {where} were dropped, though all read to the end")
+        if book.resumed:
+            self._complete_resumed(job, book, where)
+            return
         came = book.yielded.keys() | {each for each, client in book.void.items() if client not in self._given_up}
         lost = set()
         for index in range(plan.length):
@@ -295,6 +325,16 @@ class Checks:
                 lost |= absent
         if lost:
             raise Violation(f"elements {sorted(lost)} of {where} never came")
+
+    def _complete_resumed(self, job: JobBook, book: EpochBook, where: str) -> None:
+        """Of what was left all came that could be divided."""
+        pipeline = self._town.pipelines[job.spec.structure]
+        everything = {
+            each for index in range(pipeline.plan.length or 0) for each in pipeline.born_in(pipeline.plan.task(index))
+        }
+        left = everything - book.yielded.keys() - job.skipped
+        if not book.interrupted and not job.skipped and len(left) >= (job.spec.num_consumers or 1):
+            raise Violation(f"elements {sorted(left)} of {where} were left out, though they could be divided")
 
     @staticmethod
     def _excused(job: JobBook, book: EpochBook, plan: Any, index: int, *, loose: bool) -> bool:
@@ -323,12 +363,9 @@ class Checks:
             if isinstance(event, ev.ConsumerLeft):
                 self._left_at[event.job] = self._town.world.now  # it may take long to be durable
             if isinstance(event, ev.ConsumerJoined):
-                before = self._clients.get((event.job, event.consumer), event.client)
-                self._clients[event.job, event.consumer] = event.client
-                # Who was given up before it heard that it was in asks once more, and reads the next job of that name.
-                self._given_up.discard(event.client)
-                if before != event.client:
-                    self._given_up.add(before)  # another process has its place
+                self._came(event)
+            elif isinstance(event, ev.JobRemoved) and ANEW in event.reason:
+                self._given_up.update(client for (name, _), client in self._clients.items() if name == event.job)
             elif isinstance(event, ev.ConsumerLeft) and (event.job, event.consumer) not in self._clients:
                 continue  # it never came
             elif isinstance(event, ev.ConsumerLeft) and event.reason != "left":
@@ -343,18 +380,26 @@ class Checks:
             ):
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
             elif isinstance(event, ev.WorkerAssigned) and not state.workers[event.worker].only:
-                _check_quota(state, event.job)  # local workers are their job's own
+                check_quota(state, event.job)  # local workers are their job's own
             task = getattr(event, "task", None)
             if task is not None:
-                _check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
+                check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
         if isinstance(item, inp.Tick):
-            _check_leases(state)
+            check_leases(state)
             self.caches.ticked(dispatcher)
             self.cluster.ticked(dispatcher)
-            _check_bounds(state, dispatcher)
+            check_bounds(state, dispatcher)
             self._check_waiting(dispatcher)
             for worker in self._town.workers.values():
                 self._check_held(dispatcher, worker)
+
+    def _came(self, event: ev.ConsumerJoined) -> None:
+        before = self._clients.get((event.job, event.consumer), event.client)
+        self._clients[event.job, event.consumer] = event.client
+        # Who was given up before it heard that it was in asks once more, and reads the next job of that name.
+        self._given_up.discard(event.client)
+        if before != event.client:
+            self._given_up.add(before)  # another process has its place
 
     def _check_waiting(self, dispatcher: Dispatcher) -> None:
         """No job waits for ever for a worker."""
@@ -378,13 +423,13 @@ class Checks:
             return
         stopping = {lane.stopping for lane in worker.lanes.values()}
         for entry in worker.held():
-            if entry.lease not in stopping and not _in_force(dispatcher.state, worker.name, entry.ref, entry.lease):
+            if entry.lease not in stopping and not in_force(dispatcher.state, worker.name, entry.ref, entry.lease):
                 raise Violation(f"{worker.name} holds {entry.ref} under lease {entry.lease}, and nobody will tell it")
 
     def served(self, worker: Worker, ref: msg.TaskRef, lease: int, *, stopping: bool) -> None:
         """A worker sends outputs of a task to a consumer; ``stopping``: it was told to stop, and will in a moment."""
         dispatcher = self._town.dispatcher
-        if stopping or dispatcher is None or _in_force(dispatcher.state, worker.name, ref, lease):
+        if stopping or dispatcher is None or in_force(dispatcher.state, worker.name, ref, lease):
             return
         if self._settled(dispatcher, worker):
             raise Violation(f"{worker.name} serves {ref} under lease {lease}, which is not in force")
@@ -401,89 +446,3 @@ class Checks:
             and not worker.obeying  # a lane may send between two tasks that it is told to forget
             and not dispatcher.owes(worker.name)
         )
-
-
-def _in_force(state: State, worker: str, ref: msg.TaskRef, lease: int) -> bool:
-    job = state.jobs.get(ref.job)
-    epoch = job.epochs.get(ref.epoch) if job is not None else None
-    live = epoch.live.get(ref.task) if epoch is not None else None
-    return live is not None and live.worker == worker and live.lease == lease
-
-
-def _check_task(state: State, name: str, number: int, task: int) -> None:
-    """A task is run by one worker that knows of it, or waits, or is over."""
-    job = state.jobs.get(name)
-    epoch = job.epochs.get(number) if job is not None else None
-    live = epoch.live.get(task) if epoch is not None else None
-    if epoch is None or live is None:
-        return
-    where = f"task {task} of epoch {number} of job {name}"
-    if live.worker:
-        worker = state.workers.get(live.worker)
-        if worker is None:
-            raise Violation(f"{where} is leased to {live.worker}, which is gone")
-        held = worker.kept if live.finished else worker.unfinished
-        if held.get(live.lease) != (name, number, task):
-            raise Violation(f"{where} is leased to {live.worker}, which does not have lease {live.lease}")
-    if (not live.worker) != (task in epoch.pending.get(live.consumer, ())):
-        raise Violation(f"{where} has worker {live.worker!r} and waits for one at the same time, or neither")
-    if (not live.complete) != (task in epoch.unread.get(live.consumer, ())):
-        raise Violation(f"{where} is complete and unread, or neither")
-
-
-def _check_leases(state: State) -> None:
-    """All leases that workers have are in force, and all tasks are well."""
-    for worker in state.workers.values():
-        for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
-            if not _in_force(state, worker.id, msg.TaskRef(name, number, task), lease):
-                raise Violation(f"lease {lease} of {worker.id} is not in force")
-            if not may_serve(state.jobs[name], worker):
-                raise Violation(f"{worker.id} has a task of job {name}, which is not to run there")
-    for name, job in state.jobs.items():
-        for number, epoch in job.epochs.items():
-            for task in epoch.live:
-                _check_task(state, name, number, task)
-
-
-def _check_quota(state: State, name: str) -> None:
-    """Who was given a worker belongs to a tenant that may have it; workers that own shares aside."""
-    given = state.jobs.get(name)
-    quota = None if given is None or by_worker(given) else state.settings.quotas.get(given.spec.tenant)
-    if given is None or quota is None:
-        return
-    jobs = [job for job in state.jobs.values() if job.spec.tenant == given.spec.tenant and not by_worker(job)]
-    has = sum(len(state.crew.by_job.get(job.name, ())) for job in jobs)
-    if has > quota:
-        raise Violation(f"job {name} was given a worker: tenant {given.spec.tenant} has {has} and may have {quota}")
-
-
-def _check_bounds(state: State, dispatcher: Dispatcher) -> None:
-    """What is over is forgotten."""
-    for name, job in state.jobs.items():
-        if job.consumers and not missing(job):
-            reading = [place.epoch for place in job.consumers.values()]
-            if min(job.epochs, default=1 << 60) < min(reading):
-                raise Violation(f"job {name} keeps epochs {sorted(job.epochs)}, and {reading} are read")
-    for kind, known, sights in (
-        ("workers", state.workers, dispatcher.observed.workers),
-        ("clients", state.clients, dispatcher.observed.clients),
-    ):
-        if len(sights) > len(known) + 8:
-            raise Violation(f"{len(sights)} {kind} are remembered, of which {len(known)} are there")
-
-
-def difference(one: State, other: State) -> str:
-    """Where two states differ first, empty if they don't."""
-    if all(getattr(one, name) == getattr(other, name) for name in Snapshot.__struct_fields__):
-        return ""
-    return _difference(one.snapshot(), other.snapshot(), "state")
-
-
-def _difference(one: Any, other: Any, where: str) -> str:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *(key for key in other if key not in one)]:
-            found = _difference(one.get(key, "nothing"), other.get(key, "nothing"), f"{where}.{key}")
-            if found:
-                return found
-        return ""
-    return "" if one == other else f"{where} is {one} and {other}"

@@ -5,7 +5,7 @@ What it holds of an epoch, and who may send it how much, are the real thing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +16,9 @@ from millrace.control import messages as msg
 from millrace.control.reports import Pace
 from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
+from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint, graph_digest, said
+from millrace.planning.progress import Progress, TaskSet
 from millrace.simulation.checks import Checks
 from millrace.simulation.pipelines import Output
 from millrace.simulation.worker import delays_of
@@ -41,6 +44,7 @@ class Consumer(Process):
         checks: what must hold.
         town: finds the dispatcher and workers.
         born: when its process was started, be it long before it joins.
+        states: where all ranks of the job go on.
     """
 
     def __init__(
@@ -53,8 +57,12 @@ class Consumer(Process):
         checks: Checks,
         town: Town,
         born: float,
+        states: Sequence[Checkpoint] = (),
     ) -> None:
         super().__init__(world, name)
+        self._loaded = states
+        self._progress, self._alone = Progress(), TaskSet()
+        self._told_of: msg.EpochBegun | None = None
         self._born = born
         self.spec = spec
         self.consumer = consumer
@@ -75,7 +83,7 @@ class Consumer(Process):
         self._wanted = self._begun = -1
         self._left: tuple[int, list[msg.TaskProgress]] = (-1, [])
         self._allowed: tuple[int, bool] | None = None
-        self._task = -1
+        self._task = self._until = -1
         self._surplus: list[Output] = []  # of that task, held until all ranks have as much
         self._taken = 0
         self._since = 0.0
@@ -101,6 +109,7 @@ class Consumer(Process):
         resume = self.joined is not None
         generation = self.joined.generation if self.joined is not None else 0
         join = msg.JoinJob(self.spec, self.client, self.consumer, resume=resume, generation=generation)
+        join = msgspec.structs.replace(join, states=[*self.states])
         self._joining.send(self, msgspec.structs.replace(join, age_s=self.world.now - self._born))
         self.after(self._heartbeat_s if resume else JOIN_S, self._hurry, self._joining)
 
@@ -163,40 +172,96 @@ class Consumer(Process):
             self.client = f"{self.name}.{self._attempt}"
             self._hurry(connection)
 
+    @property
+    def states(self) -> Sequence[Checkpoint]:
+        """What who takes its place loads, as long as it has not joined."""
+        return self._loaded if self.joined is None else ()
+
+    @property
+    def reading(self) -> int:
+        """The epoch that it reads; -1 between two."""
+        return self._begun if self.inbox is not None and self.inbox.number == self._begun == self._wanted else -1
+
+    def _count_from(self, begun: msg.EpochBegun) -> None:
+        """What it says from now on was read of an epoch."""
+        self._progress, self._alone = Progress(), TaskSet()
+        if not begun.anew and self._loaded:
+            read = said(self._loaded, begun.epoch)
+            self._alone = read.tasks_alone()
+            self._progress.resume(read.tasks_done(), dict(read.begun))
+
+    def state(self) -> Checkpoint:
+        """What its user would save now."""
+        begun, inbox, joined = self._told_of, self.inbox, self.joined
+        assert begun is not None
+        assert inbox is not None
+        assert joined is not None
+        for task, outputs in inbox.ended():
+            self._progress.ends(task, outputs)
+        done, parts = self._progress.now()
+        return Checkpoint(
+            seed=joined.seed,
+            epoch=begun.epoch,
+            graph=graph_digest(unpack(self.spec.structure)),
+            sources=begun.sources,
+            tasks=begun.tasks,
+            done=done.low,
+            later=done.text(),
+            begun=parts,
+            rank=self.consumer,
+            ranks=self.spec.num_consumers or 1,
+            reused=begun.reused,
+            alone=(self._alone.low, self._alone.text()),
+            shares=begun.shares,
+            pieces=begun.pieces,
+        )
+
     def _say(self, message: msg.FromConsumer) -> None:
         if self._session is not None:
             self._session.send(self, message)
 
     def _told(self, message: Any) -> None:
         match message:
-            case msg.ReadTasks(epoch=epoch, reads=reads):
-                self._assign(epoch, reads)
+            case msg.ReadTasks(epoch=epoch, reads=reads, alone=alone):
+                self._assign(epoch, reads, alone)
             case msg.EpochEnds(epoch=epoch, tasks=tasks):
-                if self.inbox is not None and self.inbox.number == epoch:
-                    self.inbox.ends(tasks)
-                    if self.spec.equal_steps:
-                        self._report_soon()  # others may wait to hear that this is all
-                    self._wake()
+                self._all_known(epoch, tasks)
             case msg.StepsReady(epoch=epoch, steps=steps, last=last):
-                current = self.inbox is not None and self.inbox.number == epoch
-                if current and self._allowed is not None and not self._allowed[1]:
-                    self._allowed = max(self._allowed[0], steps), last
-                    self._wake()
-            case msg.EpochBegun(epoch=epoch, reused=reused, held=held):
-                if epoch == self._wanted:
-                    if self.inbox is None or self.inbox.number != epoch:
-                        self.inbox = EpochInbox(epoch, in_order=self.spec.deterministic, decode=list)
-                        self._allowed, self._surplus = (0, False) if held else None, []
-                        self._route(self._pool.clear())
-                    if self._begun != epoch:
-                        self._begun = epoch
-                        self._taken = 0
-                        self._since = self.world.now
-                        self._waited_s = 0.0
-                        self._checks.began(self, epoch, reused)
-                        self._wait()
+                self._may_use(epoch, steps, last=last)
+            case msg.EpochBegun():
+                self._epoch_begun(message)
             case msg.JobFailed(failure=failure):
                 self._fail(failure)
+
+    def _all_known(self, epoch: int, tasks: list[int]) -> None:
+        if self.inbox is not None and self.inbox.number == epoch:
+            self.inbox.ends(tasks)
+            if self.spec.equal_steps:
+                self._report_soon()  # others may wait to hear that this is all
+            self._wake()
+
+    def _may_use(self, epoch: int, steps: int, *, last: bool) -> None:
+        current = self.inbox is not None and self.inbox.number == epoch
+        if current and self._allowed is not None and not self._allowed[1]:
+            self._allowed = max(self._allowed[0], steps), last
+            self._wake()
+
+    def _epoch_begun(self, message: msg.EpochBegun) -> None:
+        epoch = message.epoch
+        if epoch != self._wanted:
+            return
+        if self.inbox is None or self.inbox.number != epoch:
+            self.inbox = EpochInbox(epoch, in_order=self.spec.deterministic, decode=list)
+            self._allowed, self._surplus = (0, False) if message.held else None, []
+            self._route(self._pool.clear())
+        if self._begun != epoch:
+            self._begun, self._told_of = epoch, message
+            self._count_from(message)
+            self._taken = 0
+            self._since = self.world.now
+            self._waited_s = 0.0
+            self._checks.began(self, epoch, message.reused)
+            self._wait()
 
     def _fail(self, failure: msg.Failure) -> None:
         if self.failure is None:
@@ -257,7 +322,7 @@ class Consumer(Process):
             return
         arrival = None if self._surplus else inbox.take()
         if arrival is not None:
-            self._task, self._surplus = arrival.task.number, arrival.decoded()
+            self._task, self._until, self._surplus = arrival.task.number, arrival.end, arrival.decoded()
             self._route(self._pool.used(arrival.worker, arrival.size))
         count = len(self._surplus) if self._allowed is None else self._allowed[0] - self._taken
         fresh: list[Output] = self._surplus[: max(0, count)]
@@ -267,6 +332,7 @@ class Consumer(Process):
             self._waited_s += self.world.now - self._waiting_since
             self._checks.yielded(self, inbox.number, self._task, fresh)
             self._taken += len(fresh)
+            self._progress.yielded(self._task, self._until - len(self._surplus))
             self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(fresh), self._next)
         elif self._surplus:
             if self._allowed is not None and self._allowed[1]:
@@ -324,10 +390,12 @@ class Consumer(Process):
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def _assign(self, epoch: int, reads: list[msg.TaskRead]) -> None:
+    def _assign(self, epoch: int, reads: list[msg.TaskRead], alone: list[int]) -> None:
         inbox = self.inbox
         if inbox is None or inbox.number != epoch:
             return
+        for task in alone:
+            self._alone.add(task)
         orders: dict[str, list[delivery.Read]] = {}
         for read in reads:
             start = inbox.assign(read.task, read.lease, read.address, read.start)

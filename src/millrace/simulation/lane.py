@@ -233,13 +233,18 @@ class Lane:
         self._check()
         assert worker.jobs[ref.job].tables, "a task was leased before the sources were listed"
         pipeline = worker.pipeline(ref.job)
-        task = pipeline.plan_for(worker.jobs[ref.job].spec).task(ref.task if lease.run < 0 else lease.run)
+        task = (
+            Task(ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
+            if lease.parts
+            else pipeline.plan_for(worker.jobs[ref.job].spec).task(ref.task if lease.run < 0 else lease.run)
+        )
         if lease.flush:
             task = msgspec.structs.replace(task, parent=-1)
         left = (yield from self._gather(lease)) if lease.holders else []
         units, elements = yield from self._read(lease, pipeline, task)
         outputs, leaves = pipeline.put_out(task, left if task.inputs else elements)
-        share = len(units) / max(1, task.stop - task.start)
+        count_of_units = len(pipeline.units_of(task))
+        share = len(units) / max(1, count_of_units)
         computed, index = 0.0, 0
         while index < len(outputs):
             count = min(rng.randrange(1, 4), len(outputs) - index)
@@ -260,7 +265,7 @@ class Lane:
         self._keep(lease, pipeline, units, len(units))
         if self.using is not None:
             self.using.finish()
-        worker.measured(ref.job, task.stop - task.start, len(outputs), computed)
+        worker.measured(ref.job, count_of_units, len(outputs), computed)
         if task.parent >= 0 and leaves:
             worker.keep(lease, leaves)
         if lease.received >= 0:
@@ -279,7 +284,7 @@ class Lane:
         epoch = pipeline.epoch_of_values(lease.ref.epoch, lease.reused)
         poison = {each.place[4] for each in lease.poison}
         values: dict[int, int] = {}
-        units = [] if task.is_sequence or task.inputs else list(range(task.start, task.stop))
+        units = pipeline.units_of(task)
         if lease.cache is not None:
             self.using = Using(self._worker.catalogs, lease, self._worker.checks)
             for unit in units:

@@ -17,7 +17,7 @@ import msgspec
 from millrace.control.spec import JobSpec
 from millrace.graph import nodes as g
 from millrace.graph.serialize import pack
-from millrace.planning.plan import Plan, Task, plan_of
+from millrace.planning.plan import Piece, Plan, Task, plan_of
 from millrace.planning.points import CachePoint, is_random
 from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
 from millrace.planning.units import UnitMap, Yield
@@ -142,6 +142,13 @@ class Pipeline:
             return 0
         return 0 if reused == self._point or g.always_reused(self.graph.nodes[self._point]) else epoch
 
+    @staticmethod
+    def units_of(task: Task) -> list[int]:
+        """The units that a task reads itself."""
+        if task.is_sequence or task.inputs:
+            return []
+        return [unit for piece in task.pieces for unit in range(piece.start + piece.first, piece.start + piece.last)]
+
     def put_out(self, task: Task, elements: Sequence[int]) -> tuple[list[Output], list[int]]:
         """(outputs, what is left to the parent) of a run.
 
@@ -163,6 +170,8 @@ class Pipeline:
         """The elements that a task reads, whether it or a tail puts them out."""
         if task.is_sequence:
             return _elements(0, _SEQUENCE, Yield.AT_MOST_ONE)
+        if task.parts:
+            return [element for piece in task.parts for element in _of(piece)]
         if task.inputs:
             return []
         return _elements(task.start, task.stop, self._units.of(self.graph.id_of(self.graph.root)).yields)
@@ -174,6 +183,10 @@ def _elements(start: int, stop: int, yields: Yield) -> list[int]:
         return [unit * _MOST for unit in range(start, stop)]
     most = 2 if yields is Yield.AT_MOST_ONE else _MOST
     return [unit * _MOST + number for unit in range(start, stop) for number in range((unit * 40503 >> 3) % most)]
+
+
+def _of(piece: Piece) -> list[int]:
+    return _elements(piece.start + piece.first, piece.start + piece.last, Yield.ONE)
 
 
 def _files(count: int) -> dict[int, SplitTable]:

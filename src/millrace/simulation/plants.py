@@ -31,6 +31,7 @@ from millrace.control.cached import Caches, split_place
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher import recovery
+from millrace.planning.plan import left_of
 from millrace.planning.points import CachePoint
 from millrace.policies import capacity
 from millrace.simulation import dispatcher
@@ -252,6 +253,11 @@ def _unequal_steps() -> AbstractContextManager[Any]:
     return mock.patch.object(epochs, "held_back", return_value=False)
 
 
+def _begun_again() -> AbstractContextManager[Any]:
+    """What was read of tasks in part is forgotten where the rest of an epoch is divided anew."""
+    return mock.patch.object(epochs, "left_of", lambda plan, done, _: left_of(plan, done, {}))
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -277,6 +283,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "hung-for-ever": _hung_for_ever,
     "endless-asking": _endless_asking,
     "unequal-steps": _unequal_steps,
+    "begun-again": _begun_again,
 }
 
 

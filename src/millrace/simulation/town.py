@@ -6,7 +6,7 @@ import os
 import random
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,17 @@ import msgspec
 from millrace.control import messages as msg
 from millrace.control.spec import JobSpec
 from millrace.control.state import Settings
+from millrace.planning.checkpoint import Checkpoint
 from millrace.simulation import faults
-from millrace.simulation.checks import Checks, difference
+from millrace.simulation.checks import Checks
 from millrace.simulation.cluster import SCALED, Cluster
 from millrace.simulation.consumer import Consumer
 from millrace.simulation.disk import Disk
 from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
 from millrace.simulation.pipelines import Pipeline, catalogue
 from millrace.simulation.ranks import Ranks
+from millrace.simulation.resumes import Resumes
+from millrace.simulation.state_checks import difference
 from millrace.simulation.store import Store
 from millrace.simulation.worker import Worker
 from millrace.simulation.world import Violation, World
@@ -137,6 +140,7 @@ class Town(Fleet):
         self._where = where if where.random() < HOMELY else None
         self._homes: dict[str, int] = {}
         self._equal = random.Random(f"equal {seed}")
+        self.resumes = Resumes(self, self._equal)
         self.late_ranks = Ranks(self, seed)
         self._count = 0
         self.dispatcher: Dispatcher | None = None
@@ -279,6 +283,7 @@ class Town(Fleet):
         exact = spec.visitation == "exactly_once" and spec.num_consumers is not None
         if self._equal.random() < EQUAL and exact:
             spec = msgspec.structs.replace(spec, equal_steps=True)
+            self.resumes.draw(name)
         if self._where is not None:
             spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))
             self._homes[name] = self._where.randrange(1, 3)
@@ -303,11 +308,26 @@ class Town(Fleet):
             self.expected += 1
             self.world.after(at, self.add_consumer, spec, index, stops)
 
-    def add_consumer(self, spec: JobSpec, index: int, stops: dict[int, int], born: float | None = None) -> None:
-        """A process that reads as this consumer; ``born``: when it was started, if that is not now."""
+    def add_consumer(
+        self,
+        spec: JobSpec,
+        index: int,
+        stops: dict[int, int],
+        born: float | None = None,
+        states: Sequence[Checkpoint] = (),
+    ) -> None:
+        """A process that reads as this consumer.
+
+        Args:
+            spec: of the job.
+            index: of the consumer.
+            stops: by epoch, after how many elements it breaks off.
+            born: when it was started; None: now.
+            states: where all ranks go on.
+        """
         name = f"{spec.name}-c{index}.{len(self.consumers)}"
         at = self.world.now if born is None else born
-        consumer = Consumer(self.world, name, spec, index, stops, self.checks, self, at)
+        consumer = Consumer(self.world, name, spec, index, stops, self.checks, self, at, states)
         self.stirred()
         self.consumers.append(consumer)
         self.ranks[spec.name, index] = consumer
@@ -331,7 +351,9 @@ class Town(Fleet):
         self._followed.add(consumer)
         self.expected += 1
         again = self.world.rng.uniform(0.1, 1.0)
-        self.world.after(again, self.add_consumer, consumer.spec, consumer.consumer, consumer.stops)
+        self.world.after(
+            again, self.add_consumer, consumer.spec, consumer.consumer, consumer.stops, None, consumer.states
+        )
 
     def consumer_over(self, consumer: Consumer) -> None:
         """It has read all it wanted, or failed."""
