@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from millrace.errors import (
+    AccessDeniedError,
     AddressInUseError,
     AuthenticationError,
     BlockDamagedError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTOTUNE",
+    "AccessDeniedError",
     "AddressInUseError",
     "AuthenticationError",
     "BlockDamagedError",

@@ -170,6 +170,7 @@ class Dataset(Operators, Readable):
         seed: int | None = None,
         priority: float = 1.0,
         tenant: str = "default",
+        untrusted_cache: Literal["recompute", "refuse"] = "recompute",
         token: str | None = None,
     ) -> DistributedDataset:
         """This pipeline on a service; functions that cannot travel are refused here.
@@ -193,6 +194,8 @@ class Dataset(Operators, Readable):
             seed: of everything random without a seed of its own; None: the pipeline's.
             priority: weight where jobs want more workers than there are: 2 is to have twice what 1 has (0.01 to 100).
             tenant: whose quota of workers the job counts against, and whose elements it reads from the service's cache.
+            untrusted_cache: where a tenant keeps elements of this pipeline that this one may not read: make them again,
+                with a warning, or refuse the job with AccessDeniedError.
             token: of the service; None: ``MILLRACE_TOKEN`` of the environment.
 
         Raises:
@@ -219,6 +222,7 @@ class Dataset(Operators, Readable):
             seed=seed,
             priority=priority,
             tenant=tenant,
+            untrusted_cache=untrusted_cache,
             token=token,
         )
 

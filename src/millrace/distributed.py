@@ -62,6 +62,7 @@ class DistributedDataset(Readable):
         seed: int | None,
         priority: float,
         tenant: str,
+        untrusted_cache: str,
         token: str | None,
     ) -> None:
         self._dataset: Dataset | None = dataset
@@ -79,6 +80,7 @@ class DistributedDataset(Readable):
         check_equal(equal_steps, num_consumers, visitation)
         arguments.place(target_workers, local_workers, service)
         arguments.claim(priority, tenant, sharing)
+        one_of("distribute", "untrusted_cache", untrusted_cache, ("recompute", "refuse"))
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
             "name": job_name or f"job-{secrets.token_hex(4)}",
@@ -94,6 +96,7 @@ class DistributedDataset(Readable):
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
             "priority": float(priority),
             "tenant": tenant,
+            "untrusted_cache": untrusted_cache,
             "target_workers": "any" if service is None else target_workers,
         }
         self._named = job_name is not None

@@ -21,6 +21,7 @@ MillraceError
     ├── AddressInUseError        the port is taken
     ├── VersionMismatchError     millrace or Python versions differ between the processes
     ├── AuthenticationError      no token, or the wrong one
+    ├── AccessDeniedError        somebody who is known may not do this, or read this
     ├── JobConflictError         a job of this name exists and is another pipeline
     ├── ConsumerConflictError    a consumer of this index is reading already
     ├── JobFailedError           the job ended on the service for a reason given
@@ -139,6 +140,10 @@ class VersionMismatchError(ServiceError):
 
 class AuthenticationError(ServiceError):
     """The service demands a token and got none, or another one."""
+
+
+class AccessDeniedError(ServiceError, PermissionError):
+    """The service knows who asks, and this one may not have what was asked for; the message says who could allow it."""
 
 
 class JobConflictError(ServiceError):

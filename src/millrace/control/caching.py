@@ -53,6 +53,28 @@ def known(state: State, job: Job, point: CachePoint) -> list[CachedPoint]:
     return [state.caches.points[name] for name in places if name in state.caches.points]
 
 
+def withheld(state: State, job: Job) -> str:
+    """What other tenants keep of the job's points and it may not read, in words; empty: nothing."""
+    said = []
+    for point in usable(state, job):
+        if point.path or point.mode == "compute" or share_kept(state, job, point) >= 1:
+            continue
+        readable = {place(job, point), *others(state, job, point)}
+        names = sorted(
+            cached.writer
+            for name, cached in state.caches.points.items()
+            if name.startswith(point.fingerprint) and name not in readable and cached.writer and cached.readable
+        )
+        if names:
+            said.append(f"what {' and '.join(map(repr, names))} keep{'' if len(names) > 1 else 's'} of {point.label}")
+    if not said:
+        return ""
+    return (
+        f"tenant {job.spec.tenant!r} may not read {', nor '.join(said)}, as it was not told to trust "
+        f"{'them' if len(said) > 1 else 'it'} (--trust {job.spec.tenant}=... of the dispatcher)"
+    )
+
+
 def active(job: Job) -> CachePoint | None:
     """The point that the job uses now."""
     if job.caching.kind not in {"put", "get"}:
@@ -96,6 +118,9 @@ def _notices(state: State, job: Job) -> list[str]:
             found.append(f"{name} keeps nothing, as the service was started without cache_dir: its input is computed")
         if point.always and point.fixed:
             found.append(_fixed(point))
+    kept = withheld(state, job)
+    if kept and job.spec.untrusted_cache == "recompute":
+        found.append(f"{kept}: these elements are made again")
     return found
 
 

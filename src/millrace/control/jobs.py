@@ -209,7 +209,7 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
             message.points,
         )
     )
-    failure = check_data(turn.state, job)
+    failure = check_data(turn.state, job) or _refused_cache(turn, job)
     if failure is not None:
         fail_job(turn, job, failure)
         return
@@ -224,6 +224,12 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
         if job.first is not None and place.epoch >= job.first:
             open_epoch(turn, job, place.epoch)
             send_epoch(turn, job, consumer)
+
+
+def _refused_cache(turn: Turn, job: Job) -> Failure | None:
+    """The job is not to make again what others keep and it may not read (Cachew 7)."""
+    kept = caching.withheld(turn.state, job) if job.spec.untrusted_cache == "refuse" else ""
+    return Failure("AccessDeniedError", f'{kept}; with untrusted_cache="recompute" it is made again') if kept else None
 
 
 def open_message(job: Job) -> OpenJob:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 MOST_CONSUMERS = 16_384
@@ -37,6 +39,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         python: "major.minor" of the consumers; the bundle can be read by no other.
         priority: weight of the job where there are too few workers for all, see :mod:`millrace.policies.sharing`.
         tenant: whose quota of workers it counts against, and whose name is on what it keeps in the service's cache.
+        untrusted_cache: what to do where elements of the pipeline are kept by a tenant that this one does not trust:
+            "recompute" them, and say so, or "refuse" the job.
         target_workers: where they may be: "auto", "local", "remote" or "any"; see :mod:`millrace.control.where`.
     """
 
@@ -58,6 +62,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str = "default"
     cheapest: bool = False
     target_workers: str = "auto"
+    untrusted_cache: Literal["recompute", "refuse"] = "recompute"
 
     @property
     def runs_again(self) -> bool:

@@ -40,6 +40,10 @@ def places(folder):
     return {path.name for path in folder.iterdir()} - {".drafts", calibration.POINT}
 
 
+WITHHELD = pytest.mark.filterwarnings("ignore:tenant '[a-z]+' may not read:millrace.MillraceWarning")
+
+
+@WITHHELD
 def test_tenants_share_what_they_trust_each_other_with(folder, calls, capsys):
     from millrace.cli import main
 
@@ -102,6 +106,7 @@ def test_a_block_in_anothers_name_is_not_read(folder, calls, forger, when):
             assert calls.take() == Counter(NUMBERS)
 
 
+@WITHHELD
 def test_what_strangers_left_in_the_folder_counts_and_is_not_read(folder, calls):
     """Another service with other tenants has written there, and somebody by hand, with no name at all."""
     dataset = pipeline(calls)
@@ -120,6 +125,24 @@ def test_what_strangers_left_in_the_folder_counts_and_is_not_read(folder, calls)
         assert kept(service) == {"stranger": COUNT, None: COUNT, "red": COUNT}
 
 
+def test_a_tenant_is_warned_of_what_it_may_not_read_or_refused(folder, calls):
+    dataset = pipeline(calls)
+    with Service(1, cache_dir=folder) as service:
+        assert epoch(dataset, service, "red") == NUMBERS
+        kept(service)
+        refuse = {"tasks": TASKS, "tenant": "blue", "untrusted_cache": "refuse"}
+        with (
+            dataset.distribute(service.address, **refuse) as refused,
+            pytest.raises(mr.AccessDeniedError, match=r"'blue' may not read what 'red' keeps of map.*--trust blue="),
+        ):
+            list(refused)
+        with pytest.warns(mr.MillraceWarning, match=r"'blue' may not read .* these elements are made again"):
+            assert epoch(dataset, service, "blue") == NUMBERS
+        with dataset.distribute(service.address, **refuse) as own:
+            assert len(list(own.epochs(1))) == COUNT  # it has made all of it
+
+
+@WITHHELD
 def test_what_two_tenants_keep_is_within_the_bound_of_all(folder, calls):
     size = sum(path.stat().st_size for path in filled(folder, calls))
     shutil.rmtree(folder)

@@ -33,9 +33,9 @@ def begun(trust=None, mode="cache", path="", limit=1 << 20):
     return service
 
 
-def joined(service, tenant):
+def joined(service, tenant, **spec):
     """The consumer of a job of a tenant's, with what is leased to its workers."""
-    peer = service.join(f"of {tenant}", f"job of {tenant}", structure=STRUCTURE, tenant=tenant)
+    peer = service.join(f"of {tenant}", f"job of {tenant}", structure=STRUCTURE, tenant=tenant, **spec)
     for worker in service.workers.values():
         service.plan_tasks(worker)
     return peer
@@ -71,6 +71,30 @@ def test_without_trust_each_tenant_has_blocks_of_its_own():
     points = service.state.caches.points
     assert {name: point.writer for name, point in points.items()} == {place("red"): "red", place("blue"): "blue"}
     assert service.state.caches.taken >= 2 * ITEMS * service.block_bytes
+
+
+def test_a_tenant_is_told_what_it_may_not_read():
+    service = begun({"green": ["red"]})
+    finished(service, "red")
+    peer = joined(service, "blue")
+    (said,) = [text for text in peer.notices if "may not read" in text]
+    assert said == (
+        "tenant 'blue' may not read what 'red' keeps of map(f), as it was not told to trust it (--trust blue=... of "
+        "the dispatcher): these elements are made again"
+    )
+    assert not any("may not read" in text for name in ("green", "red") for text in joined(service, name).notices)
+
+
+def test_a_tenant_is_refused_what_it_may_not_read_if_it_wants_to_be():
+    service = begun()
+    first = joined(service, "blue", untrusted_cache="refuse")
+    assert first.failure is None  # nobody keeps anything yet
+    service.run()
+    finished(service, "red")
+    peer = joined(service, "green", untrusted_cache="refuse")
+    assert peer.failure.kind == "AccessDeniedError"
+    assert "tenant 'green' may not read what 'blue' and 'red' keep of map(f)" in peer.failure.message
+    assert service.replayed().snapshot() == service.state.snapshot()
 
 
 def test_who_trusts_a_tenant_reads_its_blocks_from_the_first_task_on():
