@@ -27,18 +27,25 @@ def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
         sources: by file name, the text of functions that came by value, for tracebacks.
     """
     wanted = {module.name: module for module in modules}
+    finder = current()
+    if finder is not None and finder.modules != wanted:
+        uninstall()
+        finder = None
+    if finder is None:
+        finder = BundleFinder(wanted)
+        finder.enter()
+        sys.meta_path.insert(0, finder)
+    finder.forget_sources()
+    finder.remember_sources(sources)
+
+
+def uninstall() -> None:
+    """Takes the modules in force, if any, out of the interpreter, with all that they hold."""
     former = current()
     if former is not None:
         former.forget_sources()
-        if former.modules != wanted:
-            sys.meta_path.remove(former)
-            former.leave()
-            former = None
-    finder = former or BundleFinder(wanted)
-    if former is None:
-        finder.enter()
-        sys.meta_path.insert(0, finder)
-    finder.remember_sources(sources)
+        sys.meta_path.remove(former)
+        former.leave()
 
 
 def current() -> BundleFinder | None:

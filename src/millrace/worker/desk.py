@@ -35,6 +35,7 @@ from millrace.control.messages import (
 )
 from millrace.elements.shared import Arena
 from millrace.engine.host import run_delay_s
+from millrace.functions.importing import uninstall
 from millrace.wire import delivery
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
@@ -43,6 +44,7 @@ from millrace.worker.gate import Gate
 from millrace.worker.jobs import Fetch, Job
 from millrace.worker.lanes import Lane
 from millrace.worker.leftovers import LeftoverStore, answer
+from millrace.worker.memory import give_back
 from millrace.worker.running import Pace, Runner
 from millrace.worker.serving import fetch_leftovers, serve
 
@@ -210,12 +212,14 @@ class Desk:
             )
             return
         job.close()
-        with self._lock:
-            over = not self._jobs
-        if over:
+        if not self._jobs:
+            with self._gate.inside(""):  # no job's functions are unpacked meanwhile
+                if not self._jobs:
+                    uninstall()
             self.caches.close()
         if self._arena is not None:
             self._arena.trim()
+        give_back()
 
     # -- planning tasks, on threads of their own -----------------------------------------------------------------------
 
@@ -314,6 +318,8 @@ class Desk:
         with self._lock:
             name = self._current
             job = self._jobs.get(name)
+        if self._pace.rests():
+            self._aside(give_back)
         cores = self._threads or os.cpu_count() or 1
         return WorkerReport(
             self._pace.want,

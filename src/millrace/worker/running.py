@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 AHEAD_S = 2.0
 """Seconds of work that a worker wants to hold leases for."""
+REST_S = 5.0
+"""Seconds without work after which a worker gives memory back that it would need for more."""
 
 
 class Pace:
@@ -48,8 +50,9 @@ class Pace:
         self._lock = threading.Lock()
         self._times: deque[float] = deque(maxlen=20)
         self._active = 0
-        self._since = 0.0
+        self._since = time.monotonic()
         self._busy_s = 0.0
+        self._rested = True
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -74,12 +77,22 @@ class Pace:
             if self._active == 0:
                 self._since = time.monotonic()
             self._active += 1
+            self._rested = False
 
     def _leave(self) -> None:
         with self._lock:
             self._active -= 1
             if self._active == 0:
-                self._busy_s += time.monotonic() - self._since
+                now = time.monotonic()
+                self._busy_s, self._since = self._busy_s + now - self._since, now
+
+    def rests(self) -> bool:
+        """Whether no lane has computed for :data:`REST_S` seconds; said once, until one computes again."""
+        with self._lock:
+            if self._rested or self._active or time.monotonic() - self._since < REST_S:
+                return False
+            self._rested = True
+            return True
 
     def took(self, seconds: float) -> None:
         """A task was computed in so many seconds, without waiting for its consumer."""

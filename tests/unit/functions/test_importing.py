@@ -1,14 +1,16 @@
 """The user's modules on a worker: found first, replaced as a whole."""
 
+import gc
 import importlib
 import inspect
 import linecache
 import sys
 import traceback
+import weakref
 
 import pytest
 
-from millrace.functions.importing import current, install
+from millrace.functions.importing import current, install, uninstall
 from millrace.functions.modules import Module
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -35,6 +37,26 @@ def test_modules_are_imported_from_text():
     assert module.__package__ == ""
     assert module.__spec__ is not None
     assert module.__spec__.has_location
+
+
+def test_what_is_taken_out_is_gone_with_all_that_it_holds():
+    class Held:
+        pass
+
+    uninstall()  # there is nothing yet
+    install([Module("mr_a", "HELD = []\n", "/u/mr_a.py")], {"/u/cell.py": "x = 1\n"})
+    held = Held()
+    importlib.import_module("mr_a").HELD.append(held)
+    gone = weakref.ref(held)
+    del held
+    gc.collect()
+    assert gone() is not None
+    uninstall()
+    gc.collect()
+    assert gone() is None
+    assert current() is None
+    assert "mr_a" not in sys.modules
+    assert not {"/u/mr_a.py", "/u/cell.py"} & linecache.cache.keys()
 
 
 def test_packages_and_relative_imports():
