@@ -172,6 +172,7 @@ class Dataset(Operators, Readable):
         tenant: str = "default",
         untrusted_cache: Literal["recompute", "refuse"] = "recompute",
         token: str | None = None,
+        progress: bool = False,
     ) -> DistributedDataset:
         """This pipeline on a service; functions that cannot travel are refused here.
 
@@ -197,6 +198,7 @@ class Dataset(Operators, Readable):
             untrusted_cache: where a tenant keeps elements of this pipeline that this one may not read: make them again,
                 with a warning, or refuse the job with AccessDeniedError.
             token: of the service; None: ``MILLRACE_TOKEN`` of the environment.
+            progress: show on standard error how fast elements come: a line that is alive, and one for each epoch.
 
         Raises:
             ShippingError: a function or object cannot travel, with the name of what holds it back.
@@ -224,6 +226,7 @@ class Dataset(Operators, Readable):
             tenant=tenant,
             untrusted_cache=untrusted_cache,
             token=token,
+            progress=progress,
         )
 
     def __len__(self) -> int:

@@ -64,6 +64,7 @@ class DistributedDataset(Readable):
         tenant: str,
         untrusted_cache: str,
         token: str | None,
+        progress: bool,
     ) -> None:
         self._dataset: Dataset | None = dataset
         self._service = service
@@ -75,6 +76,8 @@ class DistributedDataset(Readable):
             token = token_of(service)
         self._token = token or os.environ.get("MILLRACE_TOKEN")
         self._compression = compression
+        one_of("distribute", "progress", progress, (False, True))
+        self._progress = progress
         seed = arguments.seed("distribute", seed)
         check(sharding, visitation, deterministic)
         check_equal(equal_steps, num_consumers, visitation)
@@ -396,6 +399,7 @@ class DistributedDataset(Readable):
             gone=watch(address),
             linger=share is not None,  # the same helper's next life comes back
             states=states,
+            progress=self._progress,
         )
 
     def _start_local(self, job: str, share: Share | None) -> None:

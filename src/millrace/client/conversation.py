@@ -6,6 +6,7 @@ Its threads know the conversation, never the object that the user holds: so that
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import platform
@@ -21,8 +22,9 @@ import msgspec
 from millrace.client.age import process_age_s
 from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
-from millrace.client.meter import Rates
+from millrace.client.monitor import Measure, Monitor
 from millrace.client.purity import Reruns
+from millrace.client.status import ask_why
 from millrace.control.messages import (
     BeginEpoch,
     ConsumerReport,
@@ -68,9 +70,6 @@ _FATAL = (AuthenticationError, VersionMismatchError, JobFailedError)
 
 _logger = logging.getLogger(__name__)
 
-Measure = Callable[[], tuple[int, Rates]]
-"""Elements handed out since the epoch began, and how fast."""
-
 
 class Conversation:
     """One consumer's place in one job.
@@ -87,6 +86,7 @@ class Conversation:
         gone: why the dispatcher will not come back, once that is known; asked when the session has broken.
         linger: the place is left to a successor: closing does not leave the job.
         states: where the job goes on.
+        progress: show how far reading is.
 
     Attributes:
         states: name of the saved states that the job went on from before this consumer came; empty: none.
@@ -111,6 +111,7 @@ class Conversation:
         gone: Callable[[], str] | None = None,
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
+        progress: bool = False,
     ) -> None:
         self._spec = spec
         self._linger = linger
@@ -160,6 +161,7 @@ class Conversation:
             wake=self._wake,
             compared=self._compared,
         )
+        self._monitor = Monitor(self.job, functools.partial(ask_why, self._channel, self.client), progress=progress)
         self._session = session
         _open.add(self)
         self._start(self._converse, session)
@@ -261,6 +263,7 @@ class Conversation:
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Waits with the lock held."""
+        self._monitor.wanted()
         while not condition():
             if self._failure is not None:
                 raise anew(self._failure)
@@ -288,6 +291,7 @@ class Conversation:
         """Nobody reads this epoch any more."""
         if self._begun is not None and self._begun.epoch == number:
             self.report()
+            self._monitor.ended(number, self._measure)
             self._left = self.feed.progress(everything=True)
             self.feed.stop(number)
 
@@ -434,7 +438,7 @@ class Conversation:
     def _beat(self) -> None:
         while not self._over.is_set():
             try:
-                word = self._words.get(timeout=self._heartbeat_s)
+                word = self._words.get(timeout=self._monitor.pause(self._heartbeat_s))
             except queue.Empty:
                 word = REPORT
                 self._look_up()
@@ -445,6 +449,8 @@ class Conversation:
                 self.end(word)
             else:
                 self.report()
+                begun = -1 if self._begun is None else self._begun.epoch
+                self._monitor.look(begun, self._measure, came=self.feed.arrived[0] > 0)
                 self._over.wait(SOON_S)
 
     def _look_up(self) -> None:

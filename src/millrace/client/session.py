@@ -48,6 +48,7 @@ class ConsumerSession:
         linger: :meth:`close` keeps the consumer's place for a successor, e.g. the same DataLoader worker in its next
             life.
         states: where the job goes on: this consumer's state, or those of all ranks.
+        progress: show how far reading is.
 
     Attributes:
         job: the job's name.
@@ -76,6 +77,7 @@ class ConsumerSession:
         gone: Callable[[], str] | None = None,
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
+        progress: bool = False,
     ) -> None:
         self._conversation = Conversation(
             address,
@@ -89,6 +91,7 @@ class ConsumerSession:
             gone=gone,
             linger=linger,
             states=states,
+            progress=progress,
         )
         # Dropped without close(), which may happen in any thread, inside anything: only leave a word.
         weakref.finalize(self, self._conversation.say, CLOSE).atexit = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from millrace.errors import MillraceError
 from millrace.wire.channel import ControlChannel
 
 STATUS = "Status"
@@ -13,6 +14,10 @@ STATUS = "Status"
 
 REMOVE_BLOCKS = "RemoveBlocks"
 """Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
+
+
+WHY = "Why"
+"""Call: a consumer's client -> what it waits for, in a sentence."""
 
 
 CHECK = "Check"
@@ -70,3 +75,14 @@ def watch_status(
         while True:
             yield status
             status = channel.call(STATUS, every_s, dict[str, Any], timeout + every_s)
+
+
+def ask_why(channel: ControlChannel, client: str) -> str:
+    """What a consumer waits for, says the dispatcher; empty if it does not answer soon."""
+    try:
+        return str(channel.call(WHY, client, str, _SOON_S))
+    except MillraceError:
+        return ""
+
+
+_SOON_S = 5.0

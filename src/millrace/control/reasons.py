@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from millrace.control.job_load import load_of, window_of
 from millrace.control.late import named, span
 from millrace.control.observed import Observed
 from millrace.control.reports import LaneReport
 from millrace.control.state import Job, State, Worker
 from millrace.control.supply import missing, newest
-from millrace.policies.bottleneck import Bottleneck
+from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration
 
@@ -147,3 +148,27 @@ def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: f
 
 def _tasks(count: int) -> str:
     return "1 task" if count == 1 else f"{count} tasks"
+
+
+def why_nothing(state: State, observed: Observed, client: str, now: float) -> str:
+    """What a consumer waits for that has had no element yet; empty: it is none."""
+    place = state.clients.get(client)
+    if place is None:
+        return ""
+    job, index = state.jobs[place[0]], place[1]
+    absent = missing(job)
+    if job.first is None:
+        there = f", and {_absent(absent)}" if absent else ""
+        return f"job {job.name} waits until all ranks have loaded their states{there}"
+    serving = [worker for worker in state.workers.values() if worker.job == job.name and worker.lost_at is None]
+    found = bottleneck(load_of(state, observed, job, window_of(observed, job.name)))
+    why = why_job(state, observed, job, serving, found, now)
+    if job.spec.equal_steps and absent:
+        return f"{why}; with equal_steps=True nobody has a step before all have one, and {_absent(absent)}"
+    if not serving or job.tables is None or job.failure is not None:
+        return why
+    return f"{why}; consumer {index}: {why_consumer(job, index, now)}"
+
+
+def _absent(consumers: Sequence[int]) -> str:
+    return f"{named(consumers)} {'has' if len(consumers) == 1 else 'have'} not come yet"

@@ -21,6 +21,7 @@ from millrace.control.decide import react
 from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerRetiring
 from millrace.control.observed import Observed
 from millrace.control.plans import Planner
+from millrace.control.reasons import why_nothing
 from millrace.control.snapshot import dump
 from millrace.control.state import Settings, State
 from millrace.control.turn import Turn, merged
@@ -48,6 +49,8 @@ BLOB_BYTES = 2 << 30
 STATUS = "Status"
 """Call: seconds to let pass, or None -> :func:`millrace.dispatcher.status.status`."""
 MOST_WAIT_S = 60.0
+WHY = "Why"
+"""Call: a consumer's client -> what it waits for, in a sentence."""
 REMOVE_BLOCKS = "RemoveBlocks"
 """Call: points as the status lists them -> bytes of their blocks, which are deleted as soon as nobody reads them."""
 CHECK = "Check"
@@ -164,6 +167,7 @@ class Dispatcher:
                 wire_blobs.HAS: Call(str, self._has_blob),
                 wire_blobs.PUT: Call(wire_blobs.Blob, self._put_blob),
                 wire_blobs.FETCH: Call(str, self._fetch_blob),
+                WHY: Call(str, self._why),
                 STATUS: Call(float | None, self._status),
                 REMOVE_BLOCKS: Call(list[str], self._remove_blocks),
                 CHECK: Call(None, self._check),
@@ -470,6 +474,9 @@ class Dispatcher:
         self._checks.append(check)
         self._some_decided.set()
         return await check
+
+    async def _why(self, client: str) -> str:
+        return why_nothing(self._state, self._observed, client, self._clock.now())
 
     async def _status(self, after_s: float | None) -> dict[str, Any]:
         await asyncio.sleep(min(max(after_s or 0.0, 0.0), MOST_WAIT_S))

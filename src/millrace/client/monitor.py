@@ -1,0 +1,121 @@
+"""What a training process says while it reads: what it waits for if nothing comes, and how far it is if asked to.
+
+What is waited for goes to the log, which shows it on standard error unless the user chose otherwise. It is no Python
+warning: those become errors where users are strict, and to wait is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import IO
+
+from millrace.client.meter import Rates
+from millrace.policies.figures import duration, number, percent
+
+FIRST_S = 10.0
+"""After which it is said what the first element waits for."""
+_LINE_S = 0.5
+"""Between two states of a line that is alive."""
+_ASK_S = 2.0
+"""Between two questions of what is waited for, while that line has nothing else to say."""
+
+Measure = Callable[[], tuple[int, Rates]]
+"""Elements handed out since the epoch began, and how fast."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Monitor:
+    """Called by the thread that reports, whenever it wakes.
+
+    Args:
+        job: its name.
+        why: asks the dispatcher what is waited for; empty: it did not say.
+        progress: show a line that is alive on a terminal, and one more for each epoch.
+        clock: monotonic seconds.
+        out: where the lines go; None: standard error.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        why: Callable[[], str],
+        *,
+        progress: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        out: IO[str] | None = None,
+    ) -> None:
+        self._job, self._why, self._progress, self._clock = job, why, progress, clock
+        self._out = out or sys.stderr
+        self._since: float | None = None
+        self._came = self._said = self._live = False
+        self._asked, self._answer = -_ASK_S, ""
+        self._shown = -_LINE_S
+
+    def wanted(self) -> None:
+        """Somebody waits for an element, or for the epoch that has it."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def pause(self, most_s: float) -> float:
+        """Seconds after which to look again, at most ``most_s``."""
+        if self._progress:
+            return min(most_s, _LINE_S)
+        if self._since is None or self._came or self._said:
+            return most_s
+        return min(most_s, max(0.01, self._since + FIRST_S - self._clock()))
+
+    def look(self, epoch: int, measure: Measure | None, *, came: bool) -> None:
+        """Says what there is to say.
+
+        Args:
+            epoch: that is read; -1: none is.
+            measure: tells how many elements of it the user has, and how fast they came; None: none is read yet.
+            came: some of it is here.
+        """
+        self._came = self._came or came
+        now = self._clock()
+        waits = self._since is not None and not self._came
+        if waits and not self._said and self._since is not None and now - self._since >= FIRST_S:
+            self._said = True
+            self._ask(now)
+            _logger.warning("job %s has had no element for %s: %s", self._job, duration(FIRST_S), self._answer)
+        if self._progress and self._out.isatty() and now - self._shown >= _LINE_S:
+            self._shown = now
+            if waits and now - self._asked >= _ASK_S:
+                self._ask(now)
+            if waits:
+                self._draw(self._answer)
+            elif epoch >= 0 and measure is not None:
+                self._draw(_line(epoch, *measure()))
+
+    def ended(self, epoch: int, measure: Measure | None) -> None:
+        """Nobody reads the epoch any more."""
+        if self._progress and measure is not None:
+            self._draw("")
+            print(_line(epoch, *measure()), file=self._out, flush=True)
+
+    def _ask(self, now: float) -> None:
+        self._asked = now
+        self._answer = self._why() or "the dispatcher did not say why; `millrace status` may"
+
+    def _draw(self, text: str) -> None:
+        if (text or self._live) and self._out.isatty():
+            self._live = bool(text)
+            self._out.write(f"\r\x1b[2K{text[:_WIDTH]}")
+            self._out.flush()
+
+
+_WIDTH = 100
+
+
+def _line(epoch: int, handed: int, rates: Rates) -> str:
+    pace = rates.pace
+    text = f"epoch {epoch}: {handed:,} elements"
+    if pace.read_s <= 0:
+        return text
+    speed, waited = number(pace.elements / pace.read_s), percent(min(1.0, pace.waited_s / pace.read_s))
+    return f"{text} in {duration(pace.read_s)}, {speed} a second, waited {waited} of the time"
