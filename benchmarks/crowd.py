@@ -22,7 +22,7 @@ from millrace.control.spec import JobSpec
 from millrace.dataset import Dataset
 from millrace.functions.shipping import pack as pack_functions
 from millrace.graph import serialize
-from millrace.planning.tables import positions_table
+from millrace.planning.tables import pack_tables, positions_table, summaries
 from millrace.version import __version__
 from millrace.wire import blobs, rpc
 from millrace.wire.access import OWN
@@ -108,6 +108,13 @@ class Peer:
         reply = await call.read()
         await call.read()
         return msgspec.msgpack.decode(reply)
+
+    async def put(self, data: bytes) -> str:
+        """Gives the dispatcher a blob, unless it has it; returns its digest."""
+        digest = blobs.digest_of(data)
+        if not await self.ask(blobs.HAS, digest):
+            await self.ask(blobs.PUT, blobs.Blob(digest, data))
+        return digest
 
 
 class Crowd:
@@ -238,7 +245,7 @@ class Worker:
             case msg.OpenJob(job=job):
                 self._job = job
             case msg.ListSources(job=job):
-                self.peer.send(msg.SourcesListed(job, {0: positions_table(ELEMENTS)}))
+                self._crowd.spawn(self._list(job))
             case msg.LeaseTask():
                 if self._due:
                     self._crowd.tally.leases.append(asyncio.get_running_loop().time() - self._due.pop(0))
@@ -246,6 +253,12 @@ class Worker:
             case msg.RevokeTask(ref=ref, lease=lease):
                 self._void.add(lease)
                 self.peer.send(msg.TaskReturned(ref, lease))
+
+    async def _list(self, job: str) -> None:
+        tables = {0: positions_table(ELEMENTS)}
+        data = pack_tables(tables)
+        digest = await self.peer.put(data)
+        self.peer.send(msg.SourcesListed(job, summaries(tables), digest=digest))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -284,9 +297,7 @@ class Consumer:
 
     async def enter(self, spec: JobSpec, bundle: bytes) -> None:
         """Joins, as a job of its own."""
-        digest = blobs.digest_of(bundle)
-        if not await self.peer.ask(blobs.HAS, digest):
-            await self.peer.ask(blobs.PUT, blobs.Blob(digest, bundle))
+        digest = await self.peer.put(bundle)
         self._crowd.spawn(self.peer.converse())
         spec = msgspec.structs.replace(spec, name=self._job, bundle=digest)
         self.peer.send(msg.JoinJob(spec, f"client of {self._job}", None, __version__, "here", 1))

@@ -136,7 +136,7 @@ def _life(tasks: int) -> Iterator[ev.AnyEvent]:
     for number in range(JOBS):
         job = f"job{number}"
         yield ev.JobCreated(JobSpec(job, structure, "bundle"), 1, "digest", anonymous=False, at=0.0)
-        yield ev.TableRecorded(job, {0: positions_table(share)}, "tables", share)
+        yield ev.TableRecorded(job, {0: positions_table(share).summary()}, "tables", share)
         yield ev.ConsumerJoined(job, 0, f"client{number}", -1)
         yield ev.EpochOpened(job, 0)
         yield ev.EpochBegan(job, 0, 0)

@@ -206,6 +206,11 @@ def test_startup(tmp_path: Path):
     assert set(found["results"][SERVED]) == {"import", "first", "few", "many", "shutdown"}
 
 
+def test_listing(tmp_path: Path):
+    found = report(tmp_path, "listing", "--folder", str(tmp_path))
+    assert (found["results"]["files"], found["missed"]) == (13_000, [])
+
+
 def test_recovery(tmp_path: Path):
     found = report(tmp_path, "recovery", "--only", "killed, on another host")
     parts = {name: figure["median"] for name, figure in found["results"]["killed, on another host"].items()}

@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -33,6 +32,7 @@ from millrace.functions.shipping import pack
 from millrace.graph import serialize
 from millrace.wire import compression as compressing
 from millrace.wire import delivery
+from millrace.wire.blobs import digest_of
 from millrace.wire.bulk import BulkServer, bulk_connect
 from millrace.wire.failures import error_of
 from millrace.worker.desk import Desk
@@ -48,7 +48,7 @@ class Service:
         self.seed = seed
         self.said = []
         self.changed = threading.Condition()
-        self.desk = Desk(self.hear, self.blobs.__getitem__, token=None, threads=1, buffer_bytes=buffer_bytes)
+        self.desk = Desk(self.hear, self.blobs.__getitem__, self.put, token=None, threads=1, buffer_bytes=buffer_bytes)
         self.server = BulkServer("127.0.0.1", self.desk.serve)
         self.desk.address = self.server.address
         self.lease = 0
@@ -56,10 +56,13 @@ class Service:
     def __enter__(self):
         self.desk.told(OpenJob("job", self.spec, self.seed))
         self.desk.told(ListSources("job"))
-        tables = self.wait(lambda m: isinstance(m, SourcesListed)).tables
-        self.blobs["tables"] = msgspec.msgpack.encode(tables)
-        self.desk.told(OpenJob("job", self.spec, self.seed, "tables"))
+        listed = self.wait(lambda m: isinstance(m, SourcesListed))
+        self.desk.told(OpenJob("job", self.spec, self.seed, listed.digest))
         return self
+
+    def put(self, data):
+        self.blobs[digest_of(data)] = data
+        return digest_of(data)
 
     def __exit__(self, *_):
         self.desk.close()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,18 @@ from millrace.errors import (
     ServiceError,
     VersionMismatchError,
 )
+from millrace.functions import shipping
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
-from millrace.planning.tables import positions_table
+from millrace.planning.plan import make_plan
+from millrace.planning.tables import pack_tables, positions_table, summaries
 from millrace.version import __version__
 from millrace.wire.access import OWN
 from millrace.wire.blobs import digest_of, fetch_blob, put_blob
 from millrace.wire.channel import ControlChannel
 from millrace.wire.failures import error_of
+from millrace.worker import jobs as worker_jobs
+from millrace.worker.worker import Worker
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
 OTHER = pack(Graph(Range(start=0, stop=7)))[0]
@@ -121,18 +126,30 @@ def worker(peers: list[Peer], address: str, name: str = "w", **fields: Any) -> P
     return peer
 
 
-def consumer(peers: list[Peer], address: str, client: str = "c", index: int | None = None, **fields: Any) -> Peer:
+def consumer(
+    peers: list[Peer],
+    address: str,
+    client: str = "c",
+    index: int | None = None,
+    functions: bytes = b"functions",
+    **fields: Any,
+) -> Peer:
     peer = Peer(address, msg.ToConsumer)
     peers.append(peer)
-    bundle = put_blob(peer.channel, b"functions")
+    bundle = put_blob(peer.channel, functions)
     spec = JobSpec(**{"name": "job", "structure": STRUCTURE, "bundle": bundle, "tasks": 2, **fields})
     peer.send(msg.JoinJob(spec, client, index, __version__, "host", 42))
     return peer
 
 
+def tell_listed(peer: Peer, job: str) -> None:
+    tables = {0: positions_table(100)}
+    peer.send(msg.SourcesListed(job, summaries(tables), digest=put_blob(peer.channel, pack_tables(tables))))
+
+
 def list_sources(peer: Peer) -> msg.OpenJob:
     opened = peer.wait(msg.OpenJob)
-    peer.send(msg.SourcesListed(peer.wait(msg.ListSources).job, {0: positions_table(100)}))
+    tell_listed(peer, peer.wait(msg.ListSources).job)
     assert opened.tables == ""
     again: msg.OpenJob = peer.wait(msg.OpenJob)
     return again
@@ -268,8 +285,82 @@ def test_who_comes_back_does_not_hear_what_was_decided_before(loop: Loop, peers:
     assert isinstance(next(iter(again.session)), msg.WorkerWelcome)
 
 
+def test_split_tables_that_the_dispatcher_has_not_are_asked_for_again(loop: Loop, peers: list[Peer]) -> None:
+    address = loop.dispatcher().address
+    one = worker(peers, address)
+    consumer(peers, address)
+    assert one.wait(msg.ListSources).job == "job"
+    one.send(msg.SourcesListed("job", {0: positions_table(100).summary()}, digest="of another dispatcher's"))
+    assert one.wait(msg.ListSources).job == "job"
+    tell_listed(one, "job")
+    assert one.wait(msg.OpenJob).tables == digest_of(pack_tables({0: positions_table(100)}))
+
+
+def test_split_tables_wait_for_room_on_the_disk(
+    loop: Loop, peers: list[Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, full, freed = BlobFolder.write, threading.Event(), threading.Event()
+
+    def written(folder: BlobFolder, digest: str, data: bytes) -> None:
+        if not freed.is_set():
+            full.set()
+            raise UnwritableError("the disk is full")
+        write(folder, digest, data)
+
+    one = worker(peers, loop.dispatcher(work_dir=str(tmp_path)).address)
+    monkeypatch.setattr(BlobFolder, "write", written)
+    monkeypatch.setattr(shortage, "delays", lambda *_: itertools.repeat(0.01))
+    with pytest.raises(ServiceError, match="the disk is full"):
+        put_blob(one.channel, b"functions")
+    full.clear()
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(put_blob, one.channel, b"tables", waits=True)
+        assert full.wait(20)
+        assert not put.done()
+        freed.set()
+        assert fetch_blob(one.channel, put.result(20)) == b"tables"
+
+
+@pytest.mark.parametrize("text", ["!" * (17 << 20), "\udc80"])
+def test_what_cannot_be_sent_fails_its_job_and_no_other(
+    loop: Loop, peers: list[Peer], caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    def planner(graph: Any, tables: Any, *, tasks: int | None, **options: Any) -> Any:
+        plan = make_plan(graph, tables, tasks=tasks, **options)
+        plan.warnings = (text,) if tasks == 3 else ()
+        return plan
+
+    address = loop.dispatcher(planner=planner).address
+    one = worker(peers, address)
+    reader = consumer(peers, address, tasks=3)
+    other = consumer(peers, address, "o", name="other")
+    for _ in range(2):
+        tell_listed(one, one.wait(msg.ListSources).job)
+    failure = reader.wait(msg.JobFailed).failure
+    assert failure.kind == "ProtocolError"
+    assert failure.message.startswith("job 'job' cannot go on: the message Notice ")
+    assert "Notice" in caplog.text
+    other.send(msg.BeginEpoch())
+    assert other.wait(msg.EpochBegun).epoch == 0
+
+
+def test_what_a_worker_cannot_say_fails_its_job(loop: Loop, peers: list[Peer], monkeypatch: pytest.MonkeyPatch) -> None:
+    address = loop.dispatcher().address
+    monkeypatch.setattr(worker_jobs, "prints", lambda _graph, _tables: ["!" * (17 << 20)])
+    one = Worker(address, name="one")
+    thread = threading.Thread(target=one.run)
+    thread.start()
+    try:
+        reader = consumer(peers, address, functions=shipping.pack([], []))
+        failure = reader.wait(msg.JobFailed).failure
+        assert "job 'job' cannot go on: worker one: the message SourcesListed takes 17,8" in failure.message
+    finally:
+        one.stop("the test is over")
+        thread.join()
+
+
 def test_a_decision_that_fails_ends_the_senders_session_and_no_other(loop: Loop, peers: list[Peer]) -> None:
-    def planner(graph: Any, tables: Any, *, tasks: int | None, seed: int, ranks: int | None) -> Any:
+    def planner(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")
 
     address = loop.dispatcher(planner=planner).address
@@ -277,7 +368,7 @@ def test_a_decision_that_fails_ends_the_senders_session_and_no_other(loop: Loop,
     reader = consumer(peers, address)
     reader.wait(msg.JobJoined)
     one.wait(msg.OpenJob)
-    one.send(msg.SourcesListed("job", {0: positions_table(100)}))
+    tell_listed(one, "job")
     with pytest.raises(ServiceError, match="the dispatcher failed: RuntimeError: a bug; see its log"):
         one.wait(msg.LeaseTask)
     assert ask_status(reader)["jobs"][0]["name"] == "job"
@@ -566,7 +657,7 @@ def test_a_folder_that_is_older_than_what_was_done_since_is_noticed(loop: Loop, 
     assert late.wait(msg.WorkerWelcome).service == again.service
 
 
-def test_what_cannot_be_sent_ends_the_session_that_it_was_for(loop: Loop, peers: list[Peer]):
+def test_a_number_that_cannot_be_sent_fails_the_job_that_it_was_for(loop: Loop, peers: list[Peer]):
     """The last line of defence, if a number has grown beyond what a message can hold."""
     dispatcher = loop.dispatcher()
     reader = consumer(peers, dispatcher.address)
@@ -574,7 +665,7 @@ def test_what_cannot_be_sent_ends_the_session_that_it_was_for(loop: Loop, peers:
     loop.loop.call_soon_threadsafe(
         lambda: dispatcher._perform(act.SendToClient("c", msg.Resumed(1 << 64)), dispatcher._clients["c"])
     )
-    with pytest.raises(ProtocolError, match="Resumed cannot be sent"):
+    with pytest.raises(ProtocolError, match="job 'job' cannot go on: the message Resumed cannot be encoded"):
         reader.wait(msg.Resumed)
     assert ask_status(reader)["jobs"][0]["name"] == "job"
 

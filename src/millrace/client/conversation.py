@@ -60,9 +60,9 @@ from millrace.wire.blobs import put_blob
 from millrace.wire.channel import ClientSession, ControlChannel
 from millrace.wire.compression import Compression
 from millrace.wire.failures import error_of
+from millrace.wire.rpc import UnsendableError
 
-CLOSE = "close"
-REPORT = "report"
+CLOSE, REPORT = "close", "report"
 SOON_S = 0.02
 """Least time between two reports; a task that became complete is reported that soon."""
 
@@ -113,11 +113,9 @@ class Conversation:
         states: Sequence[Checkpoint] = (),
         progress: bool = False,
     ) -> None:
-        self._spec = spec
-        self._linger = linger
+        self._spec, self._linger = spec, linger
         self._gone = gone
-        self.client = uuid.uuid4().hex
-        self.pid = os.getpid()
+        self.client, self.pid = uuid.uuid4().hex, os.getpid()
         self._over = threading.Event()
         self._closing = threading.Lock()
         self._words: queue.SimpleQueue[str | int] = queue.SimpleQueue()
@@ -225,7 +223,7 @@ class Conversation:
         try:
             who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
             told = {"resume": resume, "generation": self._generation, "states": list(states)}
-            session.send(msgspec.structs.replace(who, **told, age_s=process_age_s()))
+            _say_first(session, msgspec.structs.replace(who, **told, age_s=process_age_s()))
             for message in session:
                 if isinstance(message, JobJoined):
                     return session, message
@@ -392,6 +390,8 @@ class Conversation:
                 return
             try:
                 self._session.send(message)
+            except UnsendableError as error:
+                self._fail(error)  # nobody would ever hear of it
             except MillraceError as error:
                 _logger.info("could not tell the dispatcher: %s", error)
 
@@ -482,6 +482,13 @@ class Conversation:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+
+def _say_first(session: ClientSession, message: JoinJob) -> None:
+    try:
+        session.send(message)
+    except UnsendableError as error:
+        raise PipelineError(f"the pipeline cannot be sent: {error}; give from_files() patterns, no lists") from error
 
 
 _open: weakref.WeakSet[Conversation] = weakref.WeakSet()

@@ -48,14 +48,6 @@ class ResizeFleet(msgspec.Struct, frozen=True):
     workers: int
 
 
-class StoreBlob(msgspec.Struct, frozen=True):
-    """Keep ``data`` under ``digest`` for those who fetch it, as long as the job lives."""
-
-    job: str
-    digest: str
-    data: bytes
-
-
 class DropBlobs(msgspec.Struct, frozen=True):
     """The job is gone, and with it its blobs."""
 
@@ -94,7 +86,6 @@ Action = (
     | CloseClient
     | StopWorkers
     | ResizeFleet
-    | StoreBlob
     | DropBlobs
     | EndService
     | ListStore

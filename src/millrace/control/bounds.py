@@ -16,15 +16,15 @@ from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import TableSummary
 
 MOST = 1 << 53
 """No number has a larger magnitude: sums of thousands still fit into 64 bits, which is what the journal can hold."""
 
 UNBOUNDED = {(JobSpec, "seed"), (Checkpoint, "seed"), (CachePoint, "items")}
 """Any 64 bits will do: nobody counts with them, or they stand for data without end."""
-UNCHECKED = (SplitTable,)
-"""Sizes and counts of whole data sets, of which the planner refuses what it can't count; stamps have 64 bits."""
+UNCHECKED = (TableSummary,)
+"""Sizes and counts of whole data sets, of which the planner refuses what it can't count."""
 
 Check = Callable[[Any], None]
 

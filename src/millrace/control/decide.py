@@ -122,8 +122,19 @@ def _task_failed(turn: Turn, worker: str, message: msg.TaskFailed) -> None:
 
 def _sources_failed(turn: Turn, worker: str, message: msg.SourcesFailed) -> None:
     job = turn.state.jobs.get(message.job)
-    if job is not None and job.lister == worker:
+    if job is not None and worker in {job.lister, *(epoch.chooser for epoch in job.epochs.values())}:
         jobs.fail_job(turn, job, message.failure)
+
+
+def _unsendable(turn: Turn, worker: str, message: msg.JobUnsendable) -> None:
+    if message.job in turn.state.workers[worker].open:
+        _job_unsendable(turn, inp.Unsendable(message.job, message.failure))
+
+
+def _job_unsendable(turn: Turn, item: inp.Unsendable) -> None:
+    job = turn.state.jobs.get(item.job)
+    if job is not None and job.failure is None:
+        jobs.fail_job(turn, job, item.failure)
 
 
 _OF_ANYBODY: dict[type, Callable[[Turn, str, Any], None]] = {
@@ -139,6 +150,7 @@ _OF_WORKERS: dict[type, Callable[[Turn, str, Any], None]] = {
     msg.TaskFailed: _task_failed,
     msg.SourcesListed: jobs.sources_listed,
     msg.SourcesFailed: _sources_failed,
+    msg.JobUnsendable: _unsendable,
     msg.ShardingChosen: schedule.sharding_chosen,
     msg.WorkerLeaving: membership.retiring,
     StoreMeasured: keeping.calibrated,
@@ -183,6 +195,7 @@ _REACTIONS: dict[type, Callable[[Turn, Any], None]] = {
     inp.ClientSessionLost: _client_session_lost,
     inp.StoreListed: keeping.listed,
     inp.BlocksGone: keeping.deleted,
+    inp.Unsendable: _job_unsendable,
     inp.RemovalAsked: lambda turn, item: keeping.remove(turn, item.places),
     inp.Tick: _tick,
 }

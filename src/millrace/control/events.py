@@ -26,7 +26,7 @@ from millrace.control.spec import JobSpec
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import TableSummary
 
 
 class DispatcherStarted(Event, frozen=True):
@@ -205,11 +205,14 @@ class ListingAsked(Event, frozen=True):
 class TableRecorded(Event, frozen=True):
     """The job's sources are known, and with them how many tasks consumers get in an epoch (None: without end).
 
-    ``equal``: the tasks give all consumers equally many elements.
+    Attributes:
+        tables: summaries of the split tables, by node id.
+        digest: of the blob that holds the tables themselves.
+        equal: the tasks give all consumers equally many elements.
     """
 
     job: str
-    tables: dict[int, SplitTable]
+    tables: dict[int, TableSummary]
     digest: str
     length: int | None
     prints: list[str] = []

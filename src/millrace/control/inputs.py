@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.cached import KeptBlock
-from millrace.control.messages import FromConsumer, FromWorker, JoinJob
+from millrace.control.messages import Failure, FromConsumer, FromWorker, JoinJob
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -84,6 +84,13 @@ class RemovalAsked(msgspec.Struct, frozen=True):
     places: list[str]
 
 
+class Unsendable(msgspec.Struct, frozen=True):
+    """What was to be said to a worker or a consumer of the job cannot be sent, as it is too large, say."""
+
+    job: str
+    failure: Failure
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
@@ -99,5 +106,6 @@ Input = (
     | StoreListed
     | BlocksGone
     | RemovalAsked
+    | Unsendable
     | Tick
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from millrace.control import caching, job_progress, scaling
 from millrace.control import events as ev
-from millrace.control.actions import CloseClient, DropBlobs, SendToClient, StoreBlob
+from millrace.control.actions import CloseClient, DropBlobs, SendToClient
 from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
 from millrace.control.inputs import JoinRequested
 from millrace.control.late import another_run, late_for, over_since, waits_for_others
@@ -181,7 +179,7 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
 def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
     """The job can be planned."""
     job = turn.state.jobs.get(message.job)
-    if job is None or job.lister != worker:
+    if job is None or job.lister != worker or message.generation not in (None, job.generation):
         return
     try:
         plan = turn.state.make_plan(job.spec, job.seed, message.tables, ranks=job.spec.ranks)
@@ -195,14 +193,11 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
         text += ", and this dataset has no end; add take(n), or name another policy"
         fail_job(turn, job, Failure("PipelineError", text))
         return
-    data = msgspec.msgpack.encode(message.tables)
-    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    turn.act(StoreBlob(job.name, digest, data))
     turn.emit(
         ev.TableRecorded(
             job.name,
             message.tables,
-            digest,
+            message.digest,
             epoch_length(job.spec, plan),
             message.prints,
             plan.equal,

@@ -29,9 +29,9 @@ from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import TableSummary
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a message changes in a way that an older peer would misread."""
 
 
@@ -103,6 +103,9 @@ class WorkerReport(Message, frozen=True):
     """That it may keep busy; 0: it has not said."""
     delayed_s: float = 0.0
     """Seconds for which its threads, those that live, could have run and had no core."""
+    listing: str = ""
+    """The job whose sources it lists, of which it has looked at ``listed`` files so far; empty: none."""
+    listed: int = 0
 
 
 class TaskFinished(Message, frozen=True):
@@ -156,17 +159,28 @@ class TaskReturned(Message, frozen=True):
 
 
 class SourcesListed(Message, frozen=True):
-    """Answer to ListSources: the split table of every source, by node id."""
+    """Answer to ListSources: a summary of the split table of every source, by node id."""
 
     job: str
-    tables: dict[int, SplitTable]
+    tables: dict[int, TableSummary]
     prints: list[str] = []
     """What identifies them, from :func:`millrace.planning.checkpoint.prints`."""
     points: list[CachePoint] = []
+    digest: str = ""
+    """Of the tables themselves, packed, which the dispatcher was given before as a blob."""
+    generation: int | None = None
+    """Of the job that was listed, as another may have got its name meanwhile."""
 
 
 class SourcesFailed(Message, frozen=True):
-    """Answer to ListSources: the data can't be listed, or the bundle can't be opened."""
+    """Answer to ListSources or ChooseSharding: the data can't be listed, or the user's code can't be opened or run."""
+
+    job: str
+    failure: Failure
+
+
+class JobUnsendable(Message, frozen=True):
+    """What the worker had to say about the job cannot be sent, as it is too large, say: the job cannot go on."""
 
     job: str
     failure: Failure
@@ -463,21 +477,9 @@ class Notice(Message, frozen=True):
     text: str
 
 
-FromWorker = (
-    WorkerHello
-    | WorkerReport
-    | TaskFinished
-    | TaskAt
-    | TaskFailed
-    | LeftoversLost
-    | TaskReturned
-    | CacheUsed
-    | StoreMeasured
-    | SourcesListed
-    | SourcesFailed
-    | ShardingChosen
-    | WorkerLeaving
-)
+_OfTasks = TaskFinished | TaskAt | TaskFailed | LeftoversLost | TaskReturned
+_OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
+FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
 ToWorker = (
     WorkerWelcome
     | OpenJob

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from millrace.graph.nodes import Graph
 from millrace.planning.plan import Piece, Task
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import TableSummary
 
 
 class PlanLike(Protocol):
@@ -53,7 +53,7 @@ class Planner(Protocol):
     def __call__(
         self,
         graph: Graph,
-        tables: Mapping[int, SplitTable],
+        tables: Mapping[int, TableSummary],
         *,
         tasks: int | None,
         seed: int,

@@ -69,11 +69,10 @@ def why_job(
         return why_waiting(state, observed, job, others, now)
     count = "1 worker" if len(serving) == 1 else f"{len(serving)} workers"
     if job.tables is None:
-        return (
-            f"job {name} waits for its sources to be listed by worker {job.lister}"
-            if job.lister
-            else f"job {name} starts"
-        )
+        files = files_listed(observed, job)
+        so_far = f": {files:,} files so far" if files else ""
+        listing = f"job {name} waits for its sources to be listed by worker {job.lister}{so_far}"
+        return listing if job.lister else f"job {name} starts"
     if newest(job) < 0:
         return f"job {name} is ready and waits for a consumer to begin an epoch"
     if not any(place.lost_at is None for place in job.consumers.values()):
@@ -120,6 +119,15 @@ def why_consumer(job: Job, index: int, now: float) -> str:
     ready = sum(epoch.live[task].finished for task in tasks)
     waiting = len(epoch.pending.get(index, ()))
     return f"{len(tasks)} tasks to read, {ready} of them computed, {waiting} waiting for a worker"
+
+
+def files_listed(observed: Observed, job: Job) -> int | None:
+    """Files that the worker which lists the job's sources has looked at, as it said last; None: nobody lists them."""
+    if not job.lister:
+        return None
+    sight = observed.workers.get(job.lister)
+    report = sight.report if sight is not None else None
+    return report.listed if report is not None and report.listing == job.name else 0
 
 
 def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: float) -> str:

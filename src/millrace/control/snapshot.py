@@ -5,14 +5,14 @@ Fields may be added with a default, as in events; a field never changes its mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import msgspec
 
 from millrace.control.cached import Caches
 from millrace.control.scaled import FleetPlan
 from millrace.control.state import EndedJob, Job, State, Worker
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import summaries, unpack_tables
 
 
 class Snapshot(msgspec.Struct):
@@ -34,27 +34,15 @@ class Snapshot(msgspec.Struct):
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)
-_tables = msgspec.msgpack.Decoder(dict[int, SplitTable])
 
 
-def dump(state: State, stored: Container[str] = ()) -> bytes:
-    """The state as msgpack.
-
-    Args:
-        state: of the dispatcher.
-        stored: digests of split tables that are kept elsewhere; only their digests are written, as tables are large
-            and never change.
-    """
-    jobs = {
-        name: msgspec.structs.replace(job, tables=None) if job.tables_digest in stored else job
-        for name, job in state.jobs.items()
-    }
-    fields = {name: getattr(state, name) for name in Snapshot.__struct_fields__ if name != "jobs"}
-    return msgspec.msgpack.encode(Snapshot(jobs, **fields))
+def dump(state: State) -> bytes:
+    """The state as msgpack."""
+    return msgspec.msgpack.encode(Snapshot(**{name: getattr(state, name) for name in Snapshot.__struct_fields__}))
 
 
 def load(state: State, data: bytes) -> None:
-    """Gives a fresh state what :func:`dump` wrote; tables kept elsewhere are still to be filled in.
+    """Gives a fresh state what :func:`dump` wrote.
 
     Raises:
         msgspec.MsgspecError: these are not the bytes of a snapshot.
@@ -65,14 +53,16 @@ def load(state: State, data: bytes) -> None:
 
 
 def fill_in(job: Job, read: Callable[[str], bytes]) -> None:
-    """Gives a job its split tables, if they are kept elsewhere.
+    """Makes sure of a job's split tables. Snapshots of before left it to these to say what plans are made of.
 
     Args:
         job: of a restored state.
         read: bytes by digest.
 
     Raises:
-        msgspec.MsgspecError: these are not the bytes of split tables.
+        ProtocolError: these are not the bytes of split tables.
     """
-    if job.tables is None and job.tables_digest:
-        job.tables = _tables.decode(read(job.tables_digest))
+    if job.tables_digest:
+        data = read(job.tables_digest)
+        if job.tables is None:
+            job.tables = summaries(unpack_tables(data))

@@ -26,7 +26,7 @@ from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import TableSummary
 from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
 
@@ -244,6 +244,8 @@ class Job(msgspec.Struct):
 
     Attributes:
         served: number of the turn in which it last got or lost a worker: the lower, the longer it has waited.
+        tables: summaries of its split tables, by node id; None until its sources are listed. The tables themselves are
+            a blob, ``tables_digest``, that workers fetch.
         length: tasks of an epoch as consumers see them; None without end, or not known yet.
         equal: the plan gives all consumers equally many elements, if they are dealt its tasks in turn.
         lister: the worker that lists its sources.
@@ -271,7 +273,7 @@ class Job(msgspec.Struct):
     anonymous: bool
     created: float
     served: int
-    tables: dict[int, SplitTable] | None = None
+    tables: dict[int, TableSummary] | None = None
     tables_digest: str = ""
     length: int | None = None
     equal: bool = False
@@ -432,7 +434,7 @@ class State:
         self,
         spec: JobSpec,
         seed: int,
-        tables: Mapping[int, SplitTable],
+        tables: Mapping[int, TableSummary],
         *,
         ranks: int | None,
         pieces: Sequence[Piece] = (),

@@ -128,12 +128,12 @@ def rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
 
 
 def _missing(job: Job, blobs: BlobFolder) -> str:
-    """Gives a job its split tables back; a sentence if something it needs is not in the work_dir."""
+    """A sentence if something that the job needs is not in the work_dir."""
     try:
         fill_in(job, blobs.read)
     except ShortageError:
         raise
-    except (ServiceError, msgspec.MsgspecError) as error:
+    except ServiceError as error:
         return f"the split tables of job {job.name!r} are lost: {error}"
     return _functions_lost(job, blobs)
 

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from millrace.control import actions as act
+from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.bounds import checker
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent, ConsumerJoined, JobCreated, WorkerRetiring
 from millrace.control.observed import Observed
 from millrace.control.plans import Planner
 from millrace.control.reasons import why_nothing
@@ -37,11 +37,12 @@ from millrace.dispatcher.shelf import Shelf
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
 from millrace.dispatcher.status import status
 from millrace.dispatcher.work_dir import WorkDir
-from millrace.errors import MillraceError, ProtocolError
+from millrace.errors import ProtocolError
 from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
 from millrace.version import __version__
 from millrace.wire import blobs as wire_blobs
+from millrace.wire import rpc
 from millrace.wire.compression import Compression
 from millrace.wire.control import Call, ControlServer, Session
 
@@ -260,7 +261,7 @@ class Dispatcher:
             if blame is not None:
                 blame.close(failed(error))
         for event in turn.events:
-            if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
+            if isinstance(event, ev.WorkerRetiring):  # now: it may have ended before that is written
                 self._fleet.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
         actions = [(action, self._session_of(action)) for action in merged(turn.actions)]
@@ -276,11 +277,7 @@ class Dispatcher:
             checks = len(self._checks)
             events = [event for each in decided for event in each.encoded]
             # Now: the next input changes the state.
-            snapshot = dump(self._state, self._blobs) if self._journal.due else None
-            for each in decided:
-                for action, _ in each.actions:
-                    if isinstance(action, act.StoreBlob):  # no event may name a blob that could be lost
-                        await self._store(action)
+            snapshot = dump(self._state) if self._journal.due else None
             if events:
                 await self._persist(functools.partial(self._journal.append, events, self._clock.now(), snapshot))
             for each in decided:
@@ -294,13 +291,6 @@ class Dispatcher:
                 self._hold(each.events)
                 each.log()
             self._answer(checks, "")
-
-    async def _store(self, action: act.StoreBlob) -> None:
-        self._blobs.hold(action.job, action.digest)
-        try:
-            await self._persist(functools.partial(self._blobs.put, action.digest, action.data))
-        except MillraceError:
-            _logger.exception("the split tables of job %s cannot be kept", action.job)
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Write, however long it takes: meanwhile nothing is answered, and no new job is taken."""
@@ -330,13 +320,21 @@ class Dispatcher:
             if not check.done():
                 check.set_result(waits)
 
-    def _hold(self, events: list[AnyEvent]) -> None:
-        """Keep the functions of jobs that began; after what the same input ended, e.g. a job of the same name."""
+    def _hold(self, events: list[ev.AnyEvent]) -> None:
+        """Keep functions and split tables of jobs; after what the same input ended, e.g. a job of the same name."""
         for event in events:
-            if isinstance(event, JobCreated):
+            if isinstance(event, ev.JobCreated):
                 self._blobs.hold(event.spec.name, event.spec.bundle)
-            elif isinstance(event, ConsumerJoined) and event.job in self._state.jobs:
+            elif isinstance(event, ev.TableRecorded):
+                self._blobs.hold(event.job, event.digest)
+                self._blobs.keep_promise(event.digest)
+            elif isinstance(event, ev.ConsumerJoined) and event.job in self._state.jobs:
                 self._blobs.keep_promise(self._state.jobs[event.job].spec.bundle)
+
+    def _send(self, session: Session | None, message: Any, job: str) -> None:
+        unsendable = send(session, message, job)
+        if unsendable is not None:
+            self._feed(unsendable)
 
     def _session_of(self, action: act.Action) -> Session | None:
         match action:
@@ -350,9 +348,9 @@ class Dispatcher:
     def _perform(self, action: act.Action, session: Session | None) -> None:
         match action:
             case act.SendToWorker(message=message):
-                send(session, message)
-            case act.SendToClient(message=told):
-                send(session, told)
+                self._send(session, message, rpc.about_job(message))
+            case act.SendToClient(client=client, message=told):
+                self._send(session, told, self._state.clients.get(client, ("", 0))[0])
             case act.CloseWorker(failure=failure):
                 close(session, failure)
             case act.CloseClient(failure=reason):
@@ -361,8 +359,6 @@ class Dispatcher:
                 self._fleet.stop(workers, reason)
             case act.ResizeFleet(workers=count):
                 self._fleet.resize(count)
-            case act.StoreBlob():
-                pass  # done, before its events were written
             case act.EndService(reason=reason):
                 self._end(reason)
             case act.DropBlobs(job=job):
@@ -427,6 +423,10 @@ class Dispatcher:
     def _worker_said(self, session: Session, name: str, message: Any) -> None:
         if not isinstance(message, msg.FromWorker) or getattr(message, "worker", name) != name:
             raise ProtocolError(f"worker {name} may not send {type(message).__name__}")
+        if isinstance(message, msg.SourcesListed) and message.digest not in self._blobs:
+            # A dispatcher that is no more was given the tables, or they had to go: it gives them again, and says so.
+            self._send(session, msg.ListSources(message.job), message.job)
+            return
         self._feed(inp.WorkerSaid(name, message), session)
 
     def _client_said(self, session: Session, name: str, message: Any) -> None:
@@ -446,7 +446,7 @@ class Dispatcher:
 
     def _notice(self, text: str) -> None:
         for session in self._clients.values():
-            send(session, msg.Notice(text))
+            send(session, msg.Notice(text), "")
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -454,7 +454,8 @@ class Dispatcher:
         return self._blobs.promise(digest)
 
     async def _put_blob(self, blob: wire_blobs.Blob) -> str:
-        await self._blobs.put(blob.digest, blob.data)
+        put = functools.partial(self._blobs.put, blob.digest, blob.data)
+        await (once_there_is_room(put, UnwritableError, self._lacks) if blob.waits else put())
         self._blobs.promise(blob.digest)
         return blob.digest
 

@@ -5,22 +5,33 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control.state import Worker
 from millrace.errors import ProtocolError, ServiceError
+from millrace.wire import rpc
 from millrace.wire.control import Session
-from millrace.wire.failures import error_of
+from millrace.wire.failures import error_of, failure_of
 
 _logger = logging.getLogger(__name__)
 
 
-def send(session: Session | None, message: Any) -> None:
-    """Tell a peer, if it is there. Its session ends with an error if the message can't be sent."""
-    if session is not None:
-        try:
-            session.send(message)
-        except ProtocolError as error:
-            session.close(error)
+def send(session: Session | None, message: Any, job: str) -> inp.Unsendable | None:
+    """Tell a peer, if it is there.
+
+    A message that can't be sent fails the job that it is about, as others would wait for it: that is to be fed. About
+    none, or if that is what it says, the session ends with an error.
+    """
+    if session is None:
+        return None
+    try:
+        session.send(message)
+    except rpc.UnsendableError as error:
+        _logger.error("%s", error)  # noqa: TRY400 - it says it all
+        if job and not isinstance(message, msg.JobFailed):
+            return inp.Unsendable(job, failure_of(ProtocolError(f"job {job!r} cannot go on: {error}")))
+        session.close(error)
+    return None
 
 
 def close(session: Session | None, failure: msg.Failure | None) -> None:

@@ -12,7 +12,7 @@ from millrace.control.job_load import load_of, operator_rows, window_of
 from millrace.control.keeping import benefits
 from millrace.control.observed import CacheSight, FinishedJob, Observed
 from millrace.control.profiling import measures, summed
-from millrace.control.reasons import kept, sharing, why_consumer, why_job, why_worker
+from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_walk
 from millrace.control.where import told
@@ -140,6 +140,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
             "compared": sum(report.reruns for report in reports),
             "differed": sum(report.differed for report in reports),
         },
+        "listed": files_listed(observed, job),
         "failure": job.failure.message if job.failure is not None else None,
         "bottleneck": msgspec.to_builtins(found),
         "kept": kept(state, job, now),

@@ -29,7 +29,7 @@ from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.policies import reads
 from millrace.sources import list_source, open_source
-from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.sources.contract import PositionSource, Seen, SequentialSource, nobody
 from millrace.sources.listing import changed_file
 from millrace.sources.reads import Reads
 from millrace.sources.storage import is_far, is_remote
@@ -296,13 +296,17 @@ def _reads_far(node: Node) -> bool:
     return isinstance(node, FromFiles) and any(map(is_far, node.patterns))
 
 
-def list_sources(graph: Graph) -> dict[int, SplitTable]:
+def list_sources(graph: Graph, seen: Seen = nobody) -> dict[int, SplitTable]:
     """Split table of every source of ``graph``, by node id: the planning task.
+
+    Args:
+        graph: of which only sources are looked at.
+        seen: is told as it goes on how many files more were looked at, on any thread.
 
     Raises:
         SourceError: data that is missing or damaged.
     """
-    return {number: list_source(node) for number, node in graph.sources()}
+    return {number: list_source(node, seen) for number, node in graph.sources()}
 
 
 class Run:

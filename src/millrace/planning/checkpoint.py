@@ -7,8 +7,8 @@ tasks were yielded, and how far others, is all that is needed to go on, anywhere
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.plan import Piece
 from millrace.planning.progress import TaskSet
-from millrace.planning.tables import Split, SplitTable
+from millrace.planning.tables import SplitTable
 
 VERSION = 1
 MOST_READ = 1 << 27
@@ -27,6 +27,7 @@ MOST_RANKS = 1 << 16
 """That one run can have had."""
 _BLOCKS = 32
 _BLOCK_DIGITS = 4
+_AT_ONCE = 4096
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -285,18 +286,36 @@ def fit(state: Identity, here: Identity) -> None:
 
 def _source(label: str, table: SplitTable) -> str:
     """``label|count|digest of each block of splits``: names the first block that differs without holding all."""
-    entries: Sequence[Any] = table.splits or list(zip(table.locations, table.sizes, strict=True))
-    edges = _edges(len(entries))
-    blocks = [_digest(msgspec.json.encode([_what(e) for e in entries[a:b]]), _BLOCK_DIGITS) for a, b in pairwise(edges)]
+    entries = _entries(table)
+    edges = _edges(len(table.names))
+    blocks = [_digest_of_list(islice(entries, end - first), _BLOCK_DIGITS) for first, end in pairwise(edges)]
     whole = _digest(msgspec.json.encode([table.count, *blocks]), 8)
-    return f"{label[:80]}|{table.count}|{len(entries)}|{whole}{''.join(blocks)}"
+    return f"{label[:80]}|{table.count}|{len(table.names)}|{whole}{''.join(blocks)}"
 
 
-def _what(entry: Split | tuple[str, int]) -> Any:
-    """What of a split decides what is read; not when it was written."""
-    if isinstance(entry, Split):
-        return (entry.location, entry.start, entry.stop, entry.count, entry.bytes)
-    return entry
+def _entries(table: SplitTable) -> Iterator[tuple[str | int, ...]]:
+    """What of files and splits decides what is read; not when they were written."""
+    if table.pieces is None:
+        yield from zip(table.names, table.sizes, strict=True)
+    for split in table.splits:
+        yield split.location, split.start, split.stop, split.count, split.bytes
+
+
+def _digest_of_list(entries: Iterator[tuple[str | int, ...]], digits: int) -> str:
+    """Digest of a list in JSON, of which a part at a time is held."""
+    state, before = hashlib.blake2b(digest_size=digits // 2), b"["
+    while part := list(islice(entries, _AT_ONCE)):
+        state.update(before + _json(part)[1:-1])
+        before = b","
+    state.update(b"]" if before == b"," else b"[]")
+    return state.hexdigest()
+
+
+def _json(entries: list[tuple[str | int, ...]]) -> bytes:
+    try:
+        return msgspec.json.encode(entries)
+    except UnicodeEncodeError:  # names of files that are no text
+        return msgspec.json.encode([(str(name).encode(errors="surrogateescape"), *rest) for name, *rest in entries])
 
 
 def _edges(count: int) -> list[int]:

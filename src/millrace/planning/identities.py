@@ -128,8 +128,8 @@ def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: 
     if isinstance(node, g.Range):
         return _with(_nothing(len(at)), at * node.step + node.start)
     if table.locations:
-        stamps = table.stamps or [0] * len(table.locations)
-        return _named([f"{table.locations[index]}\0{table.sizes[index]}\0{stamps[index]}" for index in at.tolist()])
+        files = ((table.names[index], table.sizes[index], table.stamps[index]) for index in at.tolist())
+        return _named([f"{name}\0{size}\0{stamp}" for name, size, stamp in files])
     if not table.splits:
         return _with(_nothing(len(at)), at)
     which = at if starts is None else np.searchsorted(starts, at, side="right") - 1
@@ -140,7 +140,9 @@ def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: 
 
 
 def _named(names: list[str]) -> Identities:
-    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names)
+    digests = b"".join(
+        hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest() for name in names
+    )
     return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
 

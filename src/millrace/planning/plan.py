@@ -23,7 +23,7 @@ import msgspec
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
 from millrace.planning.progress import TaskSet
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
 FAN_IN = 16
@@ -382,7 +382,7 @@ def is_even(plan: Tasks, done: TaskSet, begun: Mapping[int, int], ranks: int) ->
 
 def make_plan(
     graph: Graph,
-    tables: Mapping[int, SplitTable],
+    tables: Mapping[int, SplitTable] | Mapping[int, TableSummary],
     *,
     tasks: int | None = None,
     seed: int = 0,
@@ -393,7 +393,7 @@ def make_plan(
 
     Args:
         graph: its structure; user functions are not looked at.
-        tables: split table of every source, by node id.
+        tables: split table of every source, or its summary, by node id.
         tasks: number of tasks wanted (tails not counted); None: by the data's size.
         seed: the job's seed.
         ranks: consumers that are to get equally many elements; None: it does not matter.

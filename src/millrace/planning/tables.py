@@ -1,11 +1,26 @@
-"""Split tables: what listing a source found out. Data only; they travel from the listing worker to the dispatcher."""
+"""Split tables: what listing a source found out. Data only; workers hand them on, the dispatcher needs a summary."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Sequence
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import overload
 
 import msgspec
+
+from millrace.errors import ProtocolError
+from millrace.planning.columns import Integers, Strings, StringsWriter, integers
+
+HASH_BYTES = 16
+"""Of an item's content hash."""
+
+_FORMAT = 2
+_MOST_BYTES = 1 << 62
+_NOTHING = Integers()
+_Bytes = bytes  # a table has a property of that name
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True):
@@ -30,14 +45,175 @@ class Split(msgspec.Struct, frozen=True, array_like=True):
     version: str = ""
 
 
-class SplitTable(msgspec.Struct, frozen=True):
-    """Everything known about one source before it is read.
+class TableSummary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything that cutting an epoch into tasks needs to know of a split table, whatever its length.
+
+    Attributes:
+        cheap: see :class:`SplitTable`; ``count`` likewise.
+        pieces: number of splits of a sequential source.
+        bytes: stored size, 0 if unknown.
+        sizes: in journals of before the whole table stood here, in lists; a summary is made of them, and
+        splits: they are forgotten.
+    """
+
+    cheap: bool
+    count: int
+    pieces: int = 0
+    bytes: int = 0
+    sizes: list[int] = []
+    splits: list[Split] = []
+
+    def __post_init__(self) -> None:
+        if self.sizes or self.splits:
+            total = min(sum(self.sizes) + sum(split.bytes for split in self.splits), _MOST_BYTES)
+            for name, value in (("bytes", total), ("pieces", len(self.splits)), ("sizes", []), ("splits", [])):
+                msgspec.structs.force_setattr(self, name, value)
+
+
+class Pieces(msgspec.Struct, frozen=True, array_like=True):
+    """Columns that only splits of sequential sources have; see :class:`Split`. Without ``versions`` none is known."""
+
+    starts: Integers = _NOTHING
+    stops: Integers = _NOTHING
+    first_records: Integers = _NOTHING
+    counts: Integers = _NOTHING
+    versions: Strings = Strings()
+
+
+class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
+    """Everything known about one source before it is read, in columns.
 
     Either the source has *positions*, each as cheap to read as the next (``range``, lists, map-style datasets, files
-    as elements): then ``count`` says how many, and ``splits`` is empty; if the elements are files, ``locations`` and
-    ``sizes`` name them, and ``stamps`` their versions (see :func:`stamp_of`). Or it is *sequential*: ``splits`` lists
+    as elements): then ``count`` says how many, and there are no ``splits``; if the elements are files, ``locations``
+    and ``sizes`` name them, and ``stamps`` their versions (see :func:`stamp_of`). Or it is *sequential*: ``splits`` are
     its pieces; ``count`` is their sum, or -1 as soon as one of them has no known count.
+
+    Attributes:
+        cheap: any order of elements costs the same.
+        count: of elements.
+        names: the locations of files, or of the splits' files.
+        sizes: stored bytes of each.
+        stamps: versions of files.
+        pieces: the other columns of splits.
+        hashes: content hashes of the items, :data:`HASH_BYTES` each; empty where nobody knows them.
     """
+
+    cheap: bool
+    count: int
+    names: Strings = Strings()
+    sizes: Integers = _NOTHING
+    stamps: Integers = _NOTHING
+    pieces: Pieces | None = None
+    hashes: _Bytes = b""
+
+    def __post_init__(self) -> None:
+        entries, columns = len(self.names), [self.sizes]
+        if self.pieces is None:
+            columns.append(self.stamps)
+            right = self.count >= 0 and (not entries or entries == self.count)
+        else:
+            columns += [self.pieces.starts, self.pieces.stops, self.pieces.first_records, self.pieces.counts]
+            right = len(self.pieces.versions) in (0, entries) and self.count == _total(self.pieces.counts)
+        if not right or any(len(column) != entries for column in columns):
+            raise ValueError(f"the split table is damaged: its columns are not those of {entries} entries")
+        if not self.sizes.within(0, _MOST_BYTES) or len(self.hashes) not in (0, entries * HASH_BYTES):
+            raise ValueError("the split table is damaged: sizes or hashes are not those of its entries")
+
+    @property
+    def locations(self) -> Strings:
+        """Where the files are that the elements are; empty if they are none."""
+        return self.names if self.pieces is None else Strings()
+
+    @functools.cached_property
+    def splits(self) -> Sequence[Split]:
+        """The pieces of a sequential source; empty of others."""
+        return () if self.pieces is None else _Splits(self, self.pieces)
+
+    @property
+    def bytes(self) -> int:
+        """Stored size in bytes, 0 if unknown."""
+        return self.sizes.total
+
+    def summary(self) -> TableSummary:
+        """As much of it as plans are made of."""
+        return TableSummary(self.cheap, self.count, len(self.splits), min(self.bytes, _MOST_BYTES))
+
+
+class _Splits(Sequence[Split]):
+    """The rows of a table of splits."""
+
+    def __init__(self, table: SplitTable, pieces: Pieces) -> None:
+        self._names, self._versions = table.names, pieces.versions
+        self._numbers = (pieces.starts, pieces.stops, pieces.first_records, pieces.counts, table.sizes)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Split: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Split]: ...
+    def __getitem__(self, index: int | slice) -> Split | list[Split]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        name, version = self._names[index], self._versions[index] if len(self._versions) else ""
+        start, stop, first, count, size = (column[index] for column in self._numbers)
+        return Split(name, start, stop, first, count, size, version)
+
+    def __iter__(self) -> Iterator[Split]:
+        versions = self._versions if len(self._versions) else itertools.repeat("")
+        starts, stops, firsts, counts, sizes = self._numbers
+        rows = zip(self._names, starts, stops, firsts, counts, sizes, versions, strict=False)
+        yield from itertools.starmap(Split, rows)
+
+
+def _total(counts: Integers) -> int:
+    return counts.total if counts.within(0, _MOST_BYTES) else -1
+
+
+def positions_table(count: int) -> SplitTable:
+    """Table of a source whose elements are ``count`` positions."""
+    return SplitTable(cheap=True, count=count)
+
+
+def files_table(files: Iterable[tuple[str, int, str]]) -> SplitTable:
+    """Table of a source whose elements are files: (location, size in bytes, version) of each, asked for one by one."""
+    names, sizes, stamps = StringsWriter(), array("q"), array("Q")
+    for location, size, version in files:
+        names.add(location)
+        sizes.append(size)
+        stamps.append(stamp_of(version))
+    return SplitTable(True, len(names), names.column(), integers(sizes), integers(stamps))
+
+
+def stamp_of(version: str) -> int:
+    """A version of a file in 64 bits, as a data set may have millions of files; 0 of none."""
+    data = version.encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) if data else 0
+
+
+def splits_table(splits: Iterable[Split]) -> SplitTable:
+    """Table of a sequential source, whose splits are asked for one by one."""
+    names, versions = StringsWriter(), StringsWriter()
+    starts, stops, firsts, counts, sizes = (array("q") for _ in range(5))
+    versioned = False
+    for split in splits:
+        names.add(split.location)
+        versions.add(split.version)
+        versioned = versioned or bool(split.version)
+        numbers = split.start, split.stop, split.first_record, split.count, split.bytes
+        for column, number in zip((starts, stops, firsts, counts, sizes), numbers, strict=True):
+            column.append(number)
+    known = versions.column() if versioned else Strings()
+    pieces = Pieces(integers(starts), integers(stops), integers(firsts), integers(counts), known)
+    return SplitTable(False, _total(pieces.counts), names.column(), integers(sizes), pieces=pieces)
+
+
+# -- on the way --------------------------------------------------------------------------------------------------------
+
+
+class _Inline(msgspec.Struct, frozen=True):
+    """A table as it was written before there were columns."""
 
     cheap: bool
     count: int
@@ -46,29 +222,41 @@ class SplitTable(msgspec.Struct, frozen=True):
     splits: list[Split] = []
     stamps: list[int] = []
 
-    @property
-    def bytes(self) -> int:
-        """Stored size in bytes, 0 if unknown."""
-        return sum(self.sizes) + sum(split.bytes for split in self.splits)
+    def table(self) -> SplitTable:
+        if self.splits or not self.cheap:
+            return splits_table(self.splits)
+        if not self.locations:
+            return positions_table(self.count)
+        files = files_table(zip(self.locations, self.sizes, itertools.repeat(""), strict=False))
+        return msgspec.structs.replace(files, stamps=integers(self.stamps)) if self.stamps else files
 
 
-def positions_table(count: int) -> SplitTable:
-    """Table of a source whose elements are ``count`` positions."""
-    return SplitTable(cheap=True, count=count)
+_decoder = msgspec.msgpack.Decoder(tuple[int, dict[int, SplitTable]])
+_before = msgspec.msgpack.Decoder(dict[int, _Inline])
 
 
-def files_table(locations: list[str], sizes: list[int], versions: Sequence[str] = ()) -> SplitTable:
-    """Table of a source whose elements are files; ``sizes`` in bytes, ``versions`` as those of splits."""
-    stamps = [stamp_of(version) for version in versions]
-    return SplitTable(cheap=True, count=len(locations), locations=locations, sizes=sizes, stamps=stamps)
+def pack_tables(tables: Mapping[int, SplitTable]) -> bytes:
+    """The split tables of a graph's sources, by node id, as bytes; of equal tables equal bytes."""
+    return msgspec.msgpack.encode((_FORMAT, dict(sorted(tables.items()))))
 
 
-def stamp_of(version: str) -> int:
-    """A version of a file in 64 bits, as a data set may have millions of files; 0 of none."""
-    return int.from_bytes(hashlib.blake2b(version.encode(), digest_size=8).digest()) if version else 0
+def unpack_tables(data: bytes) -> dict[int, SplitTable]:
+    """What :func:`pack_tables` was given, in this version or before.
+
+    Raises:
+        ProtocolError: these are not the bytes of split tables.
+    """
+    try:
+        if data[:1] and (data[0] & 0xF0 == 0x80 or data[0] in (0xDE, 0xDF)):  # a map
+            return {node: inline.table() for node, inline in _before.decode(data).items()}
+        version, tables = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"these bytes are not split tables: {error}") from error
+    if version != _FORMAT:
+        raise ProtocolError(f"these split tables have format {version}, this millrace reads {_FORMAT}")
+    return tables
 
 
-def splits_table(splits: list[Split]) -> SplitTable:
-    """Table of a sequential source."""
-    known = all(split.count >= 0 for split in splits)
-    return SplitTable(cheap=False, count=sum(split.count for split in splits) if known else -1, splits=splits)
+def summaries(tables: Mapping[int, SplitTable]) -> dict[int, TableSummary]:
+    """As much of each table as plans are made of."""
+    return {node: table.summary() for node, table in tables.items()}

@@ -13,7 +13,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.keys import derive
 from millrace.planning.mixture import ENDLESS, Mixture, choices
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import SplitTable, TableSummary, pack_tables
 
 INFINITE = ENDLESS
 """Count of a node that never ends."""
@@ -79,11 +79,19 @@ class UnplannableError(PipelineError):
 
 
 class UnitMap:
-    """Units of every node of a graph, given its split tables; pure arithmetic on top of them."""
+    """Units of every node of a graph, given its split tables; pure arithmetic on top of them.
 
-    def __init__(self, graph: g.Graph, tables: Mapping[int, SplitTable], seed: int = 0) -> None:
+    Of their summaries alone as well; then it says how many units there are, and not which.
+    """
+
+    def __init__(
+        self, graph: g.Graph, tables: Mapping[int, SplitTable] | Mapping[int, TableSummary], seed: int = 0
+    ) -> None:
         self.graph = graph
-        self.tables = tables
+        self.tables = cast("Mapping[int, SplitTable]", tables)
+        self._summaries = {
+            number: table if isinstance(table, TableSummary) else table.summary() for number, table in tables.items()
+        }
         self.seed = seed
         on_error = graph.options().on_error
         self.skips = on_error == "skip"
@@ -121,27 +129,26 @@ class UnitMap:
         """By source whose splits have known counts, the position of each split's first element, int64."""
         found = {}
         for number, table in self.tables.items():
-            if table.splits and table.count >= 0:
-                counts = np.array([split.count for split in table.splits], np.int64)
+            if table.pieces is not None and table.splits and table.count >= 0:
+                counts = table.pieces.counts.array()
                 found[number] = np.cumsum(counts) - counts
         return found
 
     @functools.cached_property
     def plan_digest(self) -> bytes:
         """Of what decides which elements a task of a plan has: operators, sources and ``on_error``; 16 bytes."""
-        tables = [self.tables[number] for number in sorted(self.tables)]
-        told = msgspec.msgpack.encode([outline(self.graph), tables, self.skips])
-        return hashlib.blake2b(told, digest_size=16).digest()
+        told = msgspec.msgpack.encode([outline(self.graph), self.skips])
+        return hashlib.blake2b(told + pack_tables(self.tables), digest_size=16).digest()
 
     def _analyse(self, number: int, node: g.Node) -> Units | UnplannableError:
         try:
             if isinstance(node, g.Source):
-                return self._source(node, self.tables[number])
+                return self._source(node, self._summaries[number])
             return _RULES[type(node)](self, number, node, self.child_units(node))
         except UnplannableError as error:
             return error
 
-    def _source(self, node: g.Source, table: SplitTable) -> Units:
+    def _source(self, node: g.Source, table: TableSummary) -> Units:
         target = _TASK_ELEMENTS.get(type(node), 8192)
         if table.count >= 0:
             size = (8.0 if isinstance(node, g.Range) else table.bytes / max(table.count, 1)) if table.count else 0.0
@@ -149,8 +156,8 @@ class UnitMap:
             return Units(
                 table.count, Yield.AT_MOST_ONE if calls_user else Yield.ONE, table.cheap, bytes=size, target=target
             )
-        size = table.bytes / max(len(table.splits), 1)
-        return Units(len(table.splits), Yield.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target)
+        size = table.bytes / max(table.pieces, 1)
+        return Units(table.pieces, Yield.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target)
 
     def boundaries(self, number: int) -> Positions:
         """Unit numbers, from 0 to the count, at which a finite node is best cut: where its files are."""

@@ -81,6 +81,8 @@ class Dispatcher(Process):
         self.state = restored(disk, settings)
         self.observed = Observed()
         self.disk = disk
+        held = {job.tables_digest for job in self.state.jobs.values()}
+        disk.blobs = {digest: data for digest, data in disk.blobs.items() if digest in held}
         self.unwritable = False
         self._settings = settings
         self._checks = checks
@@ -136,11 +138,7 @@ class Dispatcher(Process):
     def _commit(self) -> None:
         self._committing, self._decided = self._decided, []
         events = [event for each in self._committing for event in each.events]
-        snapshot = dump(self.state, self.disk.blobs) if self.disk.due else None
-        for each in self._committing:
-            for action in each.actions:
-                if isinstance(action, act.StoreBlob):
-                    self.disk.blobs[action.digest] = action.data
+        snapshot = dump(self.state) if self.disk.due else None
         if events:
             self._writing = encoded(events), len(events), self._clock.now(), snapshot
             self._write()
@@ -187,6 +185,8 @@ class Dispatcher(Process):
     def _perform(self, action: act.Action, session: Connection | None) -> None:
         match action:
             case act.SendToWorker(message=message) | act.SendToClient(message=message) if session is not None:
+                if isinstance(message, msg.OpenJob) and message.tables and message.tables not in self.disk.blobs:
+                    raise Violation(f"worker is sent to split tables that are not there: {message}")
                 session.send(self, message)
             case act.CloseWorker(failure=failure) | act.CloseClient(failure=failure) if session is not None:
                 if failure is not None:
@@ -263,7 +263,9 @@ class Dispatcher(Process):
             self._sessions[key] = connection
             self._names[connection] = key
         kind, name = self._names[connection]
-        if kind is msg.WorkerHello:
+        if isinstance(message, msg.SourcesListed) and message.digest not in self.disk.blobs:
+            connection.send(self, msg.ListSources(message.job))  # the dispatcher that was given the tables is no more
+        elif kind is msg.WorkerHello:
             self._feed(inp.WorkerSaid(name, message))
         elif isinstance(message, msg.JoinJob):
             drawn = self.world.rng.getrandbits(63)

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import msgspec
-
 from millrace.control.spec import JobSpec
 from millrace.graph import nodes as g
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Piece, Plan, Task, plan_of
 from millrace.planning.points import CachePoint, is_random
-from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
+from millrace.planning.tables import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
 from millrace.planning.units import UnitMap, Yield
 
 Output = tuple[int, ...]
@@ -91,9 +89,10 @@ class Pipeline:
         return self.plan if spec.ranks is None else plan_of(self._units, self.tasks, spec.ranks)
 
     @cached_property
-    def encoded_tables(self) -> bytes:
-        """The blob that workers fetch."""
-        return msgspec.msgpack.encode(self.tables)
+    def packed_tables(self) -> tuple[str, bytes]:
+        """The blob that workers fetch, behind its digest."""
+        data = pack_tables(self.tables)
+        return hashlib.blake2b(data, digest_size=16).hexdigest(), data
 
     @cached_property
     def _units(self) -> UnitMap:
@@ -194,7 +193,7 @@ def _files(count: int) -> dict[int, SplitTable]:
 
 
 def _pictures(count: int) -> dict[int, SplitTable]:
-    return {0: files_table([f"picture-{number}" for number in range(count)], [4 << 20] * count)}
+    return {0: files_table((f"picture-{number}", 4 << 20, "") for number in range(count))}
 
 
 def _range(count: int) -> dict[int, SplitTable]:

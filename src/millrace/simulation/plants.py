@@ -79,10 +79,10 @@ def _snapshot_skips() -> AbstractContextManager[Any]:
     """A snapshot forgets the number of the next lease."""
     dump = snapshot.dump
 
-    def forgetful(state: State, stored: Any) -> bytes:
+    def forgetful(state: State) -> bytes:
         kept, state.next_lease = state.next_lease, 1
         try:
-            return dump(state, stored)
+            return dump(state)
         finally:
             state.next_lease = kept
 

@@ -15,6 +15,7 @@ from millrace.control import messages as msg
 from millrace.control.cache_messages import BlocksKnown, MeasureStore, StoreMeasured
 from millrace.control.cached import StoreCost
 from millrace.control.reports import NodeMeasure
+from millrace.planning.tables import summaries
 from millrace.policies.transfer import TransferCost
 from millrace.simulation.caching import Catalogs
 from millrace.simulation.checks import Checks
@@ -262,8 +263,17 @@ class Worker(Process):
     def _listed(self, name: str) -> None:
         job = self.jobs.get(name)
         if job is not None:
-            pipeline = self.pipeline(name)
-            self.tell(msg.SourcesListed(name, pipeline.tables, points=pipeline.points(job.seed)))
+            pipeline, dispatcher = self.pipeline(name), self.town.dispatcher
+            digest, data = pipeline.packed_tables
+            if dispatcher is None or not self.world.reachable(self, dispatcher):
+                self.after(self.world.rng.uniform(0.5, 2.0), self._listed, name)
+                return
+            dispatcher.disk.blobs[digest] = data  # by a call of its own, before it is said
+            points, generation = pipeline.points(job.seed), job.generation
+            listed = msg.SourcesListed(
+                name, summaries(pipeline.tables), points=points, digest=digest, generation=generation
+            )
+            self.after(self.world.delay(), self.tell, listed)
 
     def _chosen(self, message: msg.ChooseSharding) -> None:
         if message.job in self.jobs:

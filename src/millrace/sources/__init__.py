@@ -8,7 +8,7 @@ from typing import cast
 from millrace.graph import nodes
 from millrace.graph.nodes import Node
 from millrace.planning.tables import SplitTable
-from millrace.sources.contract import PositionSource, SequentialSource, SourceType
+from millrace.sources.contract import PositionSource, Seen, SequentialSource, SourceType, nobody
 
 _MODULES: dict[type[Node], str] = {
     nodes.Range: "millrace.sources.ranges",
@@ -21,15 +21,19 @@ _MODULES: dict[type[Node], str] = {
 }
 
 
-def list_source(node: Node) -> SplitTable:
+def list_source(node: Node, seen: Seen = nobody) -> SplitTable:
     """Looks at the data of a source (paths, sizes, footers, indexes) and says how it can be cut.
+
+    Args:
+        node: the source.
+        seen: is told how many files more were looked at, on any thread.
 
     Raises:
         SourceNotFoundError: a path does not exist or a pattern matches nothing.
         SourceCorruptError: a file is truncated or is not what it claims to be.
         PipelineError: the source is described wrongly, e.g. a column that no file has.
     """
-    return _source_type(node).list_source(node)
+    return _source_type(node).list_source(node, seen)
 
 
 def open_source(node: Node, table: SplitTable) -> PositionSource | SequentialSource:

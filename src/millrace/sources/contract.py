@@ -10,6 +10,13 @@ import numpy.typing as npt
 
 from millrace.planning.tables import Split, SplitTable
 
+Seen = Callable[[int], None]
+"""Is told as a listing goes on how many files more were looked at, on any thread."""
+
+
+def nobody(_files: int) -> None:
+    """Whoever listens to a listing that nobody listens to."""
+
 
 class PositionSource(Protocol):
     """A source in which every position costs about the same to read."""
@@ -42,8 +49,11 @@ class SequentialSource(Protocol):
 class SourceType(Protocol):
     """A module of this package, one per format, listed in :mod:`millrace.sources`."""
 
-    def list_source(self, node: Any) -> SplitTable:
-        """Looks at the data (paths, sizes, footers, indexes) and says how it can be cut."""
+    def list_source(self, node: Any, seen: Seen) -> SplitTable:
+        """Looks at the data (paths, sizes, footers, indexes) and says how it can be cut.
+
+        ``seen`` is told of each file once, when it was looked at; that may be on several threads.
+        """
         ...
 
     def open_source(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:

@@ -8,25 +8,25 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.graph.nodes import FromFiles
+from millrace.planning.columns import Strings
 from millrace.planning.tables import SplitTable, files_table
 from millrace.sources import storage
-from millrace.sources.listing import expand
+from millrace.sources.contract import Seen, nobody
+from millrace.sources.listing import each_file
 
 
-def list_source(node: FromFiles) -> SplitTable:
+def list_source(node: FromFiles, seen: Seen = nobody) -> SplitTable:
     """One position per file, with its size in bytes and its version."""
-    found = expand(node.patterns)
-    sizes, versions = [file.size for file in found], [file.version for file in found]
-    return files_table([file.location for file in found], sizes, versions)
+    return files_table(each_file(node.patterns, seen))
 
 
 def open_source(node: FromFiles, table: SplitTable) -> _Files:
     """What reads the files."""
-    return _Files(table.locations)
+    return _Files(table.names)
 
 
 class _Files:
-    def __init__(self, locations: list[str]) -> None:
+    def __init__(self, locations: Strings) -> None:
         self._locations = locations
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[dict[str, Any]]:

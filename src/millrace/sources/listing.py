@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
 from millrace.planning.tables import SplitTable, stamp_of
 from millrace.sources import patterns as language
 from millrace.sources import storage
+from millrace.sources.contract import Seen, nobody
+from millrace.sources.file_list import FileList
 from millrace.sources.storage import Found
 
 _LOOKED_AT = 1000
+_AT_ONCE = 1024
+"""Names that are resolved at one time."""
+_TOLD = 256
+"""Files from one word about them to the next."""
 
 
 def expand(patterns: Sequence[str]) -> list[Found]:
+    """As :func:`each_file`, all at once."""
+    return list(each_file(patterns))
+
+
+def each_file(patterns: Sequence[str], seen: Seen = nobody) -> Iterator[Found]:
     """The files that paths, URLs and patterns name: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.patterns`; a path that
@@ -29,12 +41,12 @@ def expand(patterns: Sequence[str]) -> list[Found]:
     """
     if not patterns:
         raise PipelineError("No files given: the list of paths is empty. Give a path, a pattern, or a list of them")
-    names = [name for pattern in patterns for name in _names(pattern)]
-    if any(storage.is_remote(name) for name in names):
-        found = storage.concurrently(_resolve, names)
-    else:
-        found = [_resolve(name) for name in names]
-    return [file for files in found for file in files]
+    names = (name for pattern in patterns for name in _names(pattern))
+    while some := list(islice(names, _AT_ONCE)):
+        remote = any(storage.is_remote(name) for name in some)
+        resolve = functools.partial(_resolve, seen=seen)
+        for files in storage.concurrently(resolve, some) if remote else map(resolve, some):
+            yield from files
 
 
 def changed_file(table: SplitTable) -> str:
@@ -42,9 +54,10 @@ def changed_file(table: SplitTable) -> str:
 
     It is told by time and size. Of large tables only the first files are looked at.
     """
-    known = {split.location: stamp_of(split.version) for split in table.splits}
-    known.update(zip(table.locations, table.stamps, strict=False))
-    for location, stamp in islice(known.items(), _LOOKED_AT):
+    known: Iterable[tuple[str, int]] = islice(zip(table.locations, table.stamps, strict=False), _LOOKED_AT)
+    if table.splits:
+        known = {split.location: stamp_of(split.version) for split in islice(table.splits, _LOOKED_AT)}.items()
+    for location, stamp in known:
         if storage.is_remote(location):
             continue
         try:
@@ -61,14 +74,17 @@ def _names(pattern: str) -> Iterator[str]:
     yield from [pattern] if literal else language.expand_braces(pattern)
 
 
-def _resolve(name: str) -> list[Found]:
+def _resolve(name: str, seen: Seen) -> Iterable[Found]:
+    """The file, or the files that match a pattern, found by now and given one by one."""
     if storage.is_remote(name):
-        if storage.scheme_of(name).startswith("http"):
-            return [_http(name)]
-        return _match_remote(name) if language.has_glob(name) else [storage.stat(name)]
+        if language.has_glob(name) and not storage.scheme_of(name).startswith("http"):
+            return _match_remote(name, seen)
+        seen(1)
+        return [_http(name) if storage.scheme_of(name).startswith("http") else storage.stat(name)]
     path = storage.local_path(name)
     if language.has_glob(path) and not os.path.lexists(path):
-        return _match_local(path)
+        return _match_local(path, seen)
+    seen(1)
     try:
         return [storage.stat(path)]
     except SourceNotFoundError as error:
@@ -92,18 +108,22 @@ def _http(url: str) -> Found:
 # -- local -------------------------------------------------------------------------------------------------------------
 
 
-def _match_local(pattern: str) -> list[Found]:
-    found: list[Found] = []
-    paths = sorted(set(glob.iglob(pattern, recursive=True)))
-    for path in paths:
+def _match_local(pattern: str, seen: Seen) -> Iterator[Found]:
+    files, count, folders = FileList(), 0, False
+    for path in glob.iglob(pattern, recursive=True):
         try:
-            found.append(storage.stat(path))
+            files.add(storage.stat(path))
         except SourceNotFoundError:  # a folder, a dangling link, or a file deleted since
+            folders = True
             continue
-    if not found:
-        reason = "only folders match it" if paths else _reach_local(pattern)
+        count += 1
+        if not count % _TOLD:
+            seen(_TOLD)
+    if not count:
+        reason = "only folders match it" if folders else _reach_local(pattern)
         raise SourceNotFoundError(f"{pattern!r} matches no file: {reason}")
-    return found
+    seen(count % _TOLD)
+    return files.take()
 
 
 def _reach_local(pattern: str) -> str:
@@ -127,25 +147,30 @@ def _reach_local(pattern: str) -> str:
 # -- object stores -----------------------------------------------------------------------------------------------------
 
 
-def _match_remote(pattern: str) -> list[Found]:
+def _match_remote(pattern: str, seen: Seen) -> Iterator[Found]:
     folder = language.fixed_folder(pattern)
     rest = pattern[len(folder) :]
     match = language.compile_glob(rest).match
     listed = storage.list_folder(folder, recursive="/" in rest or "**" in rest)
     folders: set[str] = set()
-    found: list[Found] = []
+    files, count = FileList(), 0
     for file in listed:
         above = file.location.rpartition("/")[0]
         while len(above) > len(folder) and above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
         if match(file.location, len(folder)):
-            found.append(file)
+            files.add(file)
+            count += 1
+            if not count % _TOLD:
+                seen(_TOLD)
+    seen(count % _TOLD)
     # Consoles mark a folder by an empty object of its name.
-    found = sorted(file for file in found if file.size or file.location not in folders)
-    if not found:
+    found = (file for file in files.take() if file.size or file.location not in folders)
+    first = next(found, None)
+    if first is None:
         raise SourceNotFoundError(f"{pattern!r} matches no file: {_reach_remote(folder, rest)}")
-    return found
+    return chain([first], found)
 
 
 def _reach_remote(folder: str, rest: str) -> str:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from millrace.graph.nodes import FromList
 from millrace.planning.tables import SplitTable, positions_table
+from millrace.sources.contract import Seen, nobody
 
 
-def list_source(node: FromList) -> SplitTable:
+def list_source(node: FromList, _seen: Seen = nobody) -> SplitTable:
     """One position per item."""
     return positions_table(node.count)
 

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from millrace.errors import ElementError, PipelineError
 from millrace.graph.nodes import FromMapStyle, Opaque
 from millrace.planning.tables import SplitTable, positions_table
+from millrace.sources.contract import Seen, nobody
 
 
-def list_source(node: FromMapStyle) -> SplitTable:
+def list_source(node: FromMapStyle, _seen: Seen = nobody) -> SplitTable:
     """One position per item."""
     return positions_table(node.count)
 

@@ -18,6 +18,7 @@ from millrace.errors import MillraceError, PipelineError, SourceCorruptError, So
 from millrace.graph.nodes import FromParquet
 from millrace.planning.tables import Split, SplitTable, splits_table
 from millrace.sources import storage
+from millrace.sources.contract import Seen, nobody
 from millrace.sources.listing import expand
 from millrace.sources.rows import to_rows
 from millrace.sources.storage import Found
@@ -30,7 +31,7 @@ _FOOTERS_KEPT = 8
 _FOOTER_BYTES = 64 << 10
 
 
-def list_source(node: FromParquet) -> SplitTable:
+def list_source(node: FromParquet, seen: Seen = nobody) -> SplitTable:
     """One split per row group that has rows, from the files' footers.
 
     Raises:
@@ -43,6 +44,7 @@ def list_source(node: FromParquet) -> SplitTable:
     def look(file: Found) -> list[Split]:
         _, metadata = _footer(file.location, file.version)
         _check_columns(node, file.location, metadata)
+        seen(1)
         return list(_splits(file, metadata))
 
     remote = any(storage.is_remote(file.location) for file in files)

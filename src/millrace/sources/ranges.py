@@ -8,11 +8,12 @@ import numpy.typing as npt
 from millrace.elements.tree import Numbers
 from millrace.graph.nodes import Range
 from millrace.planning.tables import SplitTable, positions_table
+from millrace.sources.contract import Seen, nobody
 
 _INT64_SAFE = 1 << 62
 
 
-def list_source(node: Range) -> SplitTable:
+def list_source(node: Range, _seen: Seen = nobody) -> SplitTable:
     """As many positions as the range has numbers."""
     return positions_table(len(range(node.start, node.stop, node.step)))
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from millrace.planning.columns import Integers
 from millrace.policies import reads as policy
 from millrace.policies.reads import InFlight, Round
 
@@ -73,7 +74,7 @@ class Reads:
     def __init__(
         self,
         read: Callable[[int], Any],
-        sizes: Sequence[int],
+        sizes: Sequence[int] | Integers,
         start: Callable[[Callable[[], None]], None],
         *,
         budget: int,

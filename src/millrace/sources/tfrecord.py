@@ -22,6 +22,7 @@ from millrace.errors import PipelineError, SourceCorruptError
 from millrace.graph.nodes import FromTFRecords
 from millrace.planning.tables import Split, SplitTable, splits_table
 from millrace.sources import storage
+from millrace.sources.contract import Seen, nobody
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
 from millrace.sources.inflate import GZIP, ZLIB, inflated
 from millrace.sources.listing import expand
@@ -38,7 +39,7 @@ _DOUBTFUL_BYTES = 16 << 20
 _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
-def list_source(node: FromTFRecords, size: int | None = None) -> SplitTable:
+def list_source(node: FromTFRecords, seen: Seen = nobody, size: int | None = None) -> SplitTable:
     """Pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
@@ -59,6 +60,7 @@ def list_source(node: FromTFRecords, size: int | None = None) -> SplitTable:
             splits.extend(cut(file, ends, size))
         else:
             splits.append(whole(file))
+        seen(1)
     return splits_table(splits)
 
 

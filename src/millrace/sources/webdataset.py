@@ -15,6 +15,7 @@ from millrace.errors import SourceCorruptError
 from millrace.graph.nodes import FromWebDataset
 from millrace.planning.tables import Split, SplitTable, splits_table
 from millrace.sources import storage
+from millrace.sources.contract import Seen, nobody
 from millrace.sources.inflate import GZIP, inflated
 from millrace.sources.listing import expand
 from millrace.sources.pieces import cut, piece_bytes, whole
@@ -26,7 +27,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 """Paths that WebDataset keeps for itself."""
 
 
-def list_source(node: FromWebDataset, size: int | None = None) -> SplitTable:
+def list_source(node: FromWebDataset, seen: Seen = nobody, size: int | None = None) -> SplitTable:
     """Pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
@@ -41,6 +42,7 @@ def list_source(node: FromWebDataset, size: int | None = None) -> SplitTable:
             splits.append(whole(file))
         else:
             splits.extend(cut(file, _hop(file), size))
+        seen(1)
     return splits_table(splits)
 
 

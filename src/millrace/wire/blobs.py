@@ -25,6 +25,8 @@ class Blob(msgspec.Struct, frozen=True):
 
     digest: str
     data: bytes
+    waits: bool = False
+    """A full disk is waited out; else it is said, and nothing is kept."""
 
 
 def digest_of(data: bytes) -> str:
@@ -32,8 +34,13 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def put_blob(channel: ControlChannel, data: bytes) -> str:
+def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> str:
     """Gives ``data`` to the dispatcher, unless it has it; returns the digest.
+
+    Args:
+        channel: to the dispatcher.
+        data: up to a gibibyte.
+        waits: until there is room on the dispatcher's disk.
 
     Raises:
         ServiceError: if it can't be handed over.
@@ -41,7 +48,7 @@ def put_blob(channel: ControlChannel, data: bytes) -> str:
     digest = digest_of(data)
     known: bool = channel.call(HAS, digest, bool)
     if not known:
-        digest = channel.call(PUT, Blob(digest, data), str, TIMEOUT_S)
+        digest = channel.call(PUT, Blob(digest, data, waits), str, TIMEOUT_S)
     return digest
 
 

@@ -21,7 +21,9 @@ def failure_of(error: BaseException, doing: str = "") -> Failure:
     if isinstance(error, errors.ElementError):
         message = str(error.args[0]) if error.args else ""
         text = _noted(message, error)
-        return Failure(_public_name(error), text, error.operator, error.where, shorten(error.user_traceback))
+        return Failure(
+            _public_name(error), text, shorten(error.operator), shorten(error.where), shorten(error.user_traceback)
+        )
     if isinstance(error, errors.MillraceError):
         return Failure(_public_name(error), _noted(str(error), error))
     summary = shorten("".join(traceback.format_exception_only(error)).strip())
@@ -30,7 +32,8 @@ def failure_of(error: BaseException, doing: str = "") -> Failure:
 
 
 def shorten(text: str, most: int = MAX_CHARS) -> str:
-    """``text`` with its middle left out if it is longer than ``most`` characters."""
+    """``text`` with its middle left out if it is longer than ``most`` characters, and as text that can be encoded."""
+    text = text.encode(errors="backslashreplace").decode()
     if len(text) <= most:
         return text
     half = most // 2 - 30

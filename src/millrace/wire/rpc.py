@@ -66,6 +66,11 @@ CODES: dict[type[MillraceError], grpc.StatusCode] = {
 }
 """For tools that know gRPC but not millrace; ours read the failure. Everything else is ABORTED."""
 
+
+class UnsendableError(ProtocolError):
+    """A message of this process's own that no session can carry: it is too large, or holds what can't be encoded."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 
@@ -79,18 +84,24 @@ def encode_message(message: Any) -> bytes:
     """``message`` of a session in msgpack.
 
     Raises:
-        ProtocolError: it is too large, or has a value that msgpack does not have.
+        UnsendableError: it is too large, or has a value that msgpack does not have.
     """
     try:
         encoded = _encoder.encode(message)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:  # text that is none is a ValueError
+        raise UnsendableError(f"the message {type(message).__name__} cannot be encoded: {error}") from error
     if len(encoded) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(
-            f"{type(message).__name__} takes {len(encoded)} bytes; a session's message is at most {MAX_MESSAGE_BYTES}:"
-            f" let large parts be fetched by a call"
+        raise UnsendableError(
+            f"the message {type(message).__name__} takes {len(encoded):,} bytes; a message between the service's "
+            f"processes is at most {MAX_MESSAGE_BYTES:,} bytes long"
         )
     return encoded
+
+
+def about_job(message: Any) -> str:
+    """The job that a message of a session is about; empty if it is about none."""
+    ref = getattr(message, "ref", None)
+    return str(getattr(message if ref is None else ref, "job", ""))
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:

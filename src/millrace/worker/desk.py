@@ -35,8 +35,11 @@ from millrace.control.messages import (
 )
 from millrace.elements.shared import Arena
 from millrace.engine.host import run_delay_s
+from millrace.errors import ServiceUnreachableError
 from millrace.functions.importing import uninstall
+from millrace.planning.tables import pack_tables, summaries
 from millrace.wire import delivery
+from millrace.wire.backoff import delays
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
 from millrace.worker.caches import Caches
@@ -63,6 +66,7 @@ class Desk:
     Args:
         tell: sends a message to the dispatcher.
         fetch: bytes by digest, from the dispatcher.
+        put: gives it bytes, unless it has them, and returns their digest.
         token: that other workers demand.
         threads: for user functions; None: by the machine.
         buffer_bytes: for outputs, over all lanes.
@@ -74,6 +78,7 @@ class Desk:
         self,
         tell: Callable[[FromWorker], None],
         fetch: Fetch,
+        put: Callable[[bytes], str],
         *,
         token: str | None,
         threads: int | None,
@@ -85,6 +90,7 @@ class Desk:
         """Where this worker is asked for what it holds; known once its server listens."""
         self._tell = tell
         self._fetch = fetch
+        self._put = put
         self._hurry = hurry
         self._token = token
         self._threads = threads
@@ -92,6 +98,7 @@ class Desk:
         self._arena = arena
         self._allocate: Allocate = np.empty if arena is None else arena.allocate
         self._lock = threading.Lock()
+        self._over = threading.Event()
         self._jobs: dict[str, Job] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._current = ""
@@ -232,10 +239,25 @@ class Desk:
             return  # closed meanwhile
         try:
             with self._gate.inside(name):
-                answer: FromWorker = SourcesListed(name, *job.list_sources())
+                _, tables, prints, points = job.list_sources()
+            digest = self._hand_over(job, pack_tables(tables))
+            if not digest:
+                return
+            answer: FromWorker = SourcesListed(name, summaries(tables), prints, points, digest, job.generation)
         except BaseException as error:  # noqa: BLE001 (opening the bundle runs the user's code)
             answer = SourcesFailed(name, failure_of(error, f"listing the sources of job {name!r}"))
         self._tell(answer)
+
+    def _hand_over(self, job: Job, tables: bytes) -> str:
+        """Gives the dispatcher split tables, however long it is away; their digest, or nothing if the job is over."""
+        pauses = delays()
+        while self._jobs.get(job.name) is job and not self._over.is_set():
+            try:
+                return self._put(tables)
+            except ServiceUnreachableError as error:
+                _logger.info("the split tables of job %s wait: %s", job.name, error)
+                self._over.wait(next(pauses))
+        return ""
 
     def _choose(self, message: ChooseSharding) -> None:
         job = self._jobs.get(message.job)
@@ -318,6 +340,7 @@ class Desk:
         with self._lock:
             name = self._current
             job = self._jobs.get(name)
+            listing = next(((each.name, each.seen) for each in self._jobs.values() if each.seen is not None), ("", 0))
         if self._pace.rests():
             self._aside(give_back)
         cores = self._threads or os.cpu_count() or 1
@@ -330,6 +353,7 @@ class Desk:
             time.process_time() / cores,
             cores,
             run_delay_s(),
+            *listing,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -350,6 +374,7 @@ class Desk:
 
     def close(self, patience_s: float = JOIN_S) -> None:
         """Ends all jobs; waits so long for their runs to stop."""
+        self._over.set()
         with self._lock:
             names = list(self._jobs)
             ending = [

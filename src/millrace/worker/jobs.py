@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.control.messages import (
     OpenJob,
@@ -16,7 +14,8 @@ from millrace.control.reports import NodeMeasure
 from millrace.errors import PipelineError, ProtocolError
 from millrace.planning.checkpoint import prints
 from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import SplitTable, pack_tables, unpack_tables
+from millrace.wire.blobs import digest_of
 
 if TYPE_CHECKING:
     from millrace.engine.program import Program
@@ -26,7 +25,21 @@ if TYPE_CHECKING:
 Fetch = Callable[[str], bytes]
 """The bytes of a digest, from the dispatcher, checked."""
 
-_TABLES = msgspec.msgpack.Decoder(dict[int, SplitTable])
+
+class Listed(NamedTuple):
+    """What listing a job's sources has found.
+
+    Attributes:
+        digest: of the tables, packed.
+        tables: the split table of every source, by node id.
+        prints: what identifies each.
+        points: the cache points.
+    """
+
+    digest: str
+    tables: dict[int, SplitTable]
+    prints: list[str]
+    points: list[CachePoint]
 
 
 class Job:
@@ -49,6 +62,10 @@ class Job:
         self._allocate = allocate
         self._lock = threading.Lock()
         self._unpacked: tuple[Graph, list[Any]] | None = None
+        self._listing, self._counting = threading.Lock(), threading.Lock()
+        self._listed: Listed | None = None
+        self.seen: int | None = None
+        """Files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
 
     def update(self, opened: OpenJob) -> bool:
@@ -61,8 +78,8 @@ class Job:
         self._opened = opened
         return True
 
-    def list_sources(self) -> tuple[dict[int, SplitTable], list[str], list[CachePoint]]:
-        """The split tables of all sources, by node id, what identifies each, and the cache points.
+    def list_sources(self) -> Listed:
+        """What the sources are; listed once, however often that is asked.
 
         Raises:
             SourceError: if one can't be listed.
@@ -71,10 +88,28 @@ class Job:
         from millrace.engine.points import find_points
         from millrace.engine.program import list_sources
 
-        with self._lock:
-            graph, _ = self._unpack()
-        tables = list_sources(graph)
-        return tables, prints(graph, tables), find_points(graph, tables, self._opened.seed)
+        with self._listing:
+            if self._listed is None:
+                with self._lock:
+                    graph, _ = self._unpack()
+                self.seen = 0
+                try:
+                    tables = list_sources(graph, self._saw)
+                finally:
+                    self.seen = None
+                points = find_points(graph, tables, self._opened.seed)
+                self._listed = Listed(digest_of(pack_tables(tables)), tables, prints(graph, tables), points)
+            return self._listed
+
+    def _saw(self, files: int) -> None:
+        with self._counting:
+            self.seen = (self.seen or 0) + files
+
+    def _tables(self, digest: str) -> dict[int, SplitTable]:
+        listed = self._listed
+        if listed is not None and listed.digest == digest:
+            return listed.tables
+        return unpack_tables(self._fetch(digest))
 
     def choose(self, tasks: int, workers: list[str]) -> list[int]:
         """For each task the index of its worker, from the user's sharding function, the bundle's last value.
@@ -101,10 +136,9 @@ class Job:
                 opened = self._opened
                 if not opened.tables:
                     raise ProtocolError(f"job {self.name!r}: a task was leased before the sources were listed")
-                tables: Mapping[int, SplitTable] = _TABLES.decode(self._fetch(opened.tables))
                 self._program = Program(
                     graph,
-                    tables,
+                    self._tables(opened.tables),
                     seed=opened.seed,
                     tasks=opened.spec.tasks,
                     ranks=opened.spec.ranks,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from millrace.control.messages import (
     FromWorker,
     JobFailed,
+    JobUnsendable,
     LeaseTask,
     StopWorker,
     ToWorker,
@@ -27,16 +28,18 @@ from millrace.errors import (
     AuthenticationError,
     JobFailedError,
     MillraceError,
+    ProtocolError,
     ServiceError,
     VersionMismatchError,
 )
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
-from millrace.wire.blobs import fetch_blob
+from millrace.wire.blobs import fetch_blob, put_blob
 from millrace.wire.bulk import BulkConnection, BulkServer
 from millrace.wire.channel import ClientSession, ControlChannel
-from millrace.wire.failures import error_of
+from millrace.wire.failures import error_of, failure_of
+from millrace.wire.rpc import UnsendableError, about_job
 from millrace.worker.desk import JOIN_S, Desk
 
 BUFFER_BYTES = 256 << 20
@@ -108,6 +111,7 @@ class Worker:
         self._desk = Desk(
             self._tell,
             self._fetch,
+            functools.partial(put_blob, self._channel, waits=True),
             token=token,
             threads=threads,
             buffer_bytes=buffer_bytes,
@@ -203,6 +207,9 @@ class Worker:
             except _FATAL as error:
                 self._error = error
                 self._over.set()
+            except UnsendableError as error:
+                self._error = error  # what it says first would be the same the next time
+                self._over.set()
             except ServiceError as error:
                 expected = answered or told or self._leaving
                 _logger.log(logging.INFO if expected else logging.WARNING, "%s. Tries on", error)
@@ -265,11 +272,23 @@ class Worker:
             if self._session is None:
                 return
             try:
-                self._session.send(message)
+                self._send(self._session, message)
             except MillraceError as error:
                 _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
         if self._desk.want != self._want:  # the next tasks depend on it
             self._report_now.set()
+
+    def _send(self, session: ClientSession, message: FromWorker) -> None:
+        """Sends; what can't be sent fails the job that it is about, as others would wait for it."""
+        try:
+            session.send(message)
+        except UnsendableError as error:
+            job = about_job(message)
+            _logger.error("worker %s: %s", self.id, error)  # noqa: TRY400 - it says it all
+            if not job:
+                raise
+            failure = failure_of(ProtocolError(f"job {job!r} cannot go on: worker {self.id}: {error}"))
+            session.send(JobUnsendable(job, failure))
 
     def _beat(self) -> None:
         while not self._over.is_set():

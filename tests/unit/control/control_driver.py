@@ -13,7 +13,7 @@ from millrace.control import messages as msg
 from millrace.control.cache_messages import BlocksKnown, CacheUsed, MeasureStore
 from millrace.control.cached import KeptBlock
 from millrace.control.decide import decide
-from millrace.control.events import AnyEvent
+from millrace.control.events import AnyEvent, TableRecorded
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump, fill_in, load
 from millrace.control.spec import JobSpec
@@ -236,7 +236,8 @@ class Service:
         self.consumers: dict[str, FakeConsumer] = {}
         self.refused: dict[str, msg.Failure] = {}
         self.last: list[Any] = []
-        self.blobs: dict[str, str] = {}
+        self.held: set[tuple[str, str]] = set()
+        """(job, digest) of the blobs of split tables that jobs need."""
         self.lost_leftovers = 0
         self.saved = (dump(self.state), 0)
         self.deaf = False
@@ -271,12 +272,11 @@ class Service:
                     peer.take(action.message)
             elif isinstance(action, act.CloseWorker):
                 self.refused[action.worker] = action.failure
-            elif isinstance(action, act.StoreBlob):
-                self.blobs[action.digest] = action.job
             elif isinstance(action, act.DropBlobs):
-                self.blobs = {k: v for k, v in self.blobs.items() if v != action.job}
+                self.held -= {blob for blob in self.held if blob[0] == action.job}
             elif isinstance(action, act.ListStore | act.DeleteBlocks):
                 self.asked_of_store.append(action)
+        self.held.update((event.job, event.digest) for event in events if isinstance(event, TableRecorded))
         return actions
 
     def work_of_store(self) -> None:
@@ -333,7 +333,8 @@ class Service:
         while worker.planning:
             asked = worker.planning.popleft()
             if isinstance(asked, msg.ListSources):
-                listed = msg.SourcesListed(asked.job, {0: positions_table(100)}, self.prints, self.points)
+                tables = {0: positions_table(100).summary()}
+                listed = msg.SourcesListed(asked.job, tables, self.prints, self.points, "tables")
                 self.say(inp.WorkerSaid(worker.name, listed))
             else:
                 owners = [task % len(asked.workers) for task in range(asked.tasks)]
@@ -523,8 +524,8 @@ class Service:
     # -- the journal
 
     def save(self) -> None:
-        """Write a snapshot, with split tables elsewhere."""
-        self.saved = (dump(self.state, self.blobs), len(self.events))
+        """Write a snapshot."""
+        self.saved = (dump(self.state), len(self.events))
 
     def restored(self) -> State:
         """A state made of the last snapshot and the events since."""
@@ -533,7 +534,7 @@ class Service:
         load(state, snapshot)
         self._applied(state, self.events[base:])
         for job in state.jobs.values():
-            fill_in(job, lambda digest: msgspec.msgpack.encode({0: positions_table(100)}))
+            fill_in(job, {digest: b"" for _, digest in self.held}.__getitem__)
         return state
 
     def restart(self, address: str = "here:1") -> None:

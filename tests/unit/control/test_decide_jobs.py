@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.control.control_driver import OTHER_STRUCTURE, FakePlan, Service
 
 from millrace.control import actions as act
+from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.errors import PipelineError
-from millrace.planning.tables import positions_table
+from millrace.planning.tables import TableSummary, positions_table
 
 
 def test_the_first_creates_a_job_and_others_join_it():
@@ -128,7 +130,7 @@ def test_places_are_kept_for_a_while_and_jobs_without_readers_go():
         service.tick(10)
     assert not service.state.jobs
     assert not worker.open
-    assert not service.blobs
+    assert not service.held
 
 
 def test_a_restarted_dispatcher_without_a_journal_says_so():
@@ -243,6 +245,66 @@ def test_warnings_of_the_plan_reach_consumers():
     assert peer.notices == ["runs as one task"]
 
 
+def test_a_sharding_function_that_raises_ends_the_job():
+    service = Service(FakePlan(4))
+    worker = service.add_worker("w")
+    peer = service.join("x", sharding="custom")
+    service.say(inp.WorkerSaid("w", msg.SourcesListed("a", {0: positions_table(4).summary()}, digest="tables")))
+    assert isinstance(worker.planning[-1], msg.ChooseSharding)
+    service.say(inp.WorkerSaid("other", msg.SourcesFailed("a", msg.Failure("MillraceError", "not asked"))))
+    assert peer.failure is None
+    failure = msg.Failure("MillraceError", "it raised")
+    service.say(inp.WorkerSaid("w", msg.SourcesFailed("a", failure)))
+    assert peer.failure == failure
+
+
+@pytest.mark.parametrize("whose", ["worker", "dispatcher"])
+def test_what_cannot_be_said_ends_the_job_it_is_about_and_no_other(whose):
+    service = Service(FakePlan(4))
+    service.add_worker("w")
+    peer, other = service.join("x"), service.join("y", "b")
+    failure = msg.Failure("ProtocolError", "the message TaskFailed takes 17,000,000 bytes")
+    service.say(
+        inp.WorkerSaid("w", msg.JobUnsendable("a", failure)) if whose == "worker" else inp.Unsendable("a", failure)
+    )
+    assert peer.failure == failure
+    assert other.failure is None
+    service.say(inp.Unsendable("nobody's", failure))
+    assert service.replayed().snapshot() == service.state.snapshot()
+
+
+def test_what_was_listed_of_a_job_is_not_taken_for_another_that_got_its_name():
+    service = Service(FakePlan(4))
+    worker = service.add_worker("w")
+    service.join("x")
+    first = service.state.jobs["a"].generation
+    assert isinstance(worker.planning.popleft(), msg.ListSources)
+    service.say(inp.ConsumerSaid("x", msg.LeaveJob()))
+    service.join("y")
+    tables = {0: positions_table(4).summary()}
+    service.say(inp.WorkerSaid("w", msg.SourcesListed("a", tables, digest="tables", generation=first)))
+    assert service.state.jobs["a"].tables is None
+    now = service.state.jobs["a"].generation
+    service.say(inp.WorkerSaid("w", msg.SourcesListed("a", tables, digest="tables", generation=now)))
+    assert service.state.jobs["a"].tables == tables
+
+
+def test_a_journal_with_whole_split_tables_gives_what_plans_are_made_of():
+    old = {
+        "type": "TableRecorded",
+        "job": "a",
+        "tables": {
+            0: {"cheap": True, "count": 2, "locations": ["x", "y"], "sizes": [3, 4], "splits": [], "stamps": [1, 2]},
+            1: {"cheap": False, "count": -1, "splits": [["s", 0, 5, 0, 7, 50, "v"], ["s", 5, -1, 7, -1, 60, "v"]]},
+        },
+        "digest": "tables",
+        "length": 3,
+    }
+    event = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=ev.AnyEvent)
+    assert event.tables == {0: TableSummary(True, 2, bytes=7), 1: TableSummary(False, -1, pieces=2, bytes=110)}
+    assert len(msgspec.msgpack.encode(event)) < 120
+
+
 @pytest.mark.parametrize(
     ("owners", "text"),
     [([0] * 3, "3 answers for 4 tasks"), ([0, 1, 2, 0], "worker 2 for task 2, and there are 2 workers, 0 to 1")],
@@ -255,7 +317,7 @@ def test_a_wrong_sharding_function_ends_the_job(owners, text):
     for worker in service.workers.values():
         while worker.planning and isinstance(worker.planning[0], msg.ListSources):
             asked = worker.planning.popleft()
-            service.say(inp.WorkerSaid(worker.name, msg.SourcesListed(asked.job, {0: positions_table(4)})))
+            service.say(inp.WorkerSaid(worker.name, msg.SourcesListed(asked.job, {0: positions_table(4).summary()})))
     chooser = next(worker for worker in service.workers.values() if worker.planning)
     assert chooser.planning[0].workers == ["v", "w"]
     service.say(inp.WorkerSaid(chooser.name, msg.ShardingChosen("a", 0, owners)))

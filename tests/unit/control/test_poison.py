@@ -180,7 +180,7 @@ def test_sources_that_end_whoever_lists_them_end_the_job(asked):
         assert peer.failure is None
         [worker] = service.workers.values()
         if asked == "sharding" and isinstance(worker.planning[0], msg.ListSources):
-            service.say(inp.WorkerSaid(worker.name, msg.SourcesListed("a", {0: positions_table(100)})))
+            service.say(inp.WorkerSaid(worker.name, msg.SourcesListed("a", {0: positions_table(100).summary()})))
             worker.planning.popleft()
         assert worker.planning, number
         next_worker(service)
@@ -193,7 +193,7 @@ def test_an_element_is_not_taken_for_the_sharding_function_that_its_worker_is_as
     service = Service(FakePlan(2))
     worker = service.add_worker("w0")
     peer = service.join("c", sharding="custom")
-    service.say(inp.WorkerSaid("w0", msg.SourcesListed("a", {0: positions_table(100)})))
+    service.say(inp.WorkerSaid("w0", msg.SourcesListed("a", {0: positions_table(100).summary()})))
     service.say(inp.WorkerSaid("w0", msg.ShardingChosen("a", 0, [0, 0])))
     assert worker.planning[-1].epoch == 1
     assert [die_at(service, 0, MAP) for _ in range(4)] == [0, 1, 2, 2]

@@ -209,7 +209,7 @@ def test_every_task_is_read_once_and_nobody_waits_for_ever(seed, plan, kinds, co
     assert not service.state.clients
     assert all(not worker.open for worker in service.state.workers.values())
     assert all(not worker.unfinished and not worker.kept for worker in service.state.workers.values())
-    assert not service.blobs
+    assert not service.held
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -57,7 +57,7 @@ def _memory() -> Iterator[None]:
         patch.setattr(
             program,
             "list_source",
-            lambda node: _table(node.patterns[0]) if _is_ours(node) else sources.list_source(node),
+            lambda node, seen: _table(node.patterns[0]) if _is_ours(node) else sources.list_source(node, seen),
         )
         patch.setattr(
             program,

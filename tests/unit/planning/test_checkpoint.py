@@ -196,9 +196,9 @@ def test_other_data_are_refused_with_what_changed(changed, words):
 
 def test_of_few_splits_the_one_that_changed_is_named():
     graph = Dataset.from_files(["a", "b"]).graph
-    there = identity(graph, {0: files_table(["a", "b"], [1, 2])}, 1)
+    there = identity(graph, {0: files_table([("a", 1, "x"), ("b", 2, "")])}, 1)
     with pytest.raises(StateError, match="split 1 is another"):
-        fit(there, identity(graph, {0: files_table(["a", "b"], [1, 3])}, 1))
+        fit(there, identity(graph, {0: files_table([("a", 1, ""), ("b", 3, "")])}, 1))
 
 
 def test_files_written_again_are_the_same_and_another_number_of_tasks_is_not():

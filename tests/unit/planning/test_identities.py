@@ -60,13 +60,13 @@ def test_what_a_file_is_called_and_what_is_known_of_it():
     dataset = Dataset.from_files("nowhere/*.jpg")
 
     def of(locations, sizes):
-        return named(dataset, {0: files_table(locations, sizes)})
+        return named(dataset, {0: files_table((name, size, "") for name, size in zip(locations, sizes, strict=True))})
 
     first = of(["a", "b", "c"], [1, 2, 3])
     assert of(["c", "a"], [3, 1]) == [first[2], first[0]]
     assert of(["a", "b"], [1, 3])[1] != first[1]
     assert len(set(first)) == 3
-    versions = [named(dataset, {0: files_table(["a"], [1], [version])})[0] for version in ("", "1", "2")]
+    versions = [named(dataset, {0: files_table([("a", 1, version)])})[0] for version in ("", "1", "2")]
     assert versions[0] == first[0]
     assert len(set(versions)) == 3
 

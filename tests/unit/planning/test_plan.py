@@ -136,7 +136,7 @@ def test_little_data_are_few_tasks_and_large_data_many():
     assert source(positions_table(1000)).length == 15
     assert source(positions_table(100_000)).length == 16
     assert source(positions_table(10_000_000)).length == pytest.approx(1221, abs=2)
-    large = files_table([""] * 1000, [100 << 20] * 1000)
+    large = files_table([("", 100 << 20, "")] * 1000)
     assert source(large).length == 1000
     tiny = splits_table([Split("", bytes=1000, count=5)] * 4)
     assert source(tiny).length == 1

@@ -105,7 +105,7 @@ def test_from_files(where, tmp_path, bucket):
             (tmp_path / name).write_bytes(name.encode() * 3)
     node = nodes.FromFiles(patterns=(place + "*",))
     table = list_source(node)
-    assert (table.count, table.cheap, table.sizes, table.bytes) == (3, True, [3, 3, 3], 9)
+    assert (table.count, table.cheap, list(table.sizes), table.bytes) == (3, True, [3, 3, 3], 9)
     assert fetch(node, np.array([2, 0])) == [
         {"path": place + "c", "bytes": b"ccc"},
         {"path": place + "a", "bytes": b"aaa"},

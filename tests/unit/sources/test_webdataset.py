@@ -57,7 +57,7 @@ def gzipped(tmp_path_factory, make_tar):
 @given(piece=st.integers(1, 100_000), chunk=st.integers(1, 50))
 def test_pieces_of_any_size_cover_every_sample_once(archive, piece, chunk, read_all):
     node = nodes.FromWebDataset(patterns=(archive,))
-    table = webdataset.list_source(node, piece)
+    table = webdataset.list_source(node, size=piece)
     assert table.count == len(SAMPLES)
     assert read_all(node, table, chunk) == SAMPLES
     first = 0
@@ -71,7 +71,7 @@ def test_pieces_of_any_size_cover_every_sample_once(archive, piece, chunk, read_
 )
 def test_parts_of_a_split_are_slices(archive, gzipped, start, length, chunk, whole, read_all):
     node = nodes.FromWebDataset(patterns=(gzipped if whole else archive,))
-    table = webdataset.list_source(node, 1 << 30)
+    table = webdataset.list_source(node, size=1 << 30)
     assert table.count == (-1 if whole else len(SAMPLES))
     stop = -1 if length < 0 else min(start + length, len(SAMPLES))
     expected = SAMPLES[start:] if stop < 0 else SAMPLES[start:stop]
@@ -91,7 +91,7 @@ def test_long_and_foreign_names(tmp_path, make_tar, tar_format, read_all):
     for piece in (1, 1 << 20):
         (tmp_path / "a.tar").write_bytes(make_tar(members, tar_format=FORMATS[tar_format]))
         node = nodes.FromWebDataset(patterns=(f"{tmp_path}/a.tar",))
-        table = webdataset.list_source(node, piece)
+        table = webdataset.list_source(node, size=piece)
         assert len(table.splits) == (3 if piece == 1 else 1)
         assert read_all(node, table) == group(members)
 
@@ -179,7 +179,7 @@ def test_braces(tmp_path, make_tar, read_all):
 
 def test_describe_counts_from_the_start_of_the_file(archive):
     node = nodes.FromWebDataset(patterns=(archive,))
-    table = webdataset.list_source(node, 10_000)
+    table = webdataset.list_source(node, size=10_000)
     assert describe(node, table, 1, 2) == f"{archive}, record {table.splits[0].count + 2}"
 
 
@@ -225,7 +225,7 @@ def test_truncated_after_listing(tmp_path, make_tar, read_all):
     data = make_tar([(f"{i}.bin", b"x" * 1000) for i in range(3)])
     path.write_bytes(data)
     node = nodes.FromWebDataset(patterns=(str(path),))
-    table = webdataset.list_source(node, 1)
+    table = webdataset.list_source(node, size=1)
     path.write_bytes(data[: 1536 + 700])
     with pytest.raises(SourceCorruptError, match=r"ends within record 1, in '1.bin', whose header is at byte 1536$"):
         read_all(node, table)

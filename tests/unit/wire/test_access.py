@@ -1,5 +1,6 @@
 import pytest
 
+from millrace.control.messages import PROTOCOL
 from millrace.errors import AuthenticationError, VersionMismatchError
 from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token
 
@@ -32,6 +33,6 @@ def test_tokens_are_compared():
 def test_protocols_have_to_be_equal():
     check_protocol(OWN)
     with pytest.raises(
-        VersionMismatchError, match=r"protocol 1 .* this process protocol 2 \(millrace 9.9\): install the"
+        VersionMismatchError, match=rf"protocol {PROTOCOL} .* this process protocol 99 \(millrace 9.9\): install the"
     ):
-        check_protocol(Identity(protocol=2, version="9.9"))
+        check_protocol(Identity(protocol=99, version="9.9"))

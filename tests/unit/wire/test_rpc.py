@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace import errors
+from millrace.control.messages import Failure, Notice, SourcesFailed, TaskRef, TaskReturned, WorkerLeaving
 from millrace.errors import AuthenticationError, ElementError, JobConflictError, ProtocolError, ServiceError
 from millrace.wire import rpc
 from millrace.wire.access import OWN
@@ -73,7 +74,17 @@ def test_bounds():
         ProtocolError, match=r"the request PutBundle takes 1\.50 GiB or more, and .* at most 1 GiB at once"
     ):
         rpc.check_call_size(3 << 29, "the request PutBundle")
-    with pytest.raises(
-        ProtocolError, match=r"bytes takes 16777222 bytes; a session's message is at most 16777216: let"
-    ):
+    with pytest.raises(rpc.UnsendableError, match=r"the message bytes takes 16,777,222 bytes; .* at most 16,777,216"):
         rpc.encode_message(b"." * (16 << 20) + b".")
+
+
+@pytest.mark.parametrize("field", ["\udc80", 1 << 64, object()])
+def test_what_cannot_be_encoded_is_refused_as_what_is_too_large(field):
+    with pytest.raises(rpc.UnsendableError, match="the message Notice cannot be encoded: "):
+        rpc.encode_message(Notice(field))
+
+
+def test_which_job_a_message_is_about():
+    assert rpc.about_job(TaskReturned(TaskRef("job", 0, 1), 2)) == "job"
+    assert rpc.about_job(SourcesFailed("job", Failure("", ""))) == "job"
+    assert rpc.about_job(WorkerLeaving()) == ""

@@ -1,0 +1,97 @@
+"""What listing finds reaches everybody, however much it is; what cannot be said ends its job in words."""
+
+import os
+
+import pytest
+from tests.integration.service.service_driving import WAIT_S
+
+import millrace as mr
+from millrace.client.purity import Reruns
+from millrace.wire.rpc import MAX_MESSAGE_BYTES
+
+FILES = 20_000
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory):
+    """A pattern of so many files with paths so long that their names alone do not fit into one message."""
+    folder = tmp_path_factory.mktemp("many")
+    for _ in range(4):
+        folder /= "x" * 220
+    folder.mkdir(parents=True)
+    first = folder / "00000.bin"
+    first.write_bytes(b"1")
+    for number in range(1, FILES):
+        os.link(first, folder / f"{number:05}.bin")
+    assert FILES * len(str(first)) > MAX_MESSAGE_BYTES
+    return str(folder / "*.bin")
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_a_listing_that_fits_into_no_message(service, many_files):
+    dataset = mr.Dataset.from_files(many_files).map(lambda file: int(file["path"][-9:-4])).batch(500)
+    with dataset.distribute(service.address) as batches:
+        read = [number for batch in batches for number in batch.tolist()]
+    assert sorted(read) == list(range(FILES))
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.timeout(4 * WAIT_S)
+def test_a_sharding_function_that_raises(service):
+    def shards(tasks, workers):
+        raise ValueError("these are bad \udc80 shards")
+
+    with (
+        mr.Dataset.range(100).distribute(service.address, sharding=shards) as elements,
+        pytest.raises(mr.MillraceError, match=r"the sharding function of job .*: ValueError: these are bad \\udc80 sh"),
+    ):
+        list(elements)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.timeout(4 * WAIT_S)
+def test_an_error_whose_words_are_no_text(service):
+    def fail(number):
+        raise ValueError("bad \udc80 words")
+
+    with (
+        mr.Dataset.range(100).map(fail).distribute(service.address) as elements,
+        pytest.raises(mr.ElementError, match=r"bad \\udc80 words"),
+    ):
+        list(elements)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.timeout(4 * WAIT_S)
+def test_files_whose_names_are_no_text(service, tmp_path):
+    for name in (b"a", b"b\xff"):
+        with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:
+            file.write(name)
+    dataset = mr.Dataset.from_files(f"{tmp_path}/*").map(lambda file: file["bytes"])
+    with dataset.distribute(service.address) as elements:
+        assert sorted(elements) == sorted(dataset) == [b"a", b"b\xff"]
+
+
+def test_paths_that_are_too_many_to_be_described(service_with):
+    with service_with() as service:
+        dataset = mr.Dataset.from_files(["x" * 1000 + str(number) for number in range(17_000)])
+        with (
+            dataset.distribute(service.address) as elements,
+            pytest.raises(
+                mr.PipelineError, match=r"the pipeline cannot be sent: .* JoinJob takes .* give from_files\(\)"
+            ),
+        ):
+            list(elements)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+@pytest.mark.timeout(4 * WAIT_S)
+def test_a_consumer_that_cannot_say_what_it_has(service, monkeypatch):
+    told = property(lambda _self: (1, 1, "impure \udc80"), lambda _self, _told: None)
+    monkeypatch.setattr(Reruns, "told", told, raising=False)
+    with (
+        mr.Dataset.range(10_000_000).batch(10).distribute(service.address) as batches,
+        pytest.raises(mr.MillraceError, match="the message ConsumerReport cannot be encoded: "),
+    ):
+        for _ in batches:
+            pass
