@@ -95,7 +95,13 @@ class ElementError(MillraceError):
 
 
 class ElementTooLargeError(MillraceError, MemoryError):
-    """One element is larger than the buffer it has to pass through."""
+    """One element is larger than the buffer it has to pass through.
+
+    Attributes:
+        needs: bytes that the buffer of another worker would have to have; 0: it is not a worker's buffer.
+    """
+
+    needs: int = 0
 
 
 class StateError(MillraceError, ValueError):

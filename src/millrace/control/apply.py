@@ -33,6 +33,7 @@ def _worker_joined(state: State, event: ev.WorkerJoined) -> None:
         worker = Worker(event.worker, event.address, event.host, event.pid, event.cores, only=event.only)
         state.workers[event.worker] = worker
     worker.address = event.address
+    worker.buffer_bytes = event.buffer_bytes
     worker.lost_at = None
 
 
@@ -331,6 +332,10 @@ def _poison_found(state: State, event: pev.PoisonFound) -> None:
     (job.poison if event.everywhere else live.poison).append(event.poison)
 
 
+def _buffer_needed(state: State, event: pev.BufferNeeded) -> None:
+    state.jobs[event.job].needs = event.needs
+
+
 def _planning_died(state: State, event: pev.PlanningDied) -> None:
     state.jobs[event.job].planning_deaths += 1
 
@@ -455,6 +460,7 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskLost: _task_lost,
     pev.PoisonFound: _poison_found,
     pev.PlanningDied: _planning_died,
+    pev.BufferNeeded: _buffer_needed,
     ev.EpochHeld: _epoch_held,
     ev.TaskMoved: _task_moved,
     ev.TaskSpared: _task_spared,

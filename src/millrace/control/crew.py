@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from millrace.control import events as ev
+from millrace.control import poison_events as pev
 from millrace.control.scale_events import HomeChosen, ScaleChosen
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ CREW_CHANGES = frozenset(
         ev.JobCreated,
         ev.JobBroke,
         ev.JobRemoved,
+        pev.BufferNeeded,
         ScaleChosen,
         HomeChosen,
     }
@@ -76,9 +78,10 @@ class Crew:
         self.retiring = [worker for worker in there if worker.retiring and not worker.released]
         self.workers = [worker for worker in there if _is_there(worker) and not worker.only]
         self.empty_handed = {worker.id: worker for worker in self.workers if not worker.unfinished}
-        self.locals = Counter(worker.only for worker in there if worker.only and not worker.retiring)
+        able = [worker for worker in there if worker.only not in jobs or fits(jobs[worker.only], worker)]
+        self.locals = Counter(worker.only for worker in able if worker.only and not worker.retiring)
         self.local: dict[str, list[Worker]] = {}
-        for worker in there:
+        for worker in able:
             if worker.only and _is_there(worker):
                 self.local.setdefault(worker.only, []).append(worker)
         self.open_to_several = [worker for worker in self.workers if len(worker.open) > 1]
@@ -112,6 +115,11 @@ class Crew:
             self.empty_handed.pop(worker.id, None)
         elif not worker.only:
             self.empty_handed[worker.id] = worker
+
+
+def fits(job: Job, worker: Worker) -> bool:
+    """What the job is known to put out is not too large for the worker."""
+    return worker.buffer_bytes >= job.needs
 
 
 def _is_there(worker: Worker) -> bool:

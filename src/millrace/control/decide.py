@@ -18,6 +18,7 @@ from millrace.control import (
     keeping,
     leasing,
     membership,
+    oversized,
     scaling,
     schedule,
     spending,
@@ -76,6 +77,7 @@ def _tick(turn: Turn, _: inp.Tick) -> None:
     keeping.sweep(turn)
     membership.watch(turn)
     membership.adopt_shares(turn)
+    oversized.watch(turn)
     jobs.collect(turn)
     held_up.watch(turn)
     turns.dismiss_idle(turn)
@@ -115,9 +117,11 @@ def _reported(turn: Turn, _worker: str, message: msg.WorkerReport) -> None:
 
 
 def _task_failed(turn: Turn, worker: str, message: msg.TaskFailed) -> None:
+    if message.needs and oversized.passed_on(turn, worker, message):
+        return
     job = leasing.task_failed(turn, worker, message)
     if job is not None:
-        jobs.fail_job(turn, job, message.failure)
+        jobs.fail_job(turn, job, oversized.explained(turn, job, message) if message.needs else message.failure)
 
 
 def _sources_failed(turn: Turn, worker: str, message: msg.SourcesFailed) -> None:

@@ -20,7 +20,7 @@ from millrace.control.messages import (
     Failure,
     TaskProgress,
 )
-from millrace.control.poison_events import PlanningDied, PoisonFound, TaskDied
+from millrace.control.poison_events import BufferNeeded, PlanningDied, PoisonFound, TaskDied
 from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.spec import JobSpec
 from millrace.planning.checkpoint import Checkpoint
@@ -50,7 +50,7 @@ class DispatcherStarted(Event, frozen=True):
 class WorkerJoined(Event, frozen=True):
     """A worker registered, or came back after its session broke (then only its address may have changed).
 
-    ``only``: the one job that it is local to.
+    ``only``: the one job that it is local to; ``buffer_bytes``: its outputs may have.
     """
 
     worker: str
@@ -59,6 +59,7 @@ class WorkerJoined(Event, frozen=True):
     pid: int = 0
     cores: int = 1
     only: str = ""
+    buffer_bytes: int = 0
 
 
 class WorkerDisconnected(Event, frozen=True):
@@ -485,6 +486,7 @@ AnyEvent = (
     | TaskLost
     | PoisonFound
     | PlanningDied
+    | BufferNeeded
     | TaskMoved
     | TaskSpared
     | TaskDone

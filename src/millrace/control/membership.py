@@ -5,6 +5,7 @@ from __future__ import annotations
 from millrace.control import caching, keeping
 from millrace.control import events as ev
 from millrace.control.actions import CloseWorker, EndService, StopWorkers
+from millrace.control.crew import fits
 from millrace.control.jobs import open_message
 from millrace.control.leasing import finished, leased_by, lose, miss, spare
 from millrace.control.messages import (
@@ -20,7 +21,7 @@ from millrace.control.messages import (
 )
 from millrace.control.places import versions_differ
 from millrace.control.poison import planning_died, suspect
-from millrace.control.state import State, Worker
+from millrace.control.state import Job, State, Worker
 from millrace.control.supply import by_worker
 from millrace.control.turn import Turn
 from millrace.control.where import may_serve
@@ -43,7 +44,11 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     known = turn.state.workers.get(message.worker)
     keeping.greeted(turn, message.worker)
     cores = max(1, message.cores)
-    turn.emit(ev.WorkerJoined(message.worker, message.address, message.host, message.pid, cores, message.only))
+    turn.emit(
+        ev.WorkerJoined(
+            message.worker, message.address, message.host, message.pid, cores, message.only, message.buffer_bytes
+        )
+    )
     worker = turn.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
@@ -145,20 +150,26 @@ def retire(turn: Turn, name: str, within_s: float) -> None:
 
 def _hand_over(turn: Turn, name: str) -> None:
     """Others do what it was asked or fixed to do."""
-    there = [w for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
     for job in turn.state.jobs.values():
-        heirs = [worker.id for worker in there if may_serve(job, worker)]
         if job.lister == name and name not in turn.state.workers:
             turn.emit(ev.ListingAsked(job.name, ""))
         for number, epoch in job.epochs.items():
             if epoch.chooser == name and name not in turn.state.workers:
                 turn.emit(ev.OwnersAsked(job.name, number, ""))
-            if not by_worker(job):
-                continue
-            for share, owner in enumerate(list(epoch.owners)):
-                if owner == name and heirs:
-                    heir = min(heirs, key=lambda w: (turn.state.workers[w].job != job.name, epoch.owners.count(w), w))
-                    turn.emit(ev.OwnerReplaced(job.name, number, share, heir))
+        hand_over_shares(turn, job, name)
+
+
+def hand_over_shares(turn: Turn, job: Job, name: str) -> None:
+    """Other workers get what was fixed to be this one's of the job."""
+    if not by_worker(job):
+        return
+    there = [w for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
+    heirs = [worker.id for worker in there if worker.id != name and may_serve(job, worker) and fits(job, worker)]
+    for number, epoch in job.epochs.items():
+        for share, owner in enumerate(list(epoch.owners)):
+            if owner == name and heirs:
+                heir = min(heirs, key=lambda w: (turn.state.workers[w].job != job.name, epoch.owners.count(w), w))
+                turn.emit(ev.OwnerReplaced(job.name, number, share, heir))
 
 
 def adopt_shares(turn: Turn) -> None:

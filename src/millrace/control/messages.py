@@ -85,6 +85,7 @@ class WorkerHello(Message, frozen=True):
     """Which service it was a worker of before; empty: of none."""
     lease: int = 0
     """The highest lease that it was given there."""
+    buffer_bytes: int = 0  # for outputs that wait to be read: no output may be larger
 
 
 class WorkerReport(Message, frozen=True):
@@ -136,11 +137,12 @@ class TaskAt(Message, frozen=True):
 
 
 class TaskFailed(Message, frozen=True):
-    """The task can't run: the user's function or the data is at fault. Running it elsewhere would not help."""
+    """The task can't run, here or elsewhere; but for a worker whose buffer has ``needs`` bytes, if that is set."""
 
     ref: TaskRef
     lease: int
     failure: Failure
+    needs: int = 0
 
 
 class LeftoversLost(Message, frozen=True):
@@ -330,10 +332,7 @@ class JoinJob(Message, frozen=True):
 
 
 class BeginEpoch(Message, frozen=True):
-    """The consumer starts reading an epoch; None: the one after its last.
-
-    What it had not read of an earlier one is dropped.
-    """
+    """The consumer starts an epoch (None: the one after its last); what it had not read of others is dropped."""
 
     epoch: int | None = None
 

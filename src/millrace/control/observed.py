@@ -281,6 +281,8 @@ class Observed(msgspec.Struct):
     """By worker, places of points of which it knows all blocks, and hears of others."""
     no_room: dict[str, float] = {}
     """By place, when it last got no more room."""
+    oversized: dict[str, float] = {}
+    """By job whose outputs are too large for all workers that are left, since when."""
     listing: set[tuple[str, str]] | None = None
     """While the store is being listed, places and names of blocks that were published since that was asked for."""
     measuring: str = ""

@@ -39,3 +39,10 @@ class PlanningDied(Event, frozen=True):
     """The worker that listed the job's sources, or asked its sharding function, is gone."""
 
     job: str
+
+
+class BufferNeeded(Event, frozen=True):
+    """The job has an output of so many bytes, so that only workers whose buffers have as many can run it."""
+
+    job: str
+    needs: int

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from millrace.control.crew import fits
 from millrace.control.job_load import load_of, window_of
 from millrace.control.late import named, span
 from millrace.control.observed import Observed
@@ -138,6 +139,11 @@ def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: f
         return "is leaving: it gets no more tasks"
     if worker.only and not worker.job:
         return f"waits for job {worker.only}, which it is local to"
+    small = [job for job in state.jobs.values() if job.failure is None and not fits(job, worker)]
+    if small and not worker.job:
+        needs = min(job.needs for job in small)
+        names = listed([job.name for job in small])
+        return f"has too small a buffer for {names}: {worker.buffer_bytes:,} bytes, where {needs:,} are needed"
     if not worker.job:
         return "waits for a job" if not state.jobs else "has nothing to do: no job has work for it"
     job = state.jobs.get(worker.job)

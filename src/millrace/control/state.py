@@ -110,6 +110,7 @@ class Worker(msgspec.Struct):
         served: by job, the number of the turn in which it began or ended to serve it.
         only: the one job that it may serve: it is local to that, started by a consumer and no part of the service's
             fleet; empty: it is the service's.
+        buffer_bytes: that its outputs may have.
     """
 
     id: str
@@ -130,6 +131,7 @@ class Worker(msgspec.Struct):
     open: dict[str, None] = {}
     served: dict[str, int] = {}
     only: str = ""
+    buffer_bytes: int = 0
 
 
 class Consumer(msgspec.Struct):
@@ -262,6 +264,7 @@ class Job(msgspec.Struct):
         points: its cache points; ``caching``: what it does about them.
         scaling: how many workers it is to have; None: whatever there are.
         home: why it uses its local workers alone although it could have others; None: it does not.
+        needs: bytes that a worker's buffer must have, as far as is known.
         kept_at: when its last consumer left while others had never been seen; None: somebody reads it.
         former: by consumer that left, the host and process id of who read as it last.
     """
@@ -297,6 +300,7 @@ class Job(msgspec.Struct):
     caching: ModeOf = ModeOf()
     scaling: Scaling | None = None
     home: Home | None = None
+    needs: int = 0
     kept_at: float | None = None
     former: dict[int, tuple[str, int]] = {}
 

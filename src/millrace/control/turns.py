@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from millrace.control import events as ev
+from millrace.control.crew import fits
 from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
 from millrace.control.messages import CloseJob
@@ -81,6 +82,8 @@ def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
 
     What is a worker's share can be run by no other, so it comes back to it in any case.
     """
+    if not fits(job, worker):
+        return False
     return _owns(job, worker) or not (_sated(turn, job, worker) or _full(turn, job.spec.tenant, worker))
 
 
@@ -240,12 +243,12 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
     _take_in(turn)
     crew = turn.state.crew
-    nothing_for: set[tuple[str, int, bool]] = set()
+    nothing_for: set[tuple[str, int, bool, int]] = set()
     division, standings = None, dict[str, Standing]()
     for _, worker in sorted(crew.empty_handed.items()):
         job = turn.state.jobs.get(worker.job)
         young = turn.now - worker.turn_began < turn.state.settings.turn_s
-        alike = (worker.job, turn.observed.want(worker.id), young)
+        alike = (worker.job, turn.observed.want(worker.id), young, worker.buffer_bytes)
         if alike in nothing_for and worker.id not in leaving:
             continue
         if job is not None and planning(job, worker):

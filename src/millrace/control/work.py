@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from millrace.control.crew import fits
 from millrace.control.state import SERVICE, Job, Worker
 from millrace.control.supply import active, by_worker, newest, offer
 from millrace.control.turn import Turn
@@ -39,7 +40,7 @@ def planning(job: Job, worker: Worker) -> bool:
 
 def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
     """The job has something for this worker to do now, the next epoch's preparation aside."""
-    return _has_work(turn, job, worker, serves=worker.job == job.name)
+    return fits(job, worker) and _has_work(turn, job, worker, serves=worker.job == job.name)
 
 
 def having_work(turn: Turn, worker: Worker, names: AbstractSet[str]) -> set[str]:

@@ -193,6 +193,8 @@ class Checks:
         """Its user gets an error."""
         if self._town.poison == consumer.spec.name and failure.kind == "ElementError":
             return
+        if failure.kind == "ElementTooLargeError":
+            return  # it was looked at as that was decided
         if consumer.joined is not None and self._book(consumer).broken:
             return  # others were told why, and began anew
         if consumer.client not in self._given_up:

@@ -1,11 +1,14 @@
-"""What must hold of the workers that the dispatcher's own cluster runs."""
+"""What must hold of which workers there are, and of what they can run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millrace.control import events as ev
+from millrace.control.state import State
+from millrace.control.where import may_serve
 from millrace.policies.capacity import DOUBLINGS
 from millrace.simulation.cluster import BEGIN_S
 from millrace.simulation.world import Violation
@@ -42,6 +45,8 @@ class ClusterChecks:
                 self._given_up[event.worker] = self._town.world.now
             elif isinstance(event, ev.WorkerJoined):
                 self._given_up.pop(event.worker, None)
+            elif isinstance(event, ev.JobBroke) and event.failure.kind == "ElementTooLargeError":
+                _check_too_large(dispatcher.state, event)
 
     def ticked(self, dispatcher: Dispatcher) -> None:
         """Time has passed."""
@@ -68,3 +73,14 @@ class ClusterChecks:
                 f"{len(state.crew.workers)} of {state.fleet.workers} workers are there for {longest_s:.0f} s, and all "
                 f"are still asked for"
             )
+
+
+def _check_too_large(state: State, event: ev.JobBroke) -> None:
+    """No worker could have run what the job failed of."""
+    job = state.jobs[event.job]
+    said = re.search(r" has ([\d,]+) bytes", event.failure.message)
+    needs = job.needs if said is None else int(said[1].replace(",", ""))
+    for worker in state.workers.values():
+        there = worker.lost_at is None and not worker.retiring and may_serve(job, worker)
+        if there and worker.buffer_bytes >= needs:
+            raise Violation(f"job {event.job} failed, and {worker.id} could have run it: {event.failure.message}")

@@ -28,6 +28,8 @@ from millrace.wire import delivery
 if TYPE_CHECKING:
     from millrace.simulation.town import Town
 
+OF_THE_DATA = {"ElementError", "ElementTooLargeError"}
+"""Failures that come again however often the training is begun anew."""
 SOON_S = 0.02
 JOIN_S = 10.0
 
@@ -160,7 +162,7 @@ class Consumer(Process):
             self._report(everything=True)
             if self._wanted >= 0:
                 self._say(msg.BeginEpoch(self._wanted))
-        elif isinstance(message, msg.JobFailed) and (self.joined is not None or message.failure.kind == "ElementError"):
+        elif isinstance(message, msg.JobFailed) and (self.joined is not None or message.failure.kind in OF_THE_DATA):
             self._fail(message.failure)
         elif isinstance(message, msg.JobFailed) and "is too late" in message.failure.message:
             self._checks.too_late(self)

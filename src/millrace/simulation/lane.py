@@ -35,6 +35,18 @@ class PoisonedError(Exception):
     """The task fails wherever it runs."""
 
 
+class OversizedError(Exception):
+    """What the task gives is larger than the worker's buffer.
+
+    Attributes:
+        needs: buffer of a worker that can run it.
+    """
+
+    def __init__(self, needs: int) -> None:
+        super().__init__(f"an output has {needs} bytes")
+        self.needs = needs
+
+
 class Lane:
     """Leases, buffer and connection of one consumer.
 
@@ -205,6 +217,10 @@ class Lane:
         except PoisonedError as error:
             self._abandon(lease)
             outcome = msg.TaskFailed(lease.ref, lease.lease, msg.Failure("ElementError", str(error)))
+        except OversizedError as error:
+            self._abandon(lease)
+            failure = msg.Failure("ElementTooLargeError", str(error))
+            outcome = msg.TaskFailed(lease.ref, lease.lease, failure, error.needs)
         if self.using is not None:
             for used in self.using.told():
                 self._worker.tell(used)
@@ -256,6 +272,9 @@ class Lane:
             self._keep(lease, pipeline, units, len(units) * (index + count) // len(outputs))
             if worker.town.poisoned(ref):
                 raise PoisonedError(f"task {ref.task} of job {ref.job} is poisoned")
+            if worker.town.needs(ref) > worker.buffer:
+                worker.town.fired["output too large"] += 1
+                raise OversizedError(worker.town.needs(ref))
             skip = max(min(first - index, count), 0)
             if lease.received >= 0 and skip < count:
                 yield from self._put(lease, index + skip, outputs[index + skip : index + count])

@@ -19,7 +19,7 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.simulation import faults
 from millrace.simulation.checks import Checks
 from millrace.simulation.cluster import SCALED, Cluster
-from millrace.simulation.consumer import Consumer
+from millrace.simulation.consumer import OF_THE_DATA, Consumer
 from millrace.simulation.disk import Disk
 from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
 from millrace.simulation.pipelines import Pipeline, catalogue
@@ -47,6 +47,8 @@ EQUAL = 0.2
 """Share of the jobs of which all consumers get equally many elements, of those that can."""
 DEADLY = 0.08
 """Share of the jobs that have an element which ends its worker."""
+LARGE = 0.1
+"""Share of the jobs that have a task whose output is too large for some workers."""
 LIMIT_S = 400.0
 """Seconds after the last fault in which everybody must have got what is theirs."""
 TRACE = 60
@@ -128,6 +130,8 @@ class Town(Fleet):
         self.tenants: dict[str, str] = {}
         self._poisoned_task = 0
         self._deadly: dict[str, int] = {}
+        self._large: dict[str, tuple[int, int]] = {}
+        self._sizes = random.Random(f"sizes {seed}")
         self._jobs = 0
         self._before: list[Pipeline] = []
         self._stirred_at = 0.0
@@ -294,6 +298,8 @@ class Town(Fleet):
         born = pipeline.born_in(pipeline.plan.task(0)) if pipeline.plan.length else []
         if born and not self._deadly and rng.random() < DEADLY:
             self._deadly[name] = rng.choice(born)
+        if pipeline.plan.length and self._sizes.random() < LARGE:
+            self._large[name] = self._sizes.randrange(pipeline.plan.length), self._sizes.choice((4, 8, 64))
         late = self.late_ranks.late(spec)
         for index in range(count):
             stops = {
@@ -358,7 +364,7 @@ class Town(Fleet):
     def consumer_over(self, consumer: Consumer) -> None:
         """It has read all it wanted, or failed."""
         self.expected -= 1
-        if consumer.failure is not None and consumer.failure.kind != "ElementError":
+        if consumer.failure is not None and consumer.failure.kind not in OF_THE_DATA:
             self._start_again(consumer)  # the training begins anew
         self.one_less(consumer.spec.name)
 
@@ -380,6 +386,11 @@ class Town(Fleet):
         if found:
             self.fired["task poisoned"] += 1
         return found
+
+    def needs(self, ref: msg.TaskRef) -> int:
+        """What buffer the outputs of a task need."""
+        task, needs = self._large.get(ref.job, (-1, 0))
+        return needs if task == ref.task else 0
 
     def deadly(self, job: str, element: int) -> bool:
         """Whether this element ends every process that comes to it."""

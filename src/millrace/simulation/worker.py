@@ -125,6 +125,7 @@ class Worker(Process):
             only=self.only,
             service=self._service,
             lease=self._highest,
+            buffer_bytes=self.buffer,
         )
         self.session.send(self, hello)
         if self._leaving:

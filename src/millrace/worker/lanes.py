@@ -279,11 +279,13 @@ class Lane:
             ElementTooLargeError: if a single element is larger than all that the worker may keep.
         """
         if message.size > self._total and message.count == 1:
-            raise ElementTooLargeError(
+            error = ElementTooLargeError(
                 f"output {message.index} of task {lease.ref.task} has {message.size:,} bytes, more than the "
                 f"{self._total:,} that this worker may keep: yield smaller elements (smaller batches), or give the "
                 f"worker more, e.g. millrace worker --buffer-bytes {2 * message.size}"
             )
+            error.needs = message.size
+            raise error
         started = time.monotonic()
         key = (lease.ref.epoch, lease.ref.task)
         with self._changed:

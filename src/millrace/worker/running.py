@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -22,7 +23,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.engine.watch import Watch
-from millrace.errors import CodecError
+from millrace.errors import CodecError, ElementTooLargeError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
 from millrace.wire.failures import failure_of
@@ -37,6 +38,7 @@ from millrace.worker.packing import Packer
 if TYPE_CHECKING:
     from millrace.engine.program import Program
 
+_logger = logging.getLogger(__name__)
 AHEAD_S = 2.0
 """Seconds of work that a worker wants to hold leases for."""
 REST_S = 5.0
@@ -175,7 +177,10 @@ class Runner:
         except BaseException as error:  # noqa: BLE001 (user code may raise anything; all of it goes to the consumer)
             lane.abandon(lease)
             doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
-            outcome = TaskFailed(lease.ref, lease.lease, failure_of(error, doing))
+            needs = error.needs if isinstance(error, ElementTooLargeError) else 0
+            if needs:
+                _logger.warning("%s: %s; another worker gets it, if there is one that may keep as much", doing, error)
+            outcome = TaskFailed(lease.ref, lease.lease, failure_of(error, doing), needs)
         if outcome is not None:
             self._tell(outcome)
         if lease.measure:

@@ -107,6 +107,7 @@ class Worker:
         self._peers = 0
         self._error: MillraceError | None = None
         # For what waits here, for as much that waits in consumers on this host, and for what is being made.
+        self._buffer_bytes = buffer_bytes
         self._arena = Arena(2 * buffer_bytes + buffer_bytes // 4) if shared_memory and AVAILABLE else None
         self._desk = Desk(
             self._tell,
@@ -241,6 +242,7 @@ class Worker:
                     self._job,
                     self._service,
                     self._lease,
+                    self._buffer_bytes,
                 )
             )
             if self._leaving:
