@@ -31,6 +31,9 @@ class Paper:
         self.asked += [workers] if workers else []
         self.changed.set()
 
+    def trouble(self):
+        return ""
+
     async def forgo(self, workers):
         await asyncio.sleep(0)
         found = min(workers, self.waiting)

@@ -29,8 +29,11 @@ WATCH_S = 60
 """The server ends a watch after so long, so that one whose connection has died unnoticed is not believed for ever."""
 SILENCE_S = WATCH_S + 15.0
 
-_PASSING = {401, 408, 429, 500, 502, 503, 504}
-"""Answers that another attempt may change; 401 because the token may have been replaced just now."""
+_DENIED = {401, 403}
+"""Answers that another attempt may change: the token may have been replaced just now, or the server was just started
+and does not know all roles yet."""
+_PASSING = {*_DENIED, 408, 429, 500, 502, 503, 504}
+"""All such answers."""
 _GONE = 410
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class ApiServer:
 
     Attributes:
         namespace: as given, or found.
+        hurried: to be denied something is believed at once.
 
     Raises:
         ServiceError: no URL or namespace is given or found.
@@ -81,6 +85,7 @@ class ApiServer:
         if not self.namespace:
             raise ServiceError(f"in which namespace? Name it with --namespace: there is no {account}/namespace here")
         self._url = (url or _own_url()).rstrip("/")
+        self.hurried = False
         self._patience_s = patience_s
         self._pauses = pauses
         self._session: aiohttp.ClientSession | None = None
@@ -103,26 +108,29 @@ class ApiServer:
             query: parameters of the URL.
 
         Raises:
-            RefusedError: by the server.
+            RefusedError: by the server; if access was denied, for as long as it may help to try again.
             ServiceError: it was throttling, failing or not reached for too long.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_s
         pauses = self._pauses()
         while True:
-            pause = next(pauses)
+            pause, denied = next(pauses), 0
             try:
                 async with self._open(method, path, body, query, aiohttp.ClientTimeout(total=REQUEST_S)) as answer:
                     text = await answer.text()
                     if answer.ok:
                         return json.loads(text)
                     reason = _refusal(method, path, answer.status, text)
-                    if answer.status not in _PASSING:
+                    denied = answer.status if answer.status in _DENIED else 0
+                    if answer.status not in _PASSING or (denied and self.hurried):
                         raise RefusedError(reason, answer.status)
                     # That many clients were told the same makes the jitter needed.
                     pause += _seconds(answer.headers.get("Retry-After", ""))
             except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
                 reason = f"{method} {path} at {self._url}: {type(error).__name__}: {error}"
+            if denied and loop.time() + pause > until:
+                raise RefusedError(f"{reason} (for {self._patience_s:g} s)", denied)
             if loop.time() + pause > until:
                 raise ServiceError(f"the Kubernetes API server did not help for {self._patience_s:g} s: {reason}")
             _logger.info("%s; trying again in %.1f s", reason, pause)

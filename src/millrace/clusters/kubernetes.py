@@ -29,13 +29,18 @@ from typing import Any
 from millrace.clusters import pods
 from millrace.clusters.api_server import ApiServer, Change, RefusedError
 from millrace.dispatcher.cluster import Ended
-from millrace.errors import MillraceError, ServiceError
+from millrace.errors import MillraceError
+from millrace.wire.backoff import delays
 
 STOP_S = 10.0
 """How long a pod may take to end after it was told to; after that nobody waits for its node to say so."""
 CLOSE_S = 45.0
 """How long closing may take while the API server does not help."""
+CREATED_S = 5.0
+"""After which pods that were asked for should be there, with a process in them or not."""
 _NOT_FOUND, _CONFLICT = 404, 409
+_DELETED = {401, 403, _NOT_FOUND}
+"""What a dispatcher hears that ends because all of its service is deleted, its account and the Deployment as well."""
 _AT_ONCE = 1
 """Seconds from SIGTERM to SIGKILL for a process that was given up; 0 would mean: do not wait for its node."""
 _TOGETHER = 16
@@ -100,6 +105,13 @@ class KubernetesCluster:
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._trouble = ""
+        self._looking: asyncio.Task[None] | None = None
+
+    def trouble(self) -> str:
+        """Why there are fewer pods than were asked for, or no process in one; empty if nothing is wrong."""
+        waiting = (pod.complaint for pod in self._pods.values() if pod.complaint and not pod.condemned)
+        return self._trouble or next(waiting, "")
 
     def watch(self, ended: Ended) -> None:
         """Has ``ended`` called for each worker process that ends."""
@@ -148,7 +160,7 @@ class KubernetesCluster:
 
     async def close(self) -> None:
         """Ends all pods and waits for that. If the API server does not help, the log says what is left."""
-        self._closed = True
+        self._closed = self._api.hurried = True
         try:
             if self._watching is not None:
                 async with asyncio.timeout(CLOSE_S):
@@ -160,6 +172,15 @@ class KubernetesCluster:
                         await self._settle()
                         await self._see_end(left)
         except (MillraceError, TimeoutError) as error:
+            if isinstance(error, RefusedError) and error.status in _DELETED:
+                _logger.warning(
+                    "Deployment %s is no longer this dispatcher's to scale, as when all of the service is deleted; else"
+                    " `kubectl scale deployment %s --replicas=0` ends what is left: %s",
+                    self._name,
+                    self._name,
+                    error,
+                )
+                return
             _logger.error(  # noqa: TRY400 - it says it all
                 "pods of Deployment %s may be left; end them by `kubectl scale deployment %s --replicas=0`: %s",
                 self._name,
@@ -167,7 +188,7 @@ class KubernetesCluster:
                 str(error) or "they did not end in time",
             )
         finally:
-            tasks = [task for task in (self._watching, *self._tasks) if task is not None]
+            tasks = [task for task in (self._watching, self._looking, *self._tasks) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -196,6 +217,7 @@ class KubernetesCluster:
 
     async def _settle(self) -> None:
         """Makes the Deployment what is wanted, and condemned pods go."""
+        pauses, raised = delays(0.05, 2.0), False
         async with self._settling:
             while True:
                 if condemned := [pod for pod in self._pods.values() if pod.condemned and not pod.deleted]:
@@ -208,14 +230,42 @@ class KubernetesCluster:
                 target = max(0, self._wanted + self._spare - going)
                 there = scale["spec"].get("replicas", 0)
                 if there == target or await self._rescale(scale, target):
+                    raised = there < target
                     break
+                await asyncio.sleep(next(pauses))  # a Deployment changes whenever one of its pods does
+        if raised and self._looking is None and not self._closed:
+            self._looking = asyncio.create_task(self._look_whether_created())
+
+    async def _look_whether_created(self) -> None:
+        """Says so while the Deployment has created fewer pods than it is to have, as where a quota is used up."""
+        try:
+            while True:
+                await asyncio.sleep(CREATED_S)
+                scale = await self._scale()
+                wanted, created = scale["spec"].get("replicas", 0), scale["status"].get("replicas", 0)
+                trouble = ""
+                if created < wanted:
+                    trouble = (
+                        f"{created} of {wanted} pods of Deployment {self._name} were created; `kubectl describe "
+                        f"deployment {self._name}` and `kubectl describe quota` say why"
+                    )
+                if trouble and trouble != self._trouble:
+                    _logger.warning("%s", trouble)
+                self._trouble = trouble
+                if not trouble:
+                    return
+        except MillraceError as error:
+            _logger.info("whether all pods were created is not known: %s", error)
+        finally:
+            self._looking = None
 
     async def _scale(self) -> Any:
         try:
             return await self._api.request("GET", self._scale_path)
         except RefusedError as error:
             advice = "apply deploy/kubernetes" if error.status == _NOT_FOUND else "see docs/kubernetes.md on its role"
-            raise ServiceError(f"Deployment {self._name} cannot be scaled; {advice}: {error}") from error
+            refused = f"Deployment {self._name} cannot be scaled; {advice}: {error}"
+            raise RefusedError(refused, error.status) from error
 
     async def _rescale(self, scale: dict[str, Any], replicas: int) -> bool:
         """Whether nobody has changed it since ``scale`` was read."""

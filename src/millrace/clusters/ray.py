@@ -84,6 +84,10 @@ class RayCluster:
         """Has ``ended`` called for each worker that ends."""
         self._ended = ended
 
+    def trouble(self) -> str:
+        """Nothing that is not said when workers are started."""
+        return ""
+
     async def start(self, workers: int) -> None:
         """Asks Ray for so many more actors, and does not wait for it to have room for them.
 

@@ -50,6 +50,10 @@ class LocalCluster:
         while len(self._spares) < workers:
             self._spares.append(self._spawn())
 
+    def trouble(self) -> str:
+        """Nothing that is not said when workers are started."""
+        return ""
+
     async def start(self, workers: int) -> None:
         """Starts so many more.
 

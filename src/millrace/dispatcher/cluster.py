@@ -21,6 +21,9 @@ class Cluster(Protocol):
                 replaces by itself.
         """
 
+    def trouble(self) -> str:
+        """In words, why workers that were asked for have not begun; empty if nothing is known to be wrong."""
+
     async def start(self, workers: int) -> None:
         """Ask for so many more workers; they register by themselves when they are there.
 

@@ -58,6 +58,11 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def trouble(self) -> str:
+        """Why not all workers are there, if that is known; empty otherwise."""
+        return self.why or (self._cluster.trouble() if self._cluster is not None else "")
+
     async def start(self) -> None:
         """Ask for all of them.
 

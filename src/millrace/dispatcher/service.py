@@ -493,5 +493,5 @@ class Dispatcher:
             unwritable=self._unwritable,
             plan=self._fleet.plan,
             requested=self._fleet.requested,
-            why=self._fleet.why,
+            why=self._fleet.trouble,
         )

@@ -46,6 +46,7 @@ class FakeKubernetes:
         start_s: what the node takes to start a pod.
         restart_s: what it takes to start a process anew.
         found_ready: it looks whether pods are ready.
+        quota: pods that the namespace may have.
     """
 
     def __init__(self, dispatcher: Callable[[], str]) -> None:
@@ -56,6 +57,7 @@ class FakeKubernetes:
         self.pods: dict[str, dict[str, Any]] = {}
         self.start_s, self.restart_s = 0.0, 0.3
         self.found_ready = True
+        self.quota = 1 << 30
         self._dispatcher = dispatcher
         self._deployment = manifest("Deployment", DEPLOYMENT)
         self._deployment["metadata"]["resourceVersion"] = "1"
@@ -112,6 +114,12 @@ class FakeKubernetes:
     def refuse(self, times: int, status: int, **headers: str) -> None:
         """Answers the next requests so, whatever they ask; 0: hangs up without an answer."""
         self._refusals += [(status, headers)] * times
+
+    def delete_all(self) -> None:
+        """As `kubectl delete -k`: the account and its role go first, then the Deployment and with it its pods."""
+        self._rules = []
+        self._deployment["spec"]["replicas"] = 0
+        self._soon(self._reconcile())
 
     def conflict(self, times: int) -> None:
         """Has somebody else change the Deployment just before it is next scaled, so often."""
@@ -283,7 +291,7 @@ class FakeKubernetes:
     async def _reconcile(self) -> None:
         await asyncio.sleep(0)  # it hears of it, and does it, a little later
         counted = [pod for pod in self.pods.values() if _is_counted(pod)]
-        for _ in range(self.replicas - len(counted)):
+        for _ in range(min(self.replicas, self.quota) - len(counted)):
             self._create()
         for pod in sorted(counted, key=_rank)[: max(0, len(counted) - self.replicas)]:
             self._delete(pod["metadata"]["name"], None)

@@ -23,6 +23,7 @@ pytest.importorskip("aiohttp")
 from tests.integration.clusters.cluster_stage import Stage, gone
 from tests.integration.clusters.fake_kubernetes import DEPLOYMENT, NAMESPACE, FakeKubernetes
 
+from millrace.clusters import kubernetes
 from millrace.clusters.api_server import ApiServer
 from millrace.clusters.kubernetes import KubernetesCluster
 from millrace.dispatcher.service import Dispatcher
@@ -34,6 +35,11 @@ def api_of(fake, account, **options):
     Path(account, "token").write_text(fake.token)
     Path(account, "namespace").write_text(NAMESPACE)
     return ApiServer(fake.url, account=str(account), pauses=lambda: delays(0.01, 0.1), **options)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(kubernetes, "CREATED_S", 0.2)  # instead of 5 s
 
 
 def on_a_fake(story):
@@ -75,6 +81,14 @@ def logged():
         yield said
     finally:
         logger.removeHandler(handler)
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come to that")
 
 
 def scalings(fake):
@@ -456,3 +470,39 @@ def test_a_process_that_is_in_no_cluster_is_told_so(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     assert ApiServer(namespace="here", account=str(tmp_path))._url == "https://10.0.0.1:6443"
+
+
+@on_a_fake
+async def test_a_server_that_does_not_know_its_roles_yet_is_asked_again(stage, fake, folder):
+    """As in the first seconds of one that was started just now."""
+    fake.refuse(3, 403)
+    await stage.cluster.start(1)
+    await stage.until_there(1)
+    assert [status for _, _, status in fake.asked[:4]] == [403, 403, 403, 200]
+
+
+@on_a_fake
+async def test_a_quota_is_said_and_what_it_keeps_from_coming_is_given_up(stage, fake, folder):
+    fake.quota = 1
+    with logged() as said:
+        await stage.cluster.start(3)
+        await stage.until_there(1)
+        await until(stage.cluster.trouble)
+    assert stage.cluster.trouble().startswith(f"1 of 3 pods of Deployment {DEPLOYMENT} were created; `kubectl describe")
+    assert stage.cluster.trouble() in said
+    assert await stage.cluster.forgo(2) == 2
+    assert fake.replicas == 1
+    await until(lambda: not stage.cluster.trouble())
+
+
+@on_a_fake
+async def test_a_service_that_is_deleted_as_a_whole_ends_at_once_and_without_an_error(stage, fake, folder):
+    await stage.cluster.start(1)
+    await stage.until_there(1)
+    with logged() as said:
+        fake.delete_all()
+        before = len(fake.asked)
+        await stage.cluster.close()
+    assert [status for _, _, status in fake.asked[before:]].count(403) <= 2  # it is not asked again and again
+    assert not [text for text in said if "may be left" in text]
+    assert any("as when all of the service is deleted" in text for text in said)

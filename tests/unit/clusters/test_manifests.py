@@ -88,6 +88,32 @@ def test_no_pod_may_do_more_than_it_needs(spec):
     }
 
 
+@pytest.mark.parametrize("spec", [WORKERS, DISPATCHER])
+def test_pods_keep_to_the_restricted_standard(spec):
+    """Field by field, as the Pod Security Standards have it; the namespace demands it."""
+    given, only = pod(spec), container(spec)
+    assert not given.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers", "ephemeralContainers"}
+    for field in ("seLinuxOptions", "sysctls", "windowsOptions"):
+        assert field not in given["securityContext"]
+    assert given["securityContext"]["seccompProfile"]["type"] in {"RuntimeDefault", "Localhost"}
+    assert given["securityContext"]["runAsUser"] > 0
+    assert not only["securityContext"].keys() & {"privileged", "procMount", "seccompProfile", "runAsUser"}
+    assert not any("hostPort" in port for port in only["ports"])
+    assert not any("host" in only[probe].get("tcpSocket", {}) for probe in ("readinessProbe",))
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    assert all(volume.keys() - {"name"} <= allowed for volume in given["volumes"])
+    assert manifest("Namespace", "millrace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
 def test_whoever_runs_user_code_has_no_access_to_the_api_server():
     assert pod(WORKERS)["automountServiceAccountToken"] is False
     (subject,) = manifest("RoleBinding", "millrace-dispatcher")["subjects"]
@@ -98,3 +124,8 @@ def test_the_image_has_what_the_dispatcher_needs():
     text = (FOLDER.parent / "Dockerfile").read_text()
     assert "'.[kubernetes]'" in text
     assert shlex.split(text.splitlines()[-1]) == ["ENTRYPOINT", "[millrace]"]
+
+
+def test_what_users_need_is_not_held_to_the_versions_of_development():
+    installs = [line for line in (FOLDER.parent / "Dockerfile").read_text().splitlines() if "pip install" in line]
+    assert [("constraints.txt" in line, "PACKAGES" in line) for line in installs] == [(True, False), (False, True)]
