@@ -83,6 +83,36 @@ def test_a_restarted_dispatcher_goes_on_with_what_is_leased(tmp_path, gate, keep
         assert not service.status()["jobs"]
 
 
+def test_work_goes_on_while_the_dispatcher_is_down(tmp_path, gate, keeper):
+    """What is leased is computed, sent and read without it."""
+    came = threading.Event()
+
+    def look(number):
+        if number == 200:
+            gate.pass_through()
+        return number
+
+    def read(dataset, begun):
+        epoch = []
+        for number in begun:
+            epoch.append(number)
+            if number == 200:
+                came.set()
+        return epoch
+
+    with Service(2, work_dir=tmp_path / "work") as service:
+        data = readers(mr.Dataset.range(COUNT).map(look), service, 1)
+        with all_reading(data, read) as result:
+            keeper.wait()
+            service.until(lambda status: any(worker["leases"] for worker in status["workers"]))
+            service.dispatcher.kill()
+            service.dispatcher.wait()
+            keeper.open()  # only now is the element computed
+            assert came.wait(WAIT_S)
+            service.restart_dispatcher()
+            assert Counter(*result()) == Counter(range(COUNT))
+
+
 @pytest.mark.parametrize("work_dir", [True, False])
 def test_who_joins_as_the_dispatcher_dies_waits_for_the_next_one(tmp_path, monkeypatch, caplog, work_dir):
     deaths: list[int] = []
