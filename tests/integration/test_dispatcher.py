@@ -220,6 +220,14 @@ def test_peers_that_do_not_fit_are_told_why(loop: Loop, peers: list[Peer]) -> No
         consumer(peers, address, "third", structure=OTHER).wait(msg.JobJoined)
 
 
+def test_a_job_whose_functions_nobody_has_does_not_begin(loop: Loop, peers: list[Peer], tmp_path: Path) -> None:
+    """A dispatcher that looks for them when it starts again would find its folder damaged."""
+    address = loop.dispatcher(work_dir=str(tmp_path)).address
+    with pytest.raises(ProtocolError, match="the functions of job 'job' were not handed over before joining it"):
+        consumer(peers, address, bundle="0" * 32).wait(msg.JobJoined)
+    assert ask_status(worker(peers, address))["jobs"] == []
+
+
 def test_a_session_begins_with_a_greeting(loop: Loop, peers: list[Peer]) -> None:
     peer = Peer(loop.dispatcher().address, msg.ToConsumer)
     peers.append(peer)
@@ -594,7 +602,7 @@ def test_a_dispatcher_started_without_room_waits_for_it(
     makedirs = os.makedirs
 
     def no_room(*args: Any, **options: Any) -> None:
-        if failures:
+        if failures and args[0] == str(tmp_path / "work"):
             raise failures.pop()
         makedirs(*args, **options)
 

@@ -435,6 +435,10 @@ class Dispatcher:
         if isinstance(message, msg.JoinJob):
             if self._unwritable and not message.resume:
                 raise UnwritableError(f"{self._unwritable}; the service takes nothing new until it can")
+            if not message.resume and not self._blobs.has(message.spec.bundle):  # a job without could not be restored
+                raise ProtocolError(
+                    f"the functions of job {message.spec.name!r} were not handed over before joining it"
+                )
             # 63 bits: a seed fits every integer type on its way.
             item: inp.Input = inp.JoinRequested(message, f"job-{uuid.uuid4().hex[:12]}", secrets.randbits(63))
         else:
