@@ -23,6 +23,7 @@ from millrace.elements.layout import ALIGNMENT
 from millrace.elements.mapping import OpenFile, snapshot, stays
 from millrace.elements.shred import Piece
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
+from millrace.private_folder import make_private, private
 
 _DRAFTS = ".drafts"
 _MOST_RANGES = 512
@@ -46,7 +47,7 @@ class DirectoryStore:
     the store is opened.
 
     Args:
-        path: of the folder; it is made if it isn't there.
+        path: of the folder; it is made if it isn't there, and becomes its owner's alone.
         durable: publish when a block is on the disk.
 
     Raises:
@@ -58,7 +59,8 @@ class DirectoryStore:
         self._durable = durable
         self._drafts = os.path.join(self.location, _DRAFTS)
         with _errors(self.location):
-            os.makedirs(self._drafts, exist_ok=True)
+            make_private(self.location)
+            make_private(self._drafts)
             self._sweep()
 
     def _sweep(self) -> None:
@@ -125,8 +127,8 @@ class _Draft:
         while True:
             self._path = os.path.join(folder, f"{platform.node()}.{os.getpid()}.{uuid.uuid4().hex}")
             with _errors(self._path):
-                os.makedirs(folder, exist_ok=True)  # somebody may have cleared the store
-                self._file = FileIO(self._path, "x")
+                os.makedirs(folder, mode=0o700, exist_ok=True)  # somebody may have cleared the store
+                self._file = FileIO(self._path, "x", opener=private)
                 with contextlib.suppress(OSError):  # a file system without locks, where nothing is swept either
                     fcntl.flock(self._file, fcntl.LOCK_EX)
                 if os.fstat(self._file.fileno()).st_nlink:
@@ -164,7 +166,7 @@ class _Draft:
         with _errors(path):
             if self._durable:
                 os.fsync(self._file.fileno())
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
             os.rename(self._path, path)
             self._file.close()
             if self._durable:

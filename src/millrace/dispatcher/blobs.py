@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from millrace.dispatcher.shortage import UnwritableError, unusable
 from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ProtocolError, ServiceError
+from millrace.private_folder import private
 from millrace.wire.blobs import digest_of
 
 
@@ -34,7 +35,7 @@ class BlobFolder:
         path = self._path(digest)
         temporary = f"{path}.{uuid.uuid4().hex}"
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -177,6 +177,8 @@ class SqliteJournal:
         # Used in one thread at a time: here, and from then on in the writer's.
         self._mark = Mark(f"{path}-last")
         self._synced = 0
+        # SQLite gives the log the mode of the file.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             for setting in (

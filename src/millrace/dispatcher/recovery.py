@@ -101,7 +101,7 @@ def _gone(path: str, blobs: BlobFolder) -> str:
 def _open(path: str) -> tuple[SqliteJournal | None, Past]:
     try:
         journal = SqliteJournal(path)
-    except sqlite3.OperationalError as error:
+    except (OSError, sqlite3.OperationalError) as error:
         raise unusable(f"the journal {path} cannot be opened", error) from error
     except sqlite3.DatabaseError as error:
         return None, Past(damage=str(error))

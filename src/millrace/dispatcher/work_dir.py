@@ -8,10 +8,11 @@ import os
 
 from millrace.dispatcher.shortage import unusable
 from millrace.errors import ServiceError
+from millrace.private_folder import make_private
 
 
 class WorkDir:
-    """Made if need be, and locked until :meth:`close` or the end of the process, however it ends.
+    """Made if need be, for this user alone, and locked until :meth:`close` or the end of the process, however it ends.
 
     Args:
         path: of the folder.
@@ -31,8 +32,13 @@ class WorkDir:
         self.journal = os.path.join(self.path, "journal.db")
         self.blobs = os.path.join(self.path, "blobs")
         try:
-            os.makedirs(self.blobs, exist_ok=True)
-            self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
+            make_private(self.path)
+            make_private(self.blobs)
+            self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            for name in os.listdir(self.path):  # what an earlier version has left for all to read
+                path = os.path.join(self.path, name)
+                if os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid():
+                    os.chmod(path, 0o600)
         except OSError as error:
             raise unusable(f"work_dir {self.path} cannot be used", error) from error
         try:

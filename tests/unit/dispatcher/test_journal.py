@@ -162,7 +162,7 @@ def test_a_journal_of_a_newer_version_is_refused_even_to_be_recovered(work_dir):
 def test_a_work_dir_has_one_dispatcher(work_dir, tmp_path):
     with pytest.raises(ServiceError, match=rf"work_dir {tmp_path} is in use by another dispatcher, process \d+; end"):
         WorkDir(str(tmp_path))
-    with pytest.raises(ServiceError, match=r"work_dir .*lock cannot be used: Not a directory"):
+    with pytest.raises(ServiceError, match=r"work_dir .*lock cannot be used: File exists"):
         WorkDir(str(tmp_path / "lock"))
 
 
