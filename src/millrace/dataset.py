@@ -197,7 +197,7 @@ class Dataset(Operators, Readable):
             tenant: whose quota of workers the job counts against, and whose elements it reads from the service's cache.
             untrusted_cache: where a tenant keeps elements of this pipeline that this one may not read: make them again,
                 with a warning, or refuse the job with AccessDeniedError.
-            token: of the service; None: ``MILLRACE_TOKEN`` of the environment.
+            token: of the service; None: ``MILLRACE_TOKEN`` of the environment, or on loopback this user's own.
             progress: show on standard error how fast elements come: a line that is alive, and one for each epoch.
 
         Raises:

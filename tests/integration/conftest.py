@@ -31,6 +31,7 @@ def _own_temporary_directory() -> Iterator[None]:
         directory = tempfile.mkdtemp(prefix="mr-test-")  # short: Unix socket paths have 107 bytes
         patch.setenv("TMPDIR", directory)
         patch.setattr(tempfile, "tempdir", directory)
+        patch.setenv("XDG_STATE_HOME", os.path.join(directory, "state"))  # where this user's token lies
         patch.setenv(_MARK, uuid.uuid4().hex)
         yield
     shutil.rmtree(directory, ignore_errors=True)

@@ -72,7 +72,7 @@ def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPB
     command.add_argument("--host", help=f"address to listen on (default {host}); others than loopback need a token")
     shown = str(port) if port else "any that is free"
     command.add_argument("--port", type=a_port, default=port, metavar="N", help=f"port to listen on (default {shown})")
-    command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, which other users cannot see)")
+    command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, or on loopback your own)")
 
 
 def add_process(command: argparse.ArgumentParser) -> None:

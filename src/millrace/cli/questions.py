@@ -61,7 +61,7 @@ def _add_service(command: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help=f"the dispatcher's, e.g. grpc://10.0.0.7:5050 (default: ${SERVICE}, else {DEFAULT_SERVICE})",
     )
-    command.add_argument("--token", help=f"of the service (default: ${TOKEN}, which other users cannot see)")
+    command.add_argument("--token", help=f"of the service (default: ${TOKEN}, or on loopback your own)")
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ class LocalService(Service):
         quotas: by tenant, how many workers the jobs of a ``distribute(tenant=...)`` may have together; of others: all.
         host: address to listen on; others than loopback demand a token.
         port: to listen on; 0 takes a free one.
-        token: that clients must present.
+        token: that clients must present; None: on loopback this user's own, which they find by themselves.
         threads: for user functions in each worker; None: the cores, shared among the workers.
 
     Attributes:

@@ -125,7 +125,7 @@ class Service:
 
     Args:
         options: of ``millrace dispatcher``.
-        token: that clients must present.
+        token: that clients must present; None or empty: on loopback this user's own.
 
     Attributes:
         address: to give to ``distribute``, e.g. ``grpc://127.0.0.1:40123``.
@@ -139,7 +139,7 @@ class Service:
     def __init__(self, options: Sequence[str], token: str | None) -> None:
         if token is not None and not isinstance(token, str):
             raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
-        self.token = token
+        self.token = token or None
         self._process = spawn(
             ["dispatcher", *options],
             worker=False,

@@ -70,10 +70,14 @@ def check_token(expected: str | None, given: str | None) -> None:
     if expected is None:
         return
     if given is None:
-        raise AuthenticationError("the service demands a token and got none: set MILLRACE_TOKEN or pass token=...")
+        raise AuthenticationError(
+            "the service demands a token and got none: set MILLRACE_TOKEN or pass token=...; without one only processes"
+            " of the user who started it are let in, on the same machine"
+        )
     if not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
         raise AuthenticationError(
-            "the service refused the token: MILLRACE_TOKEN or token=... has to be what the service was started with"
+            "the service refused the token: MILLRACE_TOKEN or token=... has to be what the service was started with; if"
+            " it was started without one, this process has to be of the same user, on the same machine"
         )
 
 

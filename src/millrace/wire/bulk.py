@@ -27,8 +27,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import socket
+import struct
 import threading
 import time
 import uuid
@@ -48,6 +50,7 @@ from millrace.wire.failures import failure_of
 from millrace.wire.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
 from millrace.wire.greeting import Hello, greet, receive_hello, welcome
 from millrace.wire.local import LocalEnd
+from millrace.wire.own_token import check_listener, resolve
 from millrace.wire.striping import Lobby, Part, Striped, round_trip_s, same_host, sockets_for, window_bytes
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ _HELLO_BYTES = 16 << 10
 _AF_UNIX = getattr(socket, "AF_UNIX", -1)
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 _ACCEPT_PAUSE_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+"""Of a Unix socket's peer: process, user, group."""
 
 _logger = logging.getLogger(__name__)
 
@@ -206,7 +211,7 @@ class BulkServer:
         host: where to listen; other than loopback demands a token.
         on_connection: the callback; it ends when its connection is closed.
         port: 0 takes a free one.
-        token: what peers have to present.
+        token: what peers have to present; None: on loopback this user's own.
         arena: memory that peers on this host are lent; None: everything goes through TCP.
 
     Raises:
@@ -224,6 +229,7 @@ class BulkServer:
         token: str | None = None,
         arena: Arena | None = None,
     ) -> None:
+        token, _ = resolve(format_address(host, port), token)
         check_exposure(host, port, token)
         self._arena = arena
         listener = listen(host, port)
@@ -283,6 +289,10 @@ class BulkServer:
                     # Out of file descriptors, most likely: accept fails at once until one is free.
                     self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
+            if sock.family == _AF_UNIX and not _may_share(sock):
+                _logger.warning("refused a process of another user on this host")
+                sock.close()
+                continue
             if sock.family == _AF_UNIX:
                 connection = BulkConnection(sock, "this host", LocalEnd(sock, self._arena))
             else:
@@ -341,6 +351,13 @@ class BulkServer:
         return part
 
 
+def _may_share(sock: socket.socket) -> bool:
+    """Whether a local socket's peer is a process of this user, or of root: nobody else is passed memory."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return uid in {os.geteuid(), 0}
+
+
 def _listen_locally(name: str) -> socket.socket:
     listener = socket.socket(_AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -365,7 +382,7 @@ def bulk_connect(
 
     Args:
         address: ``host:port``.
-        token: as the server demands.
+        token: as the server demands; None: on loopback this user's own.
         timeout: seconds until the welcome must have arrived.
         local: share memory with a server on this host.
         compression: of payloads that go through TCP, in both directions.
@@ -379,6 +396,7 @@ def bulk_connect(
         ProtocolError: what answers is not millrace.
         ServiceError: ``address`` is malformed.
     """
+    token, own = resolve(address, token)
     check_token_form(token)
     host, port = parse_address(address)
     where = format_address(host, port)
@@ -394,6 +412,8 @@ def bulk_connect(
                 f" no firewall between?"
             ) from error
         opened.append(sock)
+        if own:
+            check_listener(where)
         return sock
 
     def join(part: Part) -> socket.socket:
@@ -444,8 +464,10 @@ def _connect_locally(name: str, token: str | None, deadline: float) -> socket.so
             sock.close()
             return None
         greet(sock, Hello(OWN, token), deadline)
-    except BaseException:
+    except BaseException as error:
         sock.close()
+        if isinstance(error, (EOFError, ConnectionError)) and not isinstance(error, MillraceError):
+            return None  # it does not share with processes of other users
         raise
     return sock
 

@@ -17,6 +17,7 @@ from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceU
 from millrace.wire import FORK_SUPPORT, rpc
 from millrace.wire.access import Identity, check_token_form
 from millrace.wire.address import format_address, parse_address
+from millrace.wire.own_token import check_listener, resolve
 
 _OPTIONS = (
     *rpc.OPTIONS,
@@ -55,7 +56,7 @@ class ControlChannel:
 
     Args:
         address: of the dispatcher, see :func:`~millrace.wire.address.parse_address`.
-        token: as the dispatcher demands.
+        token: as the dispatcher demands; None: on loopback this user's own.
         timeout: seconds that :meth:`connect` tries.
         credentials: for TLS; None is plain text.
 
@@ -73,6 +74,7 @@ class ControlChannel:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.address = format_address(*parse_address(address))
+        token, self._own = resolve(address, token)
         check_token_form(token)
         if _forks.stranded:
             raise ServiceError(
@@ -104,6 +106,8 @@ class ControlChannel:
         """
         self.check_usable()
         try:
+            if self._own:  # whose it is can be seen once somebody listens
+                self._wait_for_listener()
             return cast("Identity", self._ask(rpc.HELLO, None, Identity, self._timeout, wait=True))
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -113,6 +117,14 @@ class ControlChannel:
             f"no dispatcher answered at {self.address} within {self._timeout:g} s ({self._why_unreachable()}): is"
             f" `millrace dispatcher` running there? Check the address, and that no firewall is between"
         ) from cause
+
+    def _wait_for_listener(self) -> None:
+        try:
+            self._ask(rpc.HELLO, None, Identity, self._timeout, wait=True, token=False)
+        except grpc.RpcError as error:
+            check_listener(self.address)
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise
 
     def call(self, name: str, request: Any, reply_type: type[T] | Any, timeout: float = 60.0) -> T:
         """Asks the dispatcher and waits for its reply.
@@ -137,6 +149,8 @@ class ControlChannel:
     def open_session(self, message: Any) -> ClientSession:
         """Opens a stream of messages; those of the dispatcher are decoded as type ``message``."""
         self.check_usable()
+        if self._own:
+            check_listener(self.address)
         stream = self._channel.stream_stream(rpc.SESSION_METHOD)
         session = ClientSession(self, functools.partial(stream, metadata=self._metadata), message)
         with self._lock:
@@ -186,11 +200,17 @@ class ControlChannel:
         if self._closed:
             raise ServiceError(f"this ControlChannel to {self.address} is closed")
 
-    def _ask(self, name: str, request: Any, reply_type: Any, timeout: float, *, wait: bool) -> Any:
+    def _ask(self, name: str, request: Any, reply_type: Any, timeout: float, *, wait: bool, token: bool = True) -> Any:
+        if self._own and token:
+            check_listener(self.address)
         encoded = rpc.encode(request)
         rpc.check_call_size(len(encoded), f"the request {name}")
         path = rpc.CALL_PREFIX + name
-        options = {"timeout": timeout, "metadata": self._metadata, "wait_for_ready": wait}
+        options = {
+            "timeout": timeout,
+            "metadata": self._metadata if token else rpc.metadata_of(None),
+            "wait_for_ready": wait,
+        }
         # Never in gRPC's single-threaded way: a thread that waits inside gRPC makes a child that is forked then hang.
         if len(encoded) <= rpc.FRAME_BYTES:  # on the wire the same stream; here it needs no thread that sends
             replies = self._channel.unary_stream(path)(encoded, **options)
@@ -224,7 +244,7 @@ class ControlChannel:
     def _why_unreachable(self) -> str:
         """One more try, which doesn't wait, to learn what fails."""
         try:
-            self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False)
+            self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False, token=False)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 return str(error.details()).rsplit(": ", 1)[-1].strip("[] ").lower()

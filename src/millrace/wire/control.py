@@ -17,6 +17,7 @@ from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceU
 from millrace.wire import rpc
 from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token
 from millrace.wire.address import format_address, listen, parse_address
+from millrace.wire.own_token import resolve
 
 MAX_RECEIVING_BYTES = 2 * rpc.MAX_CALL_BYTES
 """Requests that a server assembles at one time, all peers together."""
@@ -157,7 +158,7 @@ class ControlServer:
             the session with a ProtocolError.
         check: of each message that decodes; what it raises of :mod:`millrace.errors` closes the session.
         calls: what peers may ask, by name.
-        token: what peers have to present.
+        token: what peers have to present; None: on loopback this user's own.
         admit: looks at a peer's identity at the start of each stream and call, and refuses it by raising.
         credentials: for TLS; None is plain text.
 
@@ -179,6 +180,7 @@ class ControlServer:
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._host, self._port = parse_address(address)
+        token, _ = resolve(address, token)
         check_exposure(self._host, self._port, token)
         self._on_session = on_session
         self._decoder = msgspec.msgpack.Decoder(message)

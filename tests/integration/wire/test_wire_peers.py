@@ -32,10 +32,10 @@ from millrace.wire.channel import ControlChannel
 def test_tokens(serving):
     with serving(token="secret") as dispatcher:
         works(dispatcher.address, token="secret")
-        for token, reason in ((None, "got none: set MILLRACE_TOKEN"), ("wrong", "refused the token: MILLRACE_TOKEN")):
+        for token in (None, "wrong"):
             with ControlChannel(dispatcher.address, token) as channel:
                 for use in (channel.connect, channel.open_session(Ping).__next__):
-                    with pytest.raises(AuthenticationError, match=reason):
+                    with pytest.raises(AuthenticationError, match="refused the token: MILLRACE_TOKEN"):
                         use()
 
 
@@ -68,7 +68,7 @@ def test_the_dispatcher_may_refuse_for_reasons_of_its_own(serving):
 def test_foreign_grpc_clients_get_a_plain_status(dispatcher):
     with grpc.insecure_channel(dispatcher.address) as foreign, pytest.raises(grpc.RpcError) as caught:
         foreign.unary_unary("/other.Service/Method")(b"", timeout=PROMPTLY_S)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_garbage_does_not_hurt_the_dispatcher(dispatcher):

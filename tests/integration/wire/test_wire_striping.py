@@ -18,6 +18,7 @@ from millrace.wire.address import format_address
 from millrace.wire.bulk import BulkServer, bulk_connect
 from millrace.wire.frames import receive_frame, send_frame
 from millrace.wire.greeting import Hello, greet
+from millrace.wire.own_token import own_token
 from millrace.wire.striping import Part, Striped, round_trip_s, same_host
 
 
@@ -156,17 +157,17 @@ def said(server, hello):
 
 def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
     monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 0.2)
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, part=Part("a", 1, 2))) as sock:
+    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))) as sock:
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
         assert not server._lobby._waiting
         with pytest.raises(ProtocolError, match="a connection of 2 sockets came before all of them were there"):
-            said(server, Hello(OWN, part=Part("a", 0, 2)))
+            said(server, Hello(OWN, own_token(), part=Part("a", 0, 2)))
 
 
 def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
     monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, part=Part("a", 1, 2))) as sock:
+    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))) as sock:
         server.close()
         assert sock.recv(1) == b""
     assert not any(thread.name.startswith("millrace-bulk") for thread in threading.enumerate())
@@ -186,10 +187,12 @@ def test_a_connection_of_many_sockets_costs_the_server_one_thread(monkeypatch):
 
 
 def test_the_same_socket_twice_is_hung_up():
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, part=Part("a", 1, 2))):
+    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))):
         with pytest.raises(EOFError):
-            said(server, Hello(OWN, part=Part("a", 1, 2)))
-        with said(server, Hello(OWN, part=Part("a", 0, 2))) as first:  # the one that came earlier is still good
+            said(server, Hello(OWN, own_token(), part=Part("a", 1, 2)))
+        with said(
+            server, Hello(OWN, own_token(), part=Part("a", 0, 2))
+        ) as first:  # the one that came earlier is still good
             send_frame(first, Ping(5))
             assert receive_frame(first, PING)[0] == Ping(5)
 

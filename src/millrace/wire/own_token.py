@@ -1,0 +1,123 @@
+"""The token of a user's services on one machine: drawn once, and kept where no other user can read it.
+
+Who listens on loopback without a token of its own demands this one, and who connects there without one presents it. So
+processes of one user find each other without a word, and those of others are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import tempfile
+import uuid
+
+from millrace.errors import AuthenticationError, ServiceError
+from millrace.private_folder import ROOT, make_private
+from millrace.wire.address import is_loopback, parse_address
+
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+"""Where Linux says whose sockets are."""
+_DIGITS = 64
+_LISTENS = "0A"
+
+
+def resolve(address: str, token: str | None) -> tuple[str | None, bool]:
+    """The token for a listener at ``address``, or for a peer that connects there, and whether it is the user's own.
+
+    An empty one is as good as none.
+
+    Raises:
+        ServiceError: ``address`` is malformed, or the user's token cannot be kept anywhere.
+    """
+    host, _ = parse_address(address)
+    if token or not is_loopback(host):
+        return token or None, False
+    return own_token(), True
+
+
+def own_token() -> str:
+    """This user's token on this machine; drawn if there is none.
+
+    Raises:
+        ServiceError: it can neither be read nor kept.
+    """
+    reasons = []
+    for folder in _folders():
+        try:
+            return _kept(folder)
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror or error}")
+    raise ServiceError(
+        f"the token that keeps other users of this machine out cannot be kept ({'; '.join(reasons)}): "
+        "set MILLRACE_TOKEN or pass token=..., the same everywhere"
+    )
+
+
+def _folders() -> list[str]:
+    """Where the token may lie. Not in XDG_RUNTIME_DIR: not all processes of a user know it, and some outlive it."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return [os.path.join(state, "millrace"), os.path.join(tempfile.gettempdir(), f".millrace-{os.geteuid()}")]
+
+
+def _kept(folder: str) -> str:
+    make_private(folder)
+    path = os.path.join(folder, "token")
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return _read(path)
+        draft = f"{path}.{uuid.uuid4().hex}"
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(handle, "w") as file:
+                file.write(secrets.token_hex(_DIGITS // 2))
+            with contextlib.suppress(FileExistsError):  # somebody was faster, and his is read
+                os.link(draft, path)
+        finally:
+            os.unlink(draft)
+
+
+def _read(path: str) -> str:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(handle) as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "the token in it is somebody else's")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(handle, 0o600)
+        token = file.read().strip()
+    if len(token) != _DIGITS:
+        raise OSError(errno.EINVAL, "the token in it is damaged; remove it while no service runs")
+    return token
+
+
+def check_listener(address: str) -> None:
+    """Refuses to tell the token to somebody else, who listens at ``address`` of this machine in a service's place.
+
+    Linux says whose sockets are; elsewhere nothing is checked.
+
+    Raises:
+        AuthenticationError: it is another user, other than root.
+    """
+    _, port = parse_address(address)
+    strangers = _listeners(port) - {os.geteuid(), ROOT}
+    if strangers:
+        raise AuthenticationError(
+            f"{address} belongs to another user of this machine (uid {min(strangers)}), who is not told your token: "
+            "use the address of your service, or set MILLRACE_TOKEN or pass token=... if that is the one you mean"
+        )
+
+
+def _listeners(port: int) -> set[int]:
+    """Users who listen at a port of this machine, on whichever address."""
+    found = set()
+    for table in TABLES:
+        with contextlib.suppress(OSError), open(table) as rows:
+            next(rows, None)
+            for row in rows:
+                _, local, _, state, *rest = row.split()
+                if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                    found.add(int(rest[3]))
+    return found
