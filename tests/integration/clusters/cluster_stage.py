@@ -124,7 +124,8 @@ async def gone(pids: list[int]) -> None:
 
 
 async def play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> None:
-    dispatcher = Dispatcher(heartbeat_s=1.0)
+    # Pods have what the manifest's secret has; children of this process find their user's token.
+    dispatcher = Dispatcher(token="shared-by-all" if factory is kubernetes else None, heartbeat_s=1.0)
     await dispatcher.start()
     try:
         async with factory(lambda: f"grpc://{dispatcher.address}") as cluster:

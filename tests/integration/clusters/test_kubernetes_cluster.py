@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 pytest.importorskip("aiohttp")
 
 from tests.integration.clusters.cluster_stage import Stage, gone
-from tests.integration.clusters.fake_kubernetes import DEPLOYMENT, NAMESPACE, FakeKubernetes
+from tests.integration.clusters.fake_kubernetes import DEPLOYMENT, NAMESPACE, SECRET, FakeKubernetes
 
 from millrace.clusters import kubernetes
 from millrace.clusters.api_server import ApiServer
@@ -46,7 +46,7 @@ def on_a_fake(story):
     """Makes a test of a story on a stage, of a Kubernetes, and of a folder for its service account."""
 
     async def play(folder):
-        dispatcher = Dispatcher(heartbeat_s=1.0)
+        dispatcher = Dispatcher(token=SECRET, heartbeat_s=1.0)
         await dispatcher.start()
         fake = FakeKubernetes(lambda: f"grpc://{dispatcher.address}")
         await fake.start()
