@@ -223,7 +223,7 @@ def test_peers_that_do_not_fit_are_told_why(loop: Loop, peers: list[Peer]) -> No
 def test_a_job_whose_functions_nobody_has_does_not_begin(loop: Loop, peers: list[Peer], tmp_path: Path) -> None:
     """A dispatcher that looks for them when it starts again would find its folder damaged."""
     address = loop.dispatcher(work_dir=str(tmp_path)).address
-    with pytest.raises(ProtocolError, match="the functions of job 'job' were not handed over before joining it"):
+    with pytest.raises(ProtocolError, match="the functions of job 'job' were not handed over before joining"):
         consumer(peers, address, bundle="0" * 32).wait(msg.JobJoined)
     assert ask_status(worker(peers, address))["jobs"] == []
 

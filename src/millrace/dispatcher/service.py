@@ -256,7 +256,6 @@ class Dispatcher:
             react(turn, item)
         except Exception as error:
             # A bug. Events up to it have been applied and must be kept; the sender is told, everybody else goes on.
-            # The one at which it failed was not applied if it could not be encoded.
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
                 blame.close(failed(error))
