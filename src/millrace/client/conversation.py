@@ -13,7 +13,6 @@ import platform
 import queue
 import threading
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,6 +22,7 @@ from millrace.client.age import process_age_s
 from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
 from millrace.client.monitor import Measure, Monitor
+from millrace.client.notices import Notices
 from millrace.client.purity import Reruns
 from millrace.client.status import ask_why
 from millrace.control.messages import (
@@ -46,7 +46,6 @@ from millrace.errors import (
     AuthenticationError,
     JobFailedError,
     MillraceError,
-    MillraceWarning,
     PipelineError,
     ServiceError,
     ServiceUnreachableError,
@@ -128,9 +127,9 @@ class Conversation:
         self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
         self._measure: Measure | None = None
         self._generation = 0
-        self._notices: set[str] = set()
+        self.notices = Notices(self._fail)
         self._reruns = Reruns()
-        self.left_out = 0
+        self.left_out = self._unused = 0
         """Elements, over all epochs, that were not used as other consumers had no more."""
         self._sending = threading.RLock()
         self._taken = False  # what was read, and not sent: Ctrl-C came in between
@@ -222,7 +221,7 @@ class Conversation:
         hurry.start()
         try:
             who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
-            told = {"resume": resume, "generation": self._generation, "states": list(states)}
+            told = {"resume": resume, "generation": self._generation, "states": list(states), "lingers": self._linger}
             _say_first(session, msgspec.structs.replace(who, **told, age_s=process_age_s()))
             for message in session:
                 if isinstance(message, JobJoined):
@@ -278,20 +277,28 @@ class Conversation:
         with self._lock:
             wanted = self.next_epoch if number is None else number
             self._following = wanted + 1
-            self._wanted, self._measure = wanted, measure
+            self._wanted, self._measure, self._unused = wanted, measure, 0
         self._send(BeginEpoch(wanted))
         with self._lock:
             self._wait(lambda: self._begun is not None and self._begun.epoch == wanted)
             assert self._begun is not None
             return self._begun
 
-    def end(self, number: int) -> None:
-        """Nobody reads this epoch any more."""
+    def end(self, number: int, *, read: bool = False) -> None:
+        """Nobody reads this epoch any more; ``read``: all of it was."""
         if self._begun is not None and self._begun.epoch == number:
+            self.notices.ended = number if read else self.notices.ended
+            self._unused = self._count_unused()
             self.report()
             self._monitor.ended(number, self._measure)
             self._left = self.feed.progress(everything=True)
             self.feed.stop(number)
+
+    def _count_unused(self) -> int:
+        """Elements of the epoch that were received and will not be handed out, if it is not read on."""
+        if self._measure is None or self._begun is None or self._begun.epoch == self.notices.ended:
+            return 0
+        return max(0, self.feed.arrived[0] - self._measure()[0])
 
     # -- what the dispatcher says --------------------------------------------------------------------------------------
 
@@ -343,7 +350,8 @@ class Conversation:
         match message:
             case ReadTasks(epoch=epoch, reads=reads, alone=alone):
                 self.feed.assign(epoch, reads, alone)
-            case EpochEnds(epoch=epoch, tasks=tasks):
+            case EpochEnds(epoch=epoch, tasks=tasks, unread=unread):
+                self.notices.unread(epoch, unread)
                 self.feed.ends(epoch, tasks)
             case StepsReady(epoch=epoch, steps=steps, last=last):
                 self.feed.allow(epoch, steps, last=last)
@@ -360,20 +368,11 @@ class Conversation:
             case JobFailed(failure=failure):
                 self._fail(error_of(failure))
             case Notice(text=text):
-                self._notice(text)
+                self.notices.say(text)
             case JobJoined(heartbeat_s=heartbeat_s, waits=waits, epoch=last):
                 self._heartbeat_s = heartbeat_s
                 if not waits:
                     self._told(Resumed(last + 1))
-
-    def _notice(self, text: str) -> None:
-        if text in self._notices:
-            return
-        self._notices.add(text)
-        try:
-            warnings.warn(text, MillraceWarning, stacklevel=2)
-        except MillraceWarning as warning:  # warnings are errors here: then it is the reader's, not this thread's
-            self._fail(JobFailedError(str(warning)))
 
     def _fail(self, error: MillraceError) -> None:
         with self._lock:
@@ -411,6 +410,7 @@ class Conversation:
                 report = ConsumerReport(
                     epoch, tasks, handed, *rates[:3], arrived=arrived, all_here=all_here, pace=rates.pace
                 )
+            report = msgspec.structs.replace(report, ended=report.epoch == self.notices.ended)
             known = dict(zip(("reruns", "differed", "impure"), self._reruns.told, strict=True))
             self._send(msgspec.structs.replace(report, left_out=self.left_out, came=self.feed.came, **known))
             self._taken = False
@@ -421,7 +421,7 @@ class Conversation:
         if text and rerun.outcome is not Outcome.OTHER and self._spec.visitation == "exactly_once":
             self._fail(PipelineError(text))  # the guarantee is broken, and known to be
         elif text and self._reruns.told[1] == 1:
-            self._notice(text)
+            self.notices.say(text)
         self._wake()
 
     def _wake(self) -> None:
@@ -472,7 +472,7 @@ class Conversation:
             return
         self.report()
         if not self._linger:
-            self._send(LeaveJob())
+            self._send(LeaveJob(self._unused or self._count_unused()))
         self._over.set()
         self._words.put(REPORT)
         with self._lock:

@@ -313,9 +313,13 @@ class EpochReader(Iterator[Any]):
                 tally.meter.ended(asked)
                 tally.ended = True
                 self.close()
+                self._conversation.notices.at_end(self.number)
                 return False
+            first = tally.untouched
             tally.meter.took(len(elements), asked, got, queued)
             tally.hand_out(elements, arrival, len(self._surplus))
+            if first:
+                self._conversation.report()  # before anybody can use it: should this process end, that is known
         except BaseException as error:
             if isinstance(error, MillraceError) and self._session is not None:
                 self._fail(self._session, error)
@@ -409,7 +413,7 @@ class EpochReader(Iterator[Any]):
             self._tally.hand_out([], None)
             self._surplus = []
             if self._finalizer.detach() is not None:
-                self._conversation.end(self.number)
+                self._conversation.end(self.number, read=self._tally.ended)
 
     def __enter__(self) -> Self:
         return self

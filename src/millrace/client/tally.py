@@ -75,7 +75,8 @@ class Tally:
         """Elements handed out since the epoch began, and how fast; for the thread that reports."""
         left = operator.length_hint(self.current)  # of a list's iterator, so exact
         now = time.perf_counter()
-        return self.meter.handed + self.meter.pending - left, self.meter.rates(now, left)
+        handed = self.meter.handed + self.meter.pending - left
+        return max(handed, int(not self.untouched)), self.meter.rates(now, left)  # one is being handed out by now
 
     def now(self, feed: Feed, epoch: int) -> tuple[TaskSet, list[tuple[int, int]]]:
         """Tasks of which all was handed out, and how many outputs of others."""

@@ -11,6 +11,7 @@ from millrace.control import events as ev
 from millrace.control import poison_events as pev
 from millrace.control.cache_apply import CACHE_APPLY, lease_ended, promise
 from millrace.control.scale_apply import SCALE_APPLY
+from millrace.control.share_apply import SHARE_APPLY
 from millrace.control.state import CARE, ENDED, Consumer, EndedJob, Epoch, Job, LiveTask, State, Worker
 from millrace.planning.progress import TaskSet
 
@@ -97,7 +98,8 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     elif event.anew:
         for epoch in job.epochs.values():
             epoch.shares.pop(event.consumer, None)
-    job.consumers[event.consumer] = Consumer(event.client, event.host, event.pid, event.epoch)
+    past = max(event.past, before.past if before is not None else -1)
+    job.consumers[event.consumer] = Consumer(event.client, event.host, event.pid, event.epoch, past=past)
     job.left.discard(event.consumer)
     job.kept_at = None
     state.clients[event.client] = (event.job, event.consumer)
@@ -468,4 +470,5 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.Progressed: _progressed,
     **CACHE_APPLY,
     **SCALE_APPLY,
+    **SHARE_APPLY,
 }

@@ -176,7 +176,7 @@ def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
         return
     job, consumer = turn.state.jobs[place[0]], place[1]
     if isinstance(message, msg.LeaveJob):
-        jobs.consumer_gone(turn, job, consumer, "left")
+        jobs.consumer_gone(turn, job, consumer, jobs.LEFT, message.unused)
     elif job.failure is not None:
         turn.to_consumer(job, consumer, msg.JobFailed(job.failure))
     elif isinstance(message, msg.BeginEpoch):

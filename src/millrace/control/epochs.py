@@ -19,8 +19,18 @@ from millrace.control.messages import (
 )
 from millrace.control.plans import PlanLike
 from millrace.control.state import Job, LiveTask, State
-from millrace.control.supply import all_dealt, alone_at, first_missing, in_turn, missing, newest, share_dealt
+from millrace.control.supply import (
+    all_dealt,
+    alone_at,
+    first_missing,
+    held_back,
+    in_turn,
+    missing,
+    newest,
+    share_dealt,
+)
 from millrace.control.turn import Turn
+from millrace.control.unread import record_deserted, told
 from millrace.planning.checkpoint import Checkpoint, Merged, merge
 from millrace.planning.plan import NOTHING, is_even, left_of, owed
 
@@ -112,7 +122,15 @@ def send_ends(turn: Turn, job: Job, number: int, consumer: int) -> None:
     epoch = job.epochs.get(number)
     place = job.consumers.get(consumer)
     if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, consumer):
-        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ()))))
+        unread = told(turn.state, turn.observed, job, number, turn.now)
+        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread))
+
+
+def tell_absence(turn: Turn, job: Job, whose: int | None = None) -> None:
+    """Tell the others what of their epochs is not read, as one has gone or is back."""
+    for consumer, place in job.consumers.items():
+        if consumer != whose:
+            send_ends(turn, job, place.epoch, consumer)
 
 
 def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
@@ -157,11 +175,6 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
         turn.to_consumer(job, consumer, ReadTasks(number, reads, alone))
 
 
-def held_back(job: Job) -> bool:
-    """Consumers are to get equally many elements, and only reading them tells how many there are."""
-    return job.spec.equal_steps and not job.equal
-
-
 def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
     """Tell a consumer (None: all that read the epoch, if it is news) how many elements all of them have by now.
 
@@ -196,6 +209,7 @@ def close_epochs(turn: Turn, job: Job) -> None:
         for number in [n for n in job.epochs if n < oldest]:
             for task, live in job.epochs[number].live.items():
                 tell_void(turn, job, number, task, live)
+            record_deserted(turn, job, number)
             turn.emit(ev.EpochClosed(job.name, number))
             turn.observed.steps.pop((job.name, number), None)
 

@@ -22,6 +22,7 @@ from millrace.control.messages import (
 )
 from millrace.control.poison_events import BufferNeeded, PlanningDied, PoisonFound, TaskDied
 from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
+from millrace.control.share_events import ShareUnread
 from millrace.control.spec import JobSpec
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
@@ -130,6 +131,7 @@ class ConsumerJoined(Event, frozen=True):
     Attributes:
         epoch: the last one begun there, -1 for none.
         anew: whoever had the place has left; what was read then is not part of what this one is to read.
+        past: the last epoch that another client had begun there, if this one goes on behind it.
     """
 
     job: str
@@ -139,6 +141,7 @@ class ConsumerJoined(Event, frozen=True):
     host: str = ""
     pid: int = 0
     anew: bool = False
+    past: int = -1
 
 
 class ConsumerDisconnected(Event, frozen=True):
@@ -458,6 +461,7 @@ AnyEvent = (
     | ConsumerLeft
     | JobBroke
     | JobKept
+    | ShareUnread
     | JobRemoved
     | StatesLoaded
     | ListingAsked

@@ -7,10 +7,19 @@ import msgspec
 from millrace.control import caching, job_progress, scaling
 from millrace.control import events as ev
 from millrace.control.actions import CloseClient, DropBlobs, SendToClient
-from millrace.control.epochs import close_epochs, open_epoch, send_epoch, settle_epoch, tell_read, tell_steps
+from millrace.control.epochs import (
+    close_epochs,
+    open_epoch,
+    send_epoch,
+    settle_epoch,
+    tell_absence,
+    tell_read,
+    tell_steps,
+)
+from millrace.control.handing_on import give_again, hand_on, has_ended, record_unused, tell_doubt, unread_by
 from millrace.control.inputs import JoinRequested
 from millrace.control.late import another_run, late_for, over_since, waits_for_others
-from millrace.control.leasing import drop, settle, spare, take_back
+from millrace.control.leasing import drop, settle, spare
 from millrace.control.messages import (
     BeginEpoch,
     CloseJob,
@@ -35,12 +44,16 @@ from millrace.control.places import (
 )
 from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
 from millrace.control.spec import JobSpec
-from millrace.control.state import Job
-from millrace.control.supply import active, epoch_length, in_turn, is_missing, missing, newest
+from millrace.control.state import Consumer, Job
+from millrace.control.supply import epoch_length, missing, newest
 from millrace.control.turn import Turn
+from millrace.control.unread import said as said_of
 from millrace.errors import MillraceError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import name_of
+
+LEFT = "left"
+"""Why a consumer has gone that closed its session."""
 
 
 def join(turn: Turn, item: JoinRequested) -> None:
@@ -68,16 +81,15 @@ def join(turn: Turn, item: JoinRequested) -> None:
     known = job.consumers.get(number)
     if message.states and known is not None and known.client != message.client:
         refuse(turn, known.client, void(job, message))
-    if known is not None:
-        epoch = known.epoch
-    elif number in missing(job):
-        epoch = (job.first or 0) - 1  # a share is its, and was kept, since the first epoch
-    else:
-        # A late comer starts with the epoch that the others read, not with those that are over.
-        epoch = min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1
+    epoch, lost = _goes_on(turn, job, number, message)
     anew = number in job.left
     first = number in missing(job) and job.first is not None
-    turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew))
+    past = -1 if known is None or known.client == message.client or message.states else epoch
+    turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past))
+    if lost is not None:
+        said = _replaced(turn, job, number, lost) or said
+    if known is not None:
+        tell_absence(turn, job, number)
     failure = load(turn, job, message.states) if message.states else None
     if failure is not None:
         fail_job(turn, job, failure)
@@ -115,6 +127,43 @@ def _job_there(turn: Turn, spec: JobSpec, message: JoinJob) -> tuple[Job | None,
     return job, ""
 
 
+def _goes_on(turn: Turn, job: Job, number: int, message: JoinJob) -> tuple[int, Consumer | None]:
+    """The last epoch begun at the place that a client takes, and whose reading of it breaks off with that, if so."""
+    known = job.consumers.get(number)
+    if known is None:
+        if number in missing(job):
+            return (job.first or 0) - 1, None  # a share is its, and was kept, since the first epoch
+        # A late comer starts with the epoch that the others read, not with those that are over.
+        return min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1, None
+    if known.client == message.client or message.states or message.lingers:
+        return known.epoch, None
+    if unread_by(turn, job, number, known):
+        give_again(turn, job, number, known.epoch)
+        return known.epoch - 1, None  # nobody has read anything of it, so that it is the new one's
+    return known.epoch, known
+
+
+def _replaced(turn: Turn, job: Job, consumer: int, lost: Consumer) -> str:
+    """What is said to a process that goes on in the place of one that was lost; others get what that had not read."""
+    if lost.epoch < 0 or has_ended(turn, lost, lost.epoch):
+        return ""
+    epoch = job.epochs.get(lost.epoch)
+    before = len(job.unread)
+    why = f"was lost in epoch {lost.epoch}, and the process in its place goes on behind it"
+    tell_doubt(turn, job, consumer, lost, why)
+    moved = hand_on(turn, job, consumer, why, [number for number in job.epochs if number <= lost.epoch])
+    rest = said_of(job, job.unread[before:])
+    if epoch is None or not (moved or rest):
+        return ""
+    given = f"; {moved} tasks go to other consumers" if moved else ""
+    return (
+        f"consumer {consumer} of job {job.name!r} was read by process {lost.pid} on {lost.host or 'another host'} up "
+        f"to epoch {lost.epoch}, which it did not end; this one goes on with epoch {lost.epoch + 1}{given}"
+        f"{'. ' if rest else ''}{rest}. To go on in the middle of an epoch load a saved state; to begin anew say "
+        "another job_name"
+    )
+
+
 def refuse(turn: Turn, client: str, failure: Failure) -> None:
     """End a client's session with an error."""
     turn.act(SendToClient(client, JobFailed(failure)))
@@ -144,6 +193,10 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
         if first and job.tables is not None:
             caching.epoch_began(turn, job)
         for earlier in [n for n in job.epochs if n < number]:
+            if has_ended(
+                turn, place, earlier
+            ):  # what is left became its when it had ended, so that it never heard of it
+                hand_on(turn, job, consumer, "had ended the epoch before they became its", [earlier])
             for task in sorted(job.epochs[earlier].unread.get(consumer, ())):
                 if task in job.epochs[earlier].live:
                     drop(turn, job, earlier, task)
@@ -236,10 +289,19 @@ def consumer_lost(turn: Turn, job: Job, consumer: int) -> None:
     """Its session broke."""
     if job.consumers[consumer].lost_at is None:
         turn.emit(ev.ConsumerDisconnected(job.name, consumer, turn.now))
+        tell_absence(turn, job, consumer)
 
 
-def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
-    """It will not come back: others get what it did not read, unless each reads its own share of a fixed order."""
+def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str, unused: int = 0) -> None:
+    """It will not come back: others get what it did not read, unless each reads its own share of a fixed order.
+
+    Args:
+        turn: what follows goes there.
+        job: whose consumer it is.
+        consumer: its index.
+        reason: goes on behind its name.
+        unused: elements of its epoch that it had received and not handed out.
+    """
     place = job.consumers.get(consumer)  # None: it was never seen
     if place is not None:
         turn.act(CloseClient(place.client))
@@ -248,31 +310,19 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str) -> None:
         turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
         remove_job(turn, job, f"its last consumer {reason}")
         return
-    _hand_on(turn, job, consumer, reason)
+    if place is not None and reason != LEFT:
+        tell_doubt(turn, job, consumer, place, reason)
+    elif place is not None and unused:
+        record_unused(turn, job, consumer, place, unused)
+    hand_on(turn, job, consumer, reason)
     turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
     for number in list(job.epochs):
         settle_epoch(turn, job, number)
         tell_steps(turn, job, number)
+    tell_absence(turn, job, consumer)
     close_epochs(turn, job)
     if last:
         turn.emit(ev.JobKept(job.name, turn.now))
-
-
-def _hand_on(turn: Turn, job: Job, consumer: int, reason: str) -> None:
-    """Give what a consumer has not read to those that read the epoch, or have still to come."""
-    for number in sorted(job.epochs):
-        epoch = job.epochs[number]
-        tasks = [task for task in sorted(epoch.unread.get(consumer, ())) if task in epoch.live]
-        for task in tasks:
-            heirs = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number]
-            heirs = heirs or [i for i in active(job) if is_missing(job, i)]
-            if in_turn(job) or not heirs:
-                drop(turn, job, number, task)
-                continue
-            if epoch.live[task].worker:
-                take_back(turn, job, number, task, f"consumer {consumer} {reason}")
-            heir = min(heirs, key=lambda i: (len(epoch.unread.get(i, ())), i))
-            turn.emit(ev.TaskMoved(job.name, number, task, heir))
 
 
 def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
@@ -306,6 +356,10 @@ def collect(turn: Turn) -> None:
     for client in turn.observed.clients.keys() - turn.state.clients.keys():
         del turn.observed.clients[client]
     settings = turn.state.settings
+    if not turn.observed.all_back and turn.now >= turn.state.returning:
+        turn.observed.all_back = True  # who is not back by now after a restart is taken for lost
+        for job in turn.state.jobs.values():
+            tell_absence(turn, job)
     for job in list(turn.state.jobs.values()):
         over = over_since(turn.state, job, turn.now)
         if over:

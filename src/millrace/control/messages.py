@@ -321,14 +321,11 @@ class JoinJob(Message, frozen=True):
     version: str = ""
     host: str = ""
     pid: int = 0
-    resume: bool = False
-    """The session broke and this is the same iterator again."""
-    generation: int = 0
-    """If so, that of the job it had joined."""
-    states: list[Checkpoint] = []
-    """Where to go on: its own state, or those of all ranks. The job begins anew with them."""
-    age_s: float = -1.0
-    """Seconds since its process was started; negative: unknown."""
+    resume: bool = False  # the session broke and this is the same iterator again
+    generation: int = 0  # if so, that of the job it had joined
+    states: list[Checkpoint] = []  # where to go on: its own, or those of all ranks; the job begins anew with them
+    age_s: float = -1.0  # seconds since its process was started; negative: unknown
+    lingers: bool = False  # who read in its place before left it to this one, and had read what it wanted
 
 
 class BeginEpoch(Message, frozen=True):
@@ -373,10 +370,13 @@ class ConsumerReport(Message, frozen=True):
     """How the epoch was read so far."""
     came: tuple[Flow, Flow] = (Flow(), Flow())
     """From local workers, and from those of the service, since the session began."""
+    ended: bool = False  # the reader of the epoch was told that there is no more: it reads nothing that comes later
 
 
 class LeaveJob(Message, frozen=True):
     """The consumer will not come back: its iterator was closed."""
+
+    unused: int = 0  # elements of the epoch that it has begun last that it had received, and not handed out
 
 
 # -- dispatcher to consumer --------------------------------------------------------------------------------------------
@@ -462,6 +462,7 @@ class EpochEnds(Message, frozen=True):
 
     epoch: int
     tasks: list[int]
+    unread: str = ""  # what of the whole epoch nobody reads, in sentences; for the user, at the epoch's end
 
 
 class JobFailed(Message, frozen=True):

@@ -292,6 +292,8 @@ class Observed(msgspec.Struct):
     cost: StoreCost | None = None
     """What the store was measured to take, and what reads really took since."""
     division: Division | None = None
+    all_back: bool = False
+    """Who had a session with the dispatcher's life before has had the time to come back."""
     held_up: dict[str, float] = {}
     """By job of which somebody waits for a consumer that was never seen, since when."""
     leaving: dict[str, float] = {}

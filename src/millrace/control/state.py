@@ -20,6 +20,7 @@ from millrace.control.messages import (
 )
 from millrace.control.plans import PlanLike, Planner
 from millrace.control.scaled import FleetPlan, Home, Scaling
+from millrace.control.share_events import UnreadShare
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.graph.serialize import unpack
@@ -91,6 +92,8 @@ class Settings(msgspec.Struct, frozen=True):
     trust: dict[str, list[str]] = {}
 
 
+UNREAD = 64
+"""Parts of epochs that nobody reads that are remembered of a job."""
 ENDED = 256
 """Jobs that are over and remembered, the last ones."""
 CARE = 2
@@ -135,13 +138,14 @@ class Worker(msgspec.Struct):
 
 
 class Consumer(msgspec.Struct):
-    """A place among a job's readers; ``epoch`` is the last one begun, -1 for none."""
+    """A place among a job's readers; ``epoch``: the last one begun, ``past``: by a process before it; -1: none."""
 
     client: str
     host: str
     pid: int
     epoch: int
     lost_at: float | None = None
+    past: int = -1
 
 
 class LiveTask(msgspec.Struct, array_like=True):
@@ -267,6 +271,7 @@ class Job(msgspec.Struct):
         needs: bytes that a worker's buffer must have, as far as is known.
         kept_at: when its last consumer left while others had never been seen; None: somebody reads it.
         former: by consumer that left, the host and process id of who read as it last.
+        unread: what nobody reads, as somebody has gone; the last :data:`UNREAD` of it.
     """
 
     name: str
@@ -303,6 +308,7 @@ class Job(msgspec.Struct):
     needs: int = 0
     kept_at: float | None = None
     former: dict[int, tuple[str, int]] = {}
+    unread: list[UnreadShare] = []
 
     def tasks_of(self, epoch: Epoch) -> int | None:
         """Tasks of an epoch as consumers see them; None without end, or not known yet."""

@@ -49,6 +49,11 @@ def in_turn(job: Job) -> bool:
     return job.spec.deterministic or job.spec.equal_steps
 
 
+def held_back(job: Job) -> bool:
+    """Consumers are to get equally many elements, and only reading them tells how many there are."""
+    return job.spec.equal_steps and not job.equal
+
+
 def by_worker(job: Job) -> bool:
     """The sharding fixes which worker runs what."""
     return job.spec.by_worker
@@ -142,7 +147,7 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         if number > reading + 1 or (number > last and (epoch.held or not ahead or suspicious(job))):
             return None
         found = _pending(state, job, number, epoch, worker, consumer)
-        if number >= reading and (found is None or job.spec.deterministic):
+        if number >= reading and not _past(job, number, consumer) and (found is None or job.spec.deterministic):
             fresh = _fresh(state, job, number, epoch, worker, consumer)
             if fresh is not None and full and not _next_to_read(job, epoch, consumer, fresh.task):
                 fresh = None
@@ -247,9 +252,14 @@ def _never_dealt(job: Job, number: int, task: int) -> bool:
 
 
 def gone(job: Job, number: int, consumer: int) -> bool:
-    """The consumer has left, or reads a later epoch."""
+    """The consumer has left, or reads a later epoch, or will."""
     place = job.consumers.get(consumer)
-    return consumer in job.left if place is None else place.epoch > number
+    return consumer in job.left if place is None else place.epoch > number or place.past >= number
+
+
+def _past(job: Job, number: int, consumer: int) -> bool:
+    place = job.consumers.get(consumer)
+    return place is not None and place.past >= number
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:

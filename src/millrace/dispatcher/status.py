@@ -13,8 +13,10 @@ from millrace.control.keeping import benefits
 from millrace.control.observed import CacheSight, FinishedJob, Observed
 from millrace.control.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
+from millrace.control.share_events import UnreadShare
 from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_walk
+from millrace.control.unread import said, shares
 from millrace.control.where import told
 from millrace.control.whereabouts import Poison
 from millrace.policies.bottleneck import bottleneck
@@ -144,12 +146,43 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "failure": job.failure.message if job.failure is not None else None,
         "bottleneck": msgspec.to_builtins(found),
         "kept": kept(state, job, now),
+        "unread": _unread(state, observed, job, now),
         "why": why_job(state, observed, job, serving, found, now),
         "left_out": sum(report.left_out for report in reports) + _undivided(state, job, number),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
         "poison": [poison.where for poison in _poison(job)],
-        "notes": [*_notes(job, [report.impure for report in reports]), *_visits(state, job, number)],
+        "notes": [
+            *_notes(job, [report.impure for report in reports]),
+            *_visits(state, job, number),
+            *_said(state, observed, job, now),
+        ],
     }
+
+
+def _unread(state: State, observed: Observed, job: Job, now: float) -> list[dict[str, Any]]:
+    """What of the job's epochs is not read, by nobody or by who is not there; of the epochs that are settled."""
+    return [
+        {
+            "epoch": share.epoch,
+            "consumer": share.consumer,
+            "tasks": share.tasks,
+            "elements": share.elements if share.elements >= 0 else None,
+            "why": f"consumer {share.consumer} {share.why}",
+        }
+        for share in _shares(state, observed, job, now)
+    ]
+
+
+def _said(state: State, observed: Observed, job: Job, now: float) -> list[str]:
+    found = _shares(state, observed, job, now)
+    return [said(job, found)] if found else []
+
+
+def _shares(state: State, observed: Observed, job: Job, now: float) -> list[UnreadShare]:
+    found = [share for share in job.unread if share.epoch not in job.epochs or share.epoch > newest(job)]
+    for number in sorted(each for each in job.epochs if each <= newest(job)):
+        found += shares(state, observed, job, number, now)
+    return found
 
 
 def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""Ranks that come when the others have closed, on real processes."""
+"""Ranks that come when the others have closed, are killed, or close in mid-epoch: on real processes."""
+
+import subprocess
+import sys
 
 import pytest
 from tests.integration.service.service_driving import job_of
@@ -34,3 +37,60 @@ def test_a_script_that_runs_again_before_the_other_rank_came_begins_anew_and_say
     with pytest.warns(mr.MillraceWarning, match="job 'again' begins anew, as consumer 0 had left it"):
         seen = read(0)
     assert sorted(seen + read(1)) == list(range(100))
+
+
+READS = """
+import sys, time
+import millrace as mr
+
+reads = mr.Dataset.range(600).distribute(sys.argv[1], job_name="lost", num_consumers=2, consumer_index=1, tasks=30)
+batches = iter(reads)
+next(batches)
+print("reads", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_who_ends_an_epoch_is_told_what_of_it_a_killed_rank_has_not_read(service):
+    def rank(index):
+        ds = mr.Dataset.range(600)
+        return ds.distribute(service.address, job_name="lost", num_consumers=2, consumer_index=index, tasks=30)
+
+    with rank(0) as part:
+        numbers = iter(part)
+        seen = [next(numbers)]
+        other = subprocess.Popen([sys.executable, "-c", READS, service.address], stdout=subprocess.PIPE)
+        with other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"reads\n"
+            service.until(lambda status: job_of(status, "lost")["consumers"][1]["batches"])
+            other.kill()
+        service.until(lambda status: not job_of(status, "lost")["consumers"][1]["connected"])
+        with pytest.warns(mr.MillraceWarning, match="Epoch 0 of job 'lost' lacks .* of consumer 1, which was lost"):
+            seen += numbers
+        unread = [share["elements"] for share in job_of(service.status(), "lost")["unread"] if share["epoch"] == 0]
+        assert 0 < sum(unread) <= 600 - len(seen)
+        with pytest.warns(mr.MillraceWarning) as told, rank(1) as again:
+            assert iter(again).number == 1
+        assert any("which it did not end; this one goes on with epoch 1" in str(each.message) for each in told)
+
+
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_who_ends_an_epoch_is_told_what_another_had_received_and_not_used(service):
+    one, two = (
+        mr.Dataset.range(1000).distribute(
+            service.address, job_name="closes", num_consumers=2, consumer_index=rank, tasks=40
+        )
+        for rank in range(2)
+    )
+    with one, two:
+        numbers = iter(one)
+        seen = [next(numbers)]
+        service.until(lambda status: job_of(status, "closes")["tasks"]["done"] > 3)
+        rest = iter(two)
+        one.close()
+        with pytest.warns(mr.MillraceWarning, match="of consumer 0, which closed before it had handed them out"):
+            seen += rest
+        [unread] = job_of(service.status(), "closes")["unread"]
+        assert unread["elements"] == 1000 - len(seen)

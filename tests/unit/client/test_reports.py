@@ -8,6 +8,7 @@ import pytest
 
 from millrace.client.conversation import Conversation
 from millrace.client.meter import Rates
+from millrace.client.notices import Notices
 from millrace.client.purity import Reruns
 from millrace.control.messages import BeginEpoch, ConsumerReport, TaskProgress
 from millrace.control.reports import Flow
@@ -51,6 +52,7 @@ def conversation():
     conversation._session = Session()
     conversation._reruns, conversation._wanted, conversation.left_out = Reruns(), 0, 0
     conversation._taken = False
+    conversation.notices = Notices(lambda error: pytest.fail(str(error)))
     conversation._measure = lambda: (70, Rates())
     with ThreadPoolExecutor(1) as reader:
         conversation.feed = Feed(conversation, reader)

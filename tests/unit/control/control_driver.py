@@ -168,6 +168,7 @@ class FakeConsumer:
         """Outputs that it has of the epoch."""
         self.alone: set[int] = set()
         self.ends: list[int] | None = None
+        self.unread = ""
         self.failure: Any = None
         self.notices: list[str] = []
         self.connected = True
@@ -194,9 +195,9 @@ class FakeConsumer:
             for read in message.reads:
                 self.reads[read.task] = read
         elif isinstance(message, msg.EpochEnds):
-            assert self.epoch is not None
-            assert message.epoch == self.epoch.epoch
-            self.ends = message.tasks
+            if self.epoch is not None:  # else it is in the place of one that read that epoch
+                assert message.epoch == self.epoch.epoch
+                self.ends, self.unread = message.tasks, message.unread
         elif isinstance(message, msg.JobFailed):
             self.failure = message.failure
         elif isinstance(message, msg.Notice):
@@ -407,7 +408,7 @@ class Service:
     def join(
         self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any
     ) -> FakeConsumer:
-        known = ("resume", "generation", "states", "version", "host", "pid", "age_s")
+        known = ("resume", "generation", "states", "version", "host", "pid", "age_s", "lingers")
         extra = {k: fields.pop(k) for k in known if k in fields}
         spec = JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))

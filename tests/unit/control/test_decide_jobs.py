@@ -102,7 +102,7 @@ def test_a_place_without_a_session_can_be_taken_over_after_a_heartbeat():
     assert service.join("y", begin=False).joined.consumer == 2
     service.now = 6.0
     late = service.join("z", begin=False)
-    assert (late.joined.consumer, late.joined.epoch) == (0, 0)
+    assert (late.joined.consumer, late.joined.epoch) == (0, -1)
 
 
 def test_a_process_started_again_gets_its_place_at_once_if_nobody_is_left():
@@ -110,7 +110,7 @@ def test_a_process_started_again_gets_its_place_at_once_if_nobody_is_left():
     service.join("x")
     service.say(inp.ClientSessionLost("x"))
     late = service.join("y", begin=False)
-    assert (late.joined.consumer, late.joined.epoch) == (0, 0)
+    assert (late.joined.consumer, late.joined.epoch) == (0, -1)
 
 
 def test_places_are_kept_for_a_while_and_jobs_without_readers_go():

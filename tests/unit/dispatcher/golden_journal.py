@@ -282,6 +282,12 @@ def _come_late(service: Service) -> None:
     for _ in range(20):
         service.work()
     service.say(inp.ConsumerSaid(late.client, msg.LeaveJob()))
+    lost = service.join("lost", "late", num_consumers=2)
+    other = service.join("stays", "late", num_consumers=2)
+    for _ in range(20):
+        service.work()
+    service.say(inp.ConsumerSaid(lost.client, msg.LeaveJob(3)))
+    service.say(inp.ConsumerSaid(other.client, msg.LeaveJob()))
     again = service.join("comes again", "never", consumer=0, num_consumers=2)
     assert "begins anew" in again.notices[0]
     service.say(inp.ConsumerSaid(again.client, msg.LeaveJob()))

@@ -1,0 +1,255 @@
+"""Ranks that are lost: who reads what was theirs, and who is told what nobody reads."""
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.test_late_ranks import job_status, leave
+
+from millrace.control import inputs as inp
+from millrace.control import messages as msg
+
+
+def two_readers(plan=None, **spec):
+    """Two that have begun epoch 0, of which the second one reads nothing by itself."""
+    service = Service(plan or FakePlan(16))
+    service.say(inp.Started("here:1"))
+    service.add_worker("w")
+    one, two = (
+        service.join(client, host="box", pid=number, num_consumers=2, **spec) for number, client in enumerate("xy")
+    )
+    service.plan_tasks(service.workers["w"])
+    return service, one, two
+
+
+def read_all(service, peer):
+    for _ in range(40):
+        service.work(read=False)
+        for task in service.readable(peer)[:1]:
+            service.read(peer, task)
+    assert peer.done
+
+
+def say_ended(service, peer):
+    service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, ended=True)))
+
+
+def wait_until_given_up(service, peer):
+    for _ in range(61):
+        service.tick(5.0)
+        service.say(inp.ConsumerSaid(peer.client, msg.ConsumerReport(peer.epoch.epoch, ended=peer.done)))
+
+
+@pytest.mark.parametrize("spec", [{}, {"deterministic": True}, {"sharding": "static"}])
+def test_who_ends_an_epoch_is_told_what_of_it_waits_for_one_that_was_lost(spec):
+    service, one, two = two_readers(**spec)
+    service.say(inp.ClientSessionLost("y"))
+    read_all(service, one)
+    rest = 16 - len(one.complete)
+    assert rest
+    assert one.unread.startswith("Epoch 0 of job 'a' lacks ")
+    assert (
+        f"{rest} task{'s' * (rest > 1)} of consumer 1, which was lost (process 1 on box), and its part is kept for it"
+        in one.unread
+    )
+    assert one.unread.endswith("for 300 s from then on")
+    [share] = job_status(service)["unread"]
+    assert (share["consumer"], share["tasks"]) == (1, rest)
+    service.rejoin(two)
+    assert one.unread == ""
+    assert job_status(service)["unread"] == []
+    service.run()
+    assert sorted(one.complete + two.complete) == list(range(16))
+
+
+def test_who_is_lost_when_others_have_ended_the_epoch_is_told_of_all_the_same():
+    service, one, _ = two_readers()
+    read_all(service, one)
+    assert one.unread == ""
+    say_ended(service, one)
+    service.say(inp.ClientSessionLost("y"))
+    assert "consumer 1, which was lost" in one.unread
+
+
+def test_what_a_lost_one_had_received_and_may_not_have_used_is_said():
+    service, one, two = two_readers()
+    service.run()
+    assert one.done
+    service.say(inp.ConsumerSaid("y", msg.ConsumerReport(0, batches=2, arrived=7)))
+    service.say(inp.ClientSessionLost("y"))
+    assert "lacks up to 5 elements of consumer 1, which was lost (process 1 on box) and may not have used" in one.unread
+    service.rejoin(two)
+    assert one.unread == ""
+
+
+def test_elements_are_counted_where_the_plan_can_tell():
+    service, one, _ = two_readers()
+    [task, *_] = service.consumers["y"].reads
+    service.say(inp.ConsumerSaid("y", msg.ConsumerReport(0, [msg.TaskProgress(task, 1)], batches=1, arrived=3)))
+    service.say(inp.ClientSessionLost("y"))
+    read_all(service, one)
+    rest = 16 - len(one.complete)
+    share, buffered = job_status(service)["unread"]
+    assert (share["tasks"], share["elements"], buffered["elements"]) == (rest, rest - 1, 2)
+    assert f"lacks {rest - 1} elements in {rest} task" in one.unread
+
+
+def test_what_one_that_is_given_up_leaves_goes_to_those_who_read_the_epoch():
+    service, one, _ = two_readers()
+    service.say(inp.ClientSessionLost("y"))
+    wait_until_given_up(service, one)
+    service.run()
+    assert sorted(one.complete) == list(range(16))
+    assert job_status(service)["unread"] == []
+
+
+@pytest.mark.parametrize("spec", [{}, {"deterministic": True}])
+def test_what_nobody_reads_as_all_others_have_ended_is_said_and_stays_in_the_status(spec):
+    service, one, _ = two_readers(**spec)
+    service.say(inp.ConsumerSaid("y", msg.ConsumerReport(0, batches=1, arrived=4)))
+    service.say(inp.ClientSessionLost("y"))
+    read_all(service, one)
+    rest = 16 - len(one.complete)
+    wait_until_given_up(service, one)
+    assert " lacks up to 3 elements of consumer 1, which did not come back within 300 s; it had received" in one.unread
+    assert " of consumer 1, which did not come back within 300 s" in one.unread.rpartition("; ")[0]
+    service.begin(one)
+    shares = [share for share in job_status(service)["unread"] if share["epoch"] == 0]
+    assert (shares[0]["tasks"], shares[0]["elements"]) == (0, 3)
+    assert sum(share["tasks"] for share in shares) == rest
+    assert service.replayed().snapshot() == service.state.snapshot()
+
+
+@pytest.mark.parametrize("spec", [{}, {"deterministic": True}, {"sharding": "static"}])
+@pytest.mark.parametrize("listed", [True, False])
+def test_one_that_dies_before_its_first_batch_and_comes_back_has_the_same_epoch(spec, listed):
+    service = Service(FakePlan(16))
+    service.add_worker("w")
+    one, _ = (service.join(client, num_consumers=2, **spec) for client in "xy")
+    if listed:
+        service.plan_tasks(service.workers["w"])
+        for _ in range(5):
+            service.work(read=False)
+    service.say(inp.ClientSessionLost("y"))
+    del service.consumers["y"]
+    again = service.join("z", consumer=1, num_consumers=2, **spec)
+    assert again.epoch is None or again.epoch.epoch == 0
+    assert again.wanted == 0
+    assert not again.notices
+    service.run()
+    assert sorted(one.complete + again.complete) == list(range(16))
+    assert again.complete
+
+
+def test_what_its_workers_have_let_go_of_runs_anew_for_one_that_comes_back():
+    service, _, two = two_readers()
+    for _ in range(5):
+        service.work(read=False)
+    before = {task: read.lease for task, read in two.reads.items()}
+    service.say(inp.ClientSessionLost("y"))
+    del service.consumers["y"]
+    again = service.join("z", consumer=1, num_consumers=2)
+    for _ in range(5):
+        service.work(read=False)
+    assert again.reads.keys() >= before.keys()
+    assert all(again.reads[task].lease > lease for task, lease in before.items())
+
+
+def dies_in_mid_epoch(service, two):
+    for _ in range(5):
+        service.work(read=False)
+    service.read(two, service.readable(two)[0])
+    service.say(inp.ConsumerSaid("y", msg.ConsumerReport(0, batches=1)))
+    service.say(inp.ClientSessionLost("y"))
+    del service.consumers["y"]
+    return list(two.complete)
+
+
+def test_who_goes_on_in_the_place_of_a_lost_one_is_told_and_others_get_what_that_had_not_read():
+    service, one, two = two_readers()
+    had = dies_in_mid_epoch(service, two)
+    again = service.join("z", consumer=1, num_consumers=2, begin=False)
+    assert again.joined.epoch == 0
+    assert "consumer 1 of job 'a' was read by process 1 on box up to epoch 0, which it did not end" in again.notices[0]
+    assert "tasks go to other consumers" in again.notices[0]
+    service.begin(again, 1)
+    while not one.done:
+        assert service.work()
+    assert sorted(one.complete + had) == list(range(16))
+
+
+def test_in_a_fixed_order_it_is_said_what_nobody_reads():
+    service, one, two = two_readers(deterministic=True)
+    had = dies_in_mid_epoch(service, two)
+    again = service.join("z", consumer=1, num_consumers=2, deterministic=True, begin=False)
+    assert " of consumer 1, which was lost in epoch 0" in again.notices[0]
+    service.begin(again, 1)
+    while not one.done:
+        assert service.work()
+    assert " of consumer 1, which was lost in epoch 0" in one.unread
+    assert sorted(one.complete + had) != list(range(16))
+
+
+@pytest.mark.parametrize("fields", [{"lingers": True}, {"consumer": 1}])
+def test_who_follows_one_that_had_ended_its_epoch_or_left_it_its_place_hears_nothing(fields):
+    service, one, two = two_readers()
+    if "lingers" in fields:
+        dies_in_mid_epoch(service, two)
+    else:
+        service.run()
+        say_ended(service, two)
+        service.say(inp.ClientSessionLost("y"))
+        del service.consumers["y"]
+    again = service.join("z", **{"consumer": 1, "num_consumers": 2, **fields}, begin=False)
+    assert (again.joined.epoch, again.notices) == (0, [])
+    assert not one.unread
+
+
+def test_what_comes_too_late_to_one_that_has_ended_is_others():
+    service, one, _ = two_readers()
+    service.say(inp.ClientSessionLost("y"))
+    read_all(service, one)  # has ended, which it has not said yet
+    for _ in range(61):
+        service.tick(5.0)
+        service.say(inp.ConsumerSaid("x", msg.ConsumerReport(0)))
+    late = list(service.state.jobs["a"].epochs[0].unread[0])
+    assert late
+    say_ended(service, one)
+    service.begin(one, 1)
+    [share] = job_status(service)["unread"]
+    assert (share["tasks"], share["epoch"]) == (len(late), 0)
+    assert share["why"] == "consumer 0 had ended the epoch before they became its"
+
+
+def test_after_a_restart_nobody_is_taken_for_lost_who_has_time_to_come_back():
+    service, one, _ = two_readers()
+    read_all(service, one)
+    service.say(inp.Started("here:1"))
+    service.hello("w")
+    service.rejoin(one)
+    service.tick(1.0)
+    assert one.unread == ""
+    service.tick(10.0)
+    assert "consumer 1, which was lost" in one.unread
+
+
+def test_what_one_leaves_of_equal_steps_is_left_out_by_choice():
+    plan = FakePlan(6)
+    plan.equal = False
+    service, one, two = two_readers(plan, equal_steps=True)
+    leave(service, two)
+    while not one.done:
+        assert service.work()
+    assert one.unread == ""
+    assert job_status(service)["unread"] == []
+
+
+@pytest.mark.parametrize("spec", [{}, {"deterministic": True}])
+def test_what_one_had_received_and_not_handed_out_when_it_closed_is_counted_and_said(spec):
+    service, one, two = two_readers(**spec)
+    service.say(inp.ConsumerSaid(two.client, msg.LeaveJob(24)))
+    del service.consumers[two.client]
+    while not one.done:
+        assert service.work()
+    assert "lacks up to 24 elements of consumer 1, which closed before it had handed them out" in one.unread
+    share = job_status(service)["unread"][0]
+    assert (share["consumer"], share["tasks"], share["elements"]) == (1, 0, 24)
+    assert any("closed before" in note for note in job_status(service)["notes"])
