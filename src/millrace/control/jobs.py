@@ -197,6 +197,7 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
                 turn, place, earlier
             ):  # what is left became its when it had ended, so that it never heard of it
                 hand_on(turn, job, consumer, "had ended the epoch before they became its", [earlier])
+                tell_absence(turn, job, consumer)
             for task in sorted(job.epochs[earlier].unread.get(consumer, ())):
                 if task in job.epochs[earlier].live:
                     drop(turn, job, earlier, task)
