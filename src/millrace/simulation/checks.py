@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ from millrace.control import inputs as inp
 from millrace.control import messages as msg
 from millrace.control import poison_events as pev
 from millrace.control.late import named
+from millrace.control.share_events import ShareUnread
 from millrace.control.spec import JobSpec
+from millrace.control.unread import told as told_of
 from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.cluster_checks import ClusterChecks
 from millrace.simulation.pipelines import Output, bare, values_of
@@ -48,6 +51,7 @@ class EpochBook:
             end.
         leased: tasks that were, for the first time or again.
         resumed: some of it was read before states were saved.
+        said: consumers of whose part it was said that nobody reads all of it.
         begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
         at: by client, the task that it read last; ``steps``: how many outputs it read up to the end.
         reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
@@ -60,6 +64,7 @@ class EpochBook:
     dropped: set[int] = field(default_factory=set)
     leased: set[int] = field(default_factory=set)
     steps: dict[str, int] = field(default_factory=dict)
+    said: set[int] = field(default_factory=set)
     begun: bool = False
     resumed: bool = False
     interrupted: bool = False
@@ -72,8 +77,8 @@ class JobBook:
     """What became of one job, from its creation to its end.
 
     Attributes:
-        joined: by consumer, the client that reads as it.
-        gone: consumers that left.
+        joined: by consumer, the client that reads as it; ``reads``: the epoch that it has begun.
+        gone: consumers that left; ``kept_at``: when the last one had, on the dispatcher's clock.
         never: expected consumers that had not come when the job was removed.
         broken: it failed.
         skipped: elements that no worker may touch.
@@ -82,7 +87,9 @@ class JobBook:
     spec: JobSpec
     epochs: dict[int, EpochBook] = field(default_factory=dict)
     joined: dict[int, str] = field(default_factory=dict)
+    reads: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    kept_at: float = math.inf
     never: list[int] = field(default_factory=list)
     broken: bool = False
     skipped: set[int] = field(default_factory=set)
@@ -118,7 +125,6 @@ class Checks:
         self._heard: dict[str, float] = {}
         self._clients: dict[tuple[str, int], str] = {}
         self._given_up: set[str] = set()
-        self._left_at: dict[str, float] = {}
         self._saved: dict[str, tuple[int, set[int]]] = {}
         self.caches = CacheChecks(town)
         self.cluster = ClusterChecks(town)
@@ -182,6 +188,21 @@ class Checks:
         """It has read the epoch to its end, in so many steps."""
         self._book(consumer).epoch(epoch).steps[consumer.client] = steps
 
+    def told(self, consumer: Consumer, epoch: int, text: str) -> None:
+        """Its user has come to the end of an epoch, and is told what of it is not read ("": all is)."""
+        dispatcher, session = self._town.dispatcher, consumer.session
+        job = None if dispatcher is None else dispatcher.state.jobs.get(consumer.spec.name)
+        if dispatcher is None or job is None or session is None or not (session.live and session.open_at(dispatcher)):
+            return
+        if any(session.under_way) or dispatcher.owes_client(consumer.client) or session.ends[1] is not dispatcher:
+            return
+        place = job.consumers.get(consumer.consumer)
+        if place is None or place.client != consumer.client or place.lost_at is not None:
+            return
+        expected = told_of(dispatcher.state, dispatcher.observed, job, epoch, dispatcher.now())
+        if expected and not text:
+            raise Violation(f"{consumer.name} ends epoch {epoch}, and is not told: {expected}")
+
     def abandoned(self, consumer: Consumer, epoch: int) -> None:
         """It will not read the epoch to its end, and may not have said what it had of those before."""
         if consumer.joined is not None:
@@ -236,6 +257,7 @@ class Checks:
                     self._goes_on(job)
                 else:
                     self._enter(job, event)
+                    self._enter_readers(job, event)
 
     def _goes_on(self, job: JobBook) -> None:
         """It goes on from saved states, which say what was read before."""
@@ -258,10 +280,22 @@ class Checks:
             ):
                 job.epoch(epoch).dealt[task] = consumer
             case ev.TaskDone(epoch=epoch, task=task, dropped=True) | ev.TaskSpared(epoch=epoch, task=task):
-                job.epoch(epoch).dropped.add(task)
+                self._dropped(job, epoch, task)
+            case ShareUnread(share=share):
+                job.epoch(share.epoch).said.add(share.consumer)
             case ev.EpochClosed(epoch=epoch):
                 self._complete(job, epoch)
+            case pev.PoisonFound(poison=poison) if poison.place[0] >= 0:
+                job.skipped.add(poison.place[4])
+            case ev.JobBroke():
+                job.broken = True
+
+    def _enter_readers(self, job: JobBook, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.EpochBegan(consumer=consumer, epoch=epoch):
+                job.reads[consumer] = epoch
             case ev.ConsumerJoined(consumer=consumer, client=client, epoch=epoch):
+                job.reads[consumer] = epoch
                 if job.joined.get(consumer, client) != client:
                     job.interrupt(epoch)  # who names a place gets it once its session has broken; its reader may live
                 job.joined[consumer] = client
@@ -269,13 +303,23 @@ class Checks:
                 job.gone.add(consumer)
                 for book in job.epochs.values():
                     book.interrupted |= reason != "left"
-            case pev.PoisonFound(poison=poison) if poison.place[0] >= 0:
-                job.skipped.add(poison.place[4])
-            case ev.JobBroke():
-                job.broken = True
+            case ev.JobKept(at=at):
+                job.kept_at = at
             case ev.JobRemoved(job=name):
                 del self._seeds[name]
                 self._removed(job, event)
+
+    def _dropped(self, job: JobBook, number: int, task: int) -> None:
+        """Nobody reads a task to its end: by a reader's own choice, as it reads on, or it was said."""
+        book = job.epoch(number)
+        book.dropped.add(task)
+        owner = book.dealt.get(task, -1)
+        by_choice = job.reads.get(owner, -1) > number or job.spec.visitation != "exactly_once"
+        by_choice |= job.spec.equal_steps  # what one has more than others is left out, and counted as that
+        if not (by_choice or owner in book.said):
+            raise Violation(
+                f"task {task} of epoch {number} of job {job.spec.name} was {owner}'s, and dropped in silence"
+            )
 
     def _removed(self, job: JobBook, event: ev.JobRemoved) -> None:
         """What everybody stopped reading is over as well."""
@@ -295,9 +339,9 @@ class Checks:
             raise Violation(f"{where}, and {event.absent} are said not to have: {event.reason}")
         if "started again" in event.reason:
             return  # by one that had left, which was told
-        away = self._town.world.now - self._left_at[event.job]
-        if named(job.never) not in event.reason or away < self._town.settings.job_gc_timeout_s:
-            raise Violation(f"{where}, {away:.1f} s after the last one left: {event.reason}")
+        kept = event.at - job.kept_at
+        if named(job.never) not in event.reason or kept < self._town.settings.job_gc_timeout_s:
+            raise Violation(f"{where}, and was kept for {kept:.1f} s: {event.reason}")
 
     def _complete(self, job: JobBook, number: int) -> None:
         """All that an epoch should have given was given."""
@@ -362,8 +406,6 @@ class Checks:
         self.cluster.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
-            if isinstance(event, ev.ConsumerLeft):
-                self._left_at[event.job] = self._town.world.now  # it may take long to be durable
             if isinstance(event, ev.ConsumerJoined):
                 self._came(event)
             elif isinstance(event, ev.JobRemoved) and ANEW in event.reason:

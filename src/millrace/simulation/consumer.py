@@ -78,7 +78,7 @@ class Consumer(Process):
         self._town = town
         self._slow = world.rng.choice((0.0, 0.01, 0.1, 0.4))
         self._pool = CreditPool(world.rng.choice((1, 4, 16, 100)))
-        self._session: Connection | None = None
+        self.session: Connection | None = None
         self._joining: Connection | None = None
         self._pauses = delays_of(world)
         self._heartbeat_s = 5.0
@@ -88,6 +88,9 @@ class Consumer(Process):
         self._task = self._until = -1
         self._surplus: list[Output] = []  # of that task, held until all ranks have as much
         self._taken = 0
+        self._ended = -1
+        self._unused = 0
+        self._unread = -1, ""
         self._since = 0.0
         self._waited_s = 0.0
         self._waiting = False
@@ -130,7 +133,7 @@ class Consumer(Process):
         """A word of the dispatcher or a worker."""
         if connection is self._joining:
             self._answered(connection, message)
-        elif connection is self._session:
+        elif connection is self.session:
             self._pauses = delays_of(self.world)
             self._told(message)
         elif isinstance(message, tuple):
@@ -144,15 +147,15 @@ class Consumer(Process):
         if connection is self._joining:
             self._joining = None
             self._again()
-        elif connection is self._session:
-            self._session = None
+        elif connection is self.session:
+            self.session = None
             self._again()
         else:
             self._lost_worker(connection)
 
     def _answered(self, connection: Connection, message: Any) -> None:
         if isinstance(message, msg.JobJoined):
-            self._joining, self._session = None, connection
+            self._joining, self.session = None, connection
             first, self.joined = self.joined is None, message
             self._heartbeat_s = message.heartbeat_s
             if first:
@@ -219,14 +222,15 @@ class Consumer(Process):
         )
 
     def _say(self, message: msg.FromConsumer) -> None:
-        if self._session is not None:
-            self._session.send(self, message)
+        if self.session is not None:
+            self.session.send(self, message)
 
     def _told(self, message: Any) -> None:
         match message:
             case msg.ReadTasks(epoch=epoch, reads=reads, alone=alone):
                 self._assign(epoch, reads, alone)
-            case msg.EpochEnds(epoch=epoch, tasks=tasks):
+            case msg.EpochEnds(epoch=epoch, tasks=tasks, unread=unread):
+                self._unread = epoch, unread
                 self._all_known(epoch, tasks)
             case msg.StepsReady(epoch=epoch, steps=steps, last=last):
                 self._may_use(epoch, steps, last=last)
@@ -287,7 +291,8 @@ class Consumer(Process):
         arrived, all_here = (0, False) if self.inbox is None else (self.inbox.arrived, self.inbox.all_here)
         pace = Pace(self._taken, self.world.now - self._since, self._waited_s)
         wait_s = max(0.0, each - self._slow)
-        report = msg.ConsumerReport(number, tasks, self._taken, each, wait_s, arrived=arrived, pace=pace)
+        ended = number == self._ended
+        report = msg.ConsumerReport(number, tasks, self._taken, each, wait_s, arrived=arrived, pace=pace, ended=ended)
         self._say(msgspec.structs.replace(report, all_here=all_here) if self.spec.equal_steps else report)
 
     def _report_soon(self) -> None:
@@ -333,8 +338,10 @@ class Consumer(Process):
             self._waiting = False
             self._waited_s += self.world.now - self._waiting_since
             self._checks.yielded(self, inbox.number, self._task, fresh)
-            self._taken += len(fresh)
+            first, self._taken = not self._taken, self._taken + len(fresh)
             self._progress.yielded(self._task, self._until - len(self._surplus))
+            if first:
+                self._report()
             self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(fresh), self._next)
         elif self._surplus:
             if self._allowed is not None and self._allowed[1]:
@@ -356,8 +363,12 @@ class Consumer(Process):
     def _end(self, *, read: bool) -> None:
         inbox = self.inbox
         assert inbox is not None
+        if read:
+            self._ended = inbox.number
+            self._checks.told(self, inbox.number, self._unread[1] if self._unread[0] == inbox.number else "")
         self._report()
         self._left = inbox.number, inbox.progress(everything=True)
+        self._unused = 0 if read else inbox.arrived - self._taken
         self._surplus = []
         if read:
             self._checks.ended(self, inbox.number, self._taken)
@@ -378,8 +389,10 @@ class Consumer(Process):
         if self.failure is not None:
             self._checks.abandoned(self, max(self._wanted, 0))
         self._report()
-        self._say(msg.LeaveJob())
-        for connection in [*self._connections.values(), self._session, self._joining]:
+        inbox = self.inbox
+        broken_off = inbox is not None and inbox.number == self._begun != self._ended
+        self._say(msg.LeaveJob(inbox.arrived - self._taken if inbox is not None and broken_off else self._unused))
+        for connection in [*self._connections.values(), self.session, self._joining]:
             if connection is not None:
                 connection.close(self)
         self._town.consumer_over(self)

@@ -108,6 +108,15 @@ class Dispatcher(Process):
         pending = [action for each in [*self._committing, *self._decided] for action in each.actions]
         return any(isinstance(each, act.SendToWorker | act.CloseWorker) and each.worker == worker for each in pending)
 
+    def owes_client(self, client: str) -> bool:
+        """The same about a client."""
+        pending = [action for each in [*self._committing, *self._decided] for action in each.actions]
+        return any(isinstance(each, act.SendToClient | act.CloseClient) and each.client == client for each in pending)
+
+    def now(self) -> float:
+        """Of its clock."""
+        return self._clock.now()
+
     def die(self, *, silently: bool = False) -> None:
         """It is gone at once; what it was just writing may have become durable."""
         if self._writing is not None and self._committing and self.world.rng.random() < 0.5:

@@ -182,7 +182,9 @@ def _consumer_killed(town: Town) -> bool:
     consumer = town.world.rng.choice(consumers)
     consumer.die(silently=town.world.rng.random() < 0.5)
     again = town.world.rng.uniform(0.1, 1.4 * town.settings.job_gc_timeout_s)
-    town.world.after(again, town.add_consumer, consumer.spec, consumer.consumer, consumer.stops, None, consumer.states)
+    if town.late_ranks.replaced(consumer.spec.name):
+        states = consumer.states
+        town.world.after(again, town.add_consumer, consumer.spec, consumer.consumer, consumer.stops, None, states)
     return True
 
 

@@ -15,6 +15,7 @@ from millrace.control import (
     apply,
     caching,
     epochs,
+    handing_on,
     held_up,
     jobs,
     keeping,
@@ -258,6 +259,16 @@ def _begun_again() -> AbstractContextManager[Any]:
     return mock.patch.object(epochs, "left_of", lambda plan, done, _: left_of(plan, done, {}))
 
 
+def _silent_loss() -> AbstractContextManager[Any]:
+    """What a consumer leaves unread that goes is dropped, and nobody takes note."""
+    return mock.patch.object(handing_on, "record", return_value=None)
+
+
+def _untold_absence() -> AbstractContextManager[Any]:
+    """Who ends an epoch is not told what of it somebody else has not read."""
+    return mock.patch.object(epochs, "told", return_value="")
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -284,6 +295,8 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "endless-asking": _endless_asking,
     "unequal-steps": _unequal_steps,
     "begun-again": _begun_again,
+    "silent-loss": _silent_loss,
+    "untold-absence": _untold_absence,
 }
 
 

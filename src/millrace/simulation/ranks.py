@@ -10,6 +10,8 @@ from millrace.control.spec import JobSpec
 if TYPE_CHECKING:
     from millrace.simulation.town import Town
 
+LOST = 0.3
+"""Share of the killed consumers that are not started again."""
 LATE = 0.35
 """Share of the jobs with several expected consumers of which some come late or never."""
 ANEW = 0.2
@@ -60,6 +62,15 @@ class Ranks:
             world.after(at, town.add_consumer, spec, index, stops)
         else:
             self._after.setdefault(spec.name, []).append(Late(spec, index, stops, world.now))
+
+    def replaced(self, name: str) -> bool:
+        """Whether another process is started for a consumer that was killed."""
+        if self._rng.random() >= LOST:
+            return True
+        self._town.fired["consumer not replaced"] += 1
+        self._town.expected -= 1
+        self._town.one_less(name)
+        return False
 
     def nobody_reads(self, name: str) -> None:
         """All that were there of a job have closed, or died: now the others come, sooner or later than is waited."""
