@@ -412,8 +412,7 @@ class EpochBegun(Message, frozen=True):
 
     epoch: int
     tasks: int | None
-    sources: list[str] = []
-    """What identifies the data, for states."""
+    sources: list[str] = []  # what identifies the data, for states
     held: bool = False
     reused: int = -1
     """A cache point below which all is as in the first epoch, for states."""
