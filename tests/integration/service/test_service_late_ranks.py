@@ -40,14 +40,14 @@ def test_a_script_that_runs_again_before_the_other_rank_came_begins_anew_and_say
 
 
 READS = """
-import sys, time
+import sys
 import millrace as mr
 
 reads = mr.Dataset.range(600).distribute(sys.argv[1], job_name="lost", num_consumers=2, consumer_index=1, tasks=30)
 batches = iter(reads)
 next(batches)
 print("reads", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
@@ -60,7 +60,8 @@ def test_who_ends_an_epoch_is_told_what_of_it_a_killed_rank_has_not_read(service
     with rank(0) as part:
         numbers = iter(part)
         seen = [next(numbers)]
-        other = subprocess.Popen([sys.executable, "-c", READS, service.address], stdout=subprocess.PIPE)
+        command = [sys.executable, "-c", READS, service.address]
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         with other:
             assert other.stdout is not None
             assert other.stdout.readline() == b"reads\n"
