@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,11 +43,13 @@ class Chunk:
         elements: the elements, a list that its receiver may keep but not change.
         origin: shared by all of them.
         positions: one per element.
+        failure: what became of the element after these; who takes the chunk raises it then.
     """
 
     elements: list[Any]
     origin: Origin
     positions: Positions
+    failure: Exception | None = None
 
     def __len__(self) -> int:
         return len(self.elements)
@@ -62,9 +64,26 @@ class Chunk:
         """Elements ``start`` to ``stop`` as a chunk of their own."""
         return Chunk(self.elements[start:stop], self.origin, self.positions[start:stop])
 
-    def keep(self, indices: Sequence[int], elements: list[Any]) -> Chunk:
+    def keep(self, indices: Sequence[int], elements: list[Any], failure: Exception | None = None) -> Chunk:
         """A chunk of ``elements``, where element k keeps the position of this chunk's element ``indices[k]``."""
         if len(indices) == len(self.elements):
-            return Chunk(elements, self.origin, self.positions)
+            return Chunk(elements, self.origin, self.positions, failure)
         positions = np.asarray(self.positions, dtype=np.int64)[np.asarray(indices, dtype=np.int64)]
-        return Chunk(elements, self.origin, positions)
+        return Chunk(elements, self.origin, positions, failure)
+
+
+def raising(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The same chunks; after one with a failure, that is raised."""
+    try:
+        for chunk in chunks:
+            failure = chunk.failure
+            if failure is None:
+                yield chunk
+                continue
+            if chunk.elements:
+                yield Chunk(chunk.elements, chunk.origin, chunk.positions)
+            raise failure
+    finally:
+        end = getattr(chunks, "close", None)
+        if end is not None:
+            end()

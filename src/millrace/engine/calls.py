@@ -53,7 +53,9 @@ class Calls:
         calls.__dict__.update(_epoch=epoch, _describe=describe)
         return calls
 
-    def call(self, node: int, label: str, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
+    def call(
+        self, node: int, label: str, function: Opaque, chunk: Chunk
+    ) -> tuple[list[int] | None, list[Any], Exception | None]:
         """See :meth:`millrace.ops.contract.Context.call`."""
         arguments: tuple[Sequence[Any], ...] = (chunk.elements,)
         one, count = function.value, len(chunk.elements)
@@ -78,15 +80,21 @@ class Calls:
                 error: BaseException = StopIteration("raised by the function")
             except BaseException as raised:  # noqa: BLE001 - raised again, or the pipeline says what becomes of it
                 failed, error = len(results) + len(skipped), raised
-            keep, instead = self._failed(label, chunk, failed, error)
+            try:
+                keep, instead = self._failed(label, chunk, failed, error)
+            except RunStoppedError:
+                raise
+            except Exception as failure:  # noqa: BLE001 - raised once what was before it has been taken
+                gone = set(skipped)
+                return [index for index in range(failed) if index not in gone], results, failure
             if keep:
                 results.append(instead)
             else:
                 skipped.append(failed)
         if not skipped:
-            return None, results
+            return None, results, None
         gone = set(skipped)
-        return [index for index in range(count) if index not in gone], results
+        return [index for index in range(count) if index not in gone], results, None
 
     def _watched(
         self, watch: Watch, node: int, label: str, origin: Origin, function: Callable[..., Any]

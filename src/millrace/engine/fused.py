@@ -34,14 +34,16 @@ def run_fused(
     steps[:-1] = [between.counted(number, step) for (number, _), step in zip(parts, steps[:-1], strict=False)]
 
     def apply(chunk: Chunk) -> Chunk:
+        failure: Exception | None = None  # of the earliest element: later functions get those before it alone
         for step in steps:
             chunk = step(chunk)
+            failure = chunk.failure or failure
             if not chunk.elements:
                 break
-        return chunk
+        return chunk if failure is chunk.failure else Chunk(chunk.elements, chunk.origin, chunk.positions, failure)
 
     for chunk in contexts[-1].in_order(apply, between.cut(chunks), parallel):
-        if chunk.elements:
+        if chunk.elements or chunk.failure is not None:
             yield chunk
 
 

@@ -331,14 +331,25 @@ class Lowering:
                 wanted = choices[start : start + self.task.chunk_size(number)]
                 start += len(wanted)
                 elements: list[Any] = [None] * len(wanted)
+                complete, failure = len(wanted), None
                 for which in np.unique(wanted).tolist():
                     if which not in streams:
                         streams[which] = feeds.Elements(part(which, routes.reader(which)))
                     places = np.flatnonzero(wanted == which).tolist()
-                    taken = [e for chunk in streams[which].take(len(places)) for e in chunk.elements]
+                    taken: list[Any] = []
+                    try:
+                        for chunk in streams[which].take(len(places)):
+                            taken += chunk.elements
+                    except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
+                        if places[len(taken)] < complete:
+                            complete, failure = places[len(taken)], error
+                        places = places[: len(taken)]
                     for place, element in zip(places, taken, strict=True):
                         elements[place] = element
-                yield Chunk(elements, origin, range(len(elements)))
+                if complete:
+                    yield Chunk(elements[:complete], origin, range(complete))
+                if failure is not None:
+                    raise failure
 
     def _repeat_stream(self, node: g.Repeat, child: int, repetition: int) -> Chunks:
         turn = 0

@@ -51,8 +51,7 @@ def measured(
 ) -> Iterator[Chunk]:
     """The same chunks, counted and timed.
 
-    Raises:
-        Exception: ``too_large(chunk, index, bytes)`` if one element has more than ``limit`` bytes.
+    One element of more than ``limit`` bytes is the failure ``too_large(chunk, index, bytes)`` after those before it.
     """
     try:
         while True:
@@ -66,7 +65,10 @@ def measured(
             if size > limit:
                 for index, element in enumerate(chunk.elements):
                     if (alone := nbytes(element)) > limit:
-                        raise too_large(chunk, index, alone)
+                        failure = too_large(chunk, index, alone)
+                        chunk = chunk.slice(0, index)
+                        chunk.failure = failure
+                        break
             measure.elements += len(chunk.elements)
             measure.bytes += size
             yield chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from millrace.engine import feeds
 from millrace.engine.feeds import Array, Feed
 from millrace.engine.measure import close
 from millrace.errors import ElementTooLargeError, SourceCorruptError
-from millrace.planning.tables import SplitTable
+from millrace.planning.tables import Split, SplitTable
 from millrace.sources.contract import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def read_whole_splits(
         for split in units.tolist():
             position = 0
             place = origin._replace(split=split)
-            lists = source.read(table.splits[split], 0, -1, context.chunk_size)
+            lists = _Lists(source, table.splits[split], 0, place, context, context.chunk_size)
             try:
-                while (elements := context.next_list(lists, place, position)) is not None:
+                while (elements := lists.next(position)) is not None:
                     yield Chunk(elements, place, range(position, position + len(elements)))
                     position += len(elements)
             finally:
-                close(lists)
+                lists.close()
 
 
 def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk]:
@@ -129,6 +129,38 @@ def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk
             yield chunk.keep(chosen, [elements[index] for index in chosen])
 
 
+class _Lists:
+    """The elements of a split from one on, list by list; where reading fails, those before come one by one."""
+
+    def __init__(
+        self,
+        source: SequentialSource,
+        split: Split,
+        start: int,
+        place: Origin,
+        context: NodeContext,
+        wanted: Callable[[], int],
+    ) -> None:
+        self._source, self._split, self._place, self._context = source, split, place, context
+        self._singly = False
+        self._lists = source.read(split, start, -1, wanted)
+
+    def next(self, position: int) -> list[Any] | None:
+        """The list of elements from ``position`` on, which is where the last one ended; None after the last."""
+        try:
+            return self._context.next_list(self._lists, self._place, position)
+        except Exception:
+            if self._singly or self._context.watched:
+                raise
+        self._singly = True
+        self.close()
+        self._lists = self._source.read(self._split, position, -1, lambda: 1)
+        return self.next(position)
+
+    def close(self) -> None:
+        close(self._lists)
+
+
 class _Reading:
     """Keeps a split open from one request to the next, as feeds ask for what follows more often than not."""
 
@@ -136,17 +168,19 @@ class _Reading:
         self._source, self._table, self._origin, self._context = source, table, origin, context
         self._split = -1
         self._at = self._stop = 0
-        self._lists: Iterator[list[Any]] = iter(())
+        self._lists: _Lists | None = None
 
     def lists(self, split: int, low: int, high: int) -> Iterator[tuple[int, list[Any]]]:
         """(offset, elements) of consecutive lists that cover [low, high) of a split, and perhaps some before."""
         if split != self._split or low < self._at:
             self.close()
             self._split, self._at = split, low
-            self._lists = self._source.read(self._table.splits[split], low, -1, self._wanted)
+            place = self._origin._replace(split=split)
+            self._lists = _Lists(self._source, self._table.splits[split], low, place, self._context, self._wanted)
+        assert self._lists is not None
         self._stop = high
         while self._at < high:
-            elements = self._context.next_list(self._lists, self._origin._replace(split=split), self._at)
+            elements = self._lists.next(self._at)
             if elements is None:
                 piece = self._table.splits[split]
                 raise SourceCorruptError(
@@ -157,8 +191,9 @@ class _Reading:
             yield start, elements
 
     def close(self) -> None:
-        close(self._lists)
-        self._lists, self._split = iter(()), -1
+        if self._lists is not None:
+            self._lists.close()
+        self._lists, self._split = None, -1
 
     def _wanted(self) -> int:
         return max(1, min(self._context.chunk_size(), self._stop - self._at))

@@ -47,8 +47,16 @@ def in_order(
     """
     calls = _Calls(function, crew, budget, measure)
     crew.join()
+    failure: Exception | None = None
     try:
-        for chunk in chunks:
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except Exception as error:  # noqa: BLE001 - raised once what is before it has been yielded
+                failure = error
+                break
+            if chunk is None:
+                break
             start = 0
             while start < len(chunk):
                 threads = crew.threads(parallel)
@@ -65,6 +73,8 @@ def in_order(
                     calls.submit(part, threads)
         while calls.waiting:
             yield calls.finish()
+        if failure is not None:
+            raise failure
     finally:
         crew.cancel(calls.waiting)
         crew.leave()

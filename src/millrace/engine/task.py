@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.chunk import Chunk, Origin
+from millrace.elements.chunk import Chunk, Origin, raising
 from millrace.engine.ahead import Ahead
 from millrace.engine.calls import Calls
 from millrace.engine.feeds import Array, compact, runs
@@ -124,7 +124,7 @@ class RunningTask:
         Args:
             number: of the node.
             chunks: what it yields.
-            measure: where to count; None: in the node's own measure.
+            measure: where to count; None: in the node's own measure, and a failure is raised here.
         """
 
         def too_large(chunk: Chunk, index: int, size: int) -> ElementTooLargeError:
@@ -135,7 +135,8 @@ class RunningTask:
                 f"with_options(buffer_bytes=...)"
             )
 
-        return measured(chunks, measure or self.measures[number], self.buffer_bytes, too_large)
+        counted = measured(chunks, measure or self.measures[number], self.buffer_bytes, too_large)
+        return counted if measure is not None else raising(counted)
 
     def chunk_size(self, number: int) -> int:
         """Elements that node ``number`` should put into its next chunk, after what became of those before."""
@@ -248,7 +249,7 @@ class NodeContext(Context):
         """Bytes that this operator may hold."""
         return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
 
-    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
+    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
         """The user's ``function`` of each element."""
         return self._task.calls.call(self._number, self._label, function, chunk)
 
@@ -386,13 +387,17 @@ class NodeContext(Context):
             return self._fetch_watched(fetch, chunk)
         try:
             return Chunk(fetch(positions), chunk.origin, compact(positions))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
             # Of sources only a map-style data set is the user's code, in which single elements may fail.
-            if not isinstance(self._node, FromMapStyle) or not isinstance(error, ElementError):
-                raise
-            if self._task.calls.raises:
-                raise
+            users = isinstance(self._node, FromMapStyle) and isinstance(error, ElementError)
+            if not users or self._task.calls.raises:
+                return self._fetch_before(fetch, chunk, error)
             return self._fetch_each(fetch, Chunk([], chunk.origin, positions))
+
+    @property
+    def watched(self) -> bool:
+        """Whether each element that is read is reported, as one of them has ended workers."""
+        return self._task.watch is not None
 
     def next_list(self, lists: Iterator[list[Any]], origin: Origin, position: int) -> list[Any] | None:
         """The next of the ``lists`` of a sequential source, which begins at a position; None after the last."""
@@ -406,6 +411,18 @@ class NodeContext(Context):
             one = partial(fetch, np.array([position]))
             elements += self._task.watched(self._number, chunk.origin, int(position), one)
         return Chunk(elements, chunk.origin, chunk.positions)
+
+    def _fetch_before(self, fetch: Callable[[Array], list[Any]], chunk: Chunk, error: Exception) -> Chunk:
+        """The elements before the one that failed, read again one by one, as ``error`` does not say which it was."""
+        positions, elements = np.asarray(chunk.positions, np.int64), list[Any]()
+        try:
+            for index in range(len(positions) if len(positions) > 1 else 0):
+                elements += fetch(positions[index : index + 1])
+        except Exception as again:  # noqa: BLE001 - raised once what is before it has been taken
+            error = again
+        if len(elements) == len(positions):  # that came and went
+            return Chunk(elements, chunk.origin, compact(positions))
+        return Chunk(elements, chunk.origin, compact(positions[: len(elements)]), error)
 
     def _fetch_each(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
         positions = np.asarray(chunk.positions, np.int64)

@@ -11,7 +11,7 @@ from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.errors import PipelineError
 from millrace.graph.nodes import BucketBySequenceLength
 from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, build_batch, with_leftovers
+from millrace.ops.grouping import Outbox, build_batch, sent_before_failing, with_leftovers
 from millrace.ops.padding import fill_unknown, stack_padded
 from millrace.ops.stacking import stack
 
@@ -23,17 +23,24 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
         PipelineError: if a length is no whole number, an element belongs to no bucket with
             ``pad_to_bucket_boundary``, or elements of a batch don't fit together.
     """
+    outbox = Outbox()
+    return sent_before_failing(outbox, _batches(node, inputs, context, outbox))
+
+
+def _batches(
+    node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Context, outbox: Outbox
+) -> Iterator[Chunk]:
     boundaries = np.asarray(node.bucket_boundaries, dtype=np.int64)
-    origin, outbox, position, arrived = context.mixed(), Outbox(), 0, 0
+    origin, position, arrived = context.mixed(), 0, 0
     buckets: list[list[Any]] = [[] for _ in node.bucket_batch_sizes]
     arrivals: list[list[int]] = [[] for _ in node.bucket_batch_sizes]
     places: list[list[tuple[Origin, Positions]]] = [[] for _ in node.bucket_batch_sizes]
     for chunk in with_leftovers(inputs[0], context):
-        indices, results = context.call(node.element_length_fn, chunk)
-        lengths = _lengths(results, context.label)
-        _check_bounded(node, lengths, context.label)
+        indices, results, failure = context.call(node.element_length_fn, chunk)
+        lengths, wrong = _lengths(node, results, context.label)
+        failure = wrong or failure
         numbers = np.searchsorted(boundaries, lengths, side="right").tolist()
-        for index, number in zip(range(len(chunk)) if indices is None else indices, numbers, strict=True):
+        for index, number in zip(range(len(chunk)) if indices is None else indices, numbers, strict=failure is None):
             bucket = buckets[number]
             bucket.append(chunk.elements[index])
             arrivals[number].append(arrived)
@@ -43,6 +50,8 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
                 yield from outbox.add(_build(node, number, bucket, places[number], context), origin, position)
                 position += 1
                 buckets[number], arrivals[number], places[number] = [], [], []
+        if failure is not None:
+            raise failure
         yield from outbox.flush()
     waiting = [
         pair for bucket, numbers in zip(buckets, arrivals, strict=True) for pair in zip(numbers, bucket, strict=True)
@@ -77,9 +86,19 @@ def _build(
     return build_batch(build, elements, places, context)
 
 
-def _lengths(results: list[Any], label: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    lengths = results if set(map(type, results)) <= {int} else [_length(result, label) for result in results]
-    return np.array(lengths, dtype=np.int64)
+def _lengths(
+    node: BucketBySequenceLength, results: list[Any], label: str
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], PipelineError | None]:
+    """The lengths, up to the first that cannot be one, and what is to be said of that."""
+    lengths: list[int] = []
+    try:
+        for result in results:
+            length = result if type(result) is int else _length(result, label)
+            _check_bounded(node, length, label)
+            lengths.append(length)
+    except PipelineError as error:
+        return np.array(lengths, dtype=np.int64), error
+    return np.array(lengths, dtype=np.int64), None
 
 
 def _length(result: Any, label: str) -> int:
@@ -92,11 +111,11 @@ def _length(result: Any, label: str) -> int:
     )
 
 
-def _check_bounded(node: BucketBySequenceLength, lengths: np.ndarray[Any, np.dtype[np.int64]], label: str) -> None:
+def _check_bounded(node: BucketBySequenceLength, length: int, label: str) -> None:
     last = node.bucket_boundaries[-1] if node.bucket_boundaries else 0
-    if node.pad_to_bucket_boundary and not node.no_padding and len(lengths) and lengths.max() >= last:
+    if node.pad_to_bucket_boundary and not node.no_padding and length >= last:
         raise PipelineError(
-            f"{label}: an element of length {lengths.max()} is beyond the last bucket boundary, {last}, and with "
+            f"{label}: an element of length {length} is beyond the last bucket boundary, {last}, and with "
             "pad_to_bucket_boundary there is nothing to pad it to. Add a boundary above the longest length, or "
             "filter longer elements out before."
         )

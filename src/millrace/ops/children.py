@@ -12,11 +12,13 @@ from millrace.ops.contract import Context
 _DONE = object()
 
 
-def read(elements: Iterator[Any], count: int, parent: Chunk, context: Context) -> tuple[list[Any], bool]:
+def read(
+    elements: Iterator[Any], count: int, parent: Chunk, context: Context
+) -> tuple[list[Any], bool, Exception | None]:
     """Up to ``count`` more of the ``elements`` made of ``parent`` (a chunk of one), and whether they have ended.
 
-    If they fail and the pipeline's ``on_error`` goes on, what came before the failure stays, followed by what
-    ``on_error`` gives for the element that failed, and they have ended.
+    If they fail, what came before the failure stays and they have ended: with the failure, which the caller raises once
+    the others have been yielded, or, if the pipeline's ``on_error`` goes on, with what that gives instead.
     """
     taken: list[Any] = []
 
@@ -25,12 +27,15 @@ def read(elements: Iterator[Any], count: int, parent: Chunk, context: Context) -
             taken.append(element)  # noqa: PERF402 - a failure must not lose what came before it
         return _DONE
 
-    kept, value = context.guard(parent, 0, advance)
+    try:
+        kept, value = context.guard(parent, 0, advance)
+    except Exception as failure:  # noqa: BLE001 - raised by the caller
+        return taken, True, failure
     if value is _DONE:
-        return taken, len(taken) < count
+        return taken, len(taken) < count, None
     if kept:
         taken.append(value)
-    return taken, True
+    return taken, True, None
 
 
 def close(elements: Iterator[Any]) -> None:

@@ -52,14 +52,20 @@ def run_sample(node: SampleFromDatasets, inputs: list[Iterator[Chunk]], context:
     origin, size = context.mixed(), max(1, context.chunk_size())
     out: list[Any] = []
     position = 0
-    for element in _sampled(node, inputs, seed_from(context.generator())):
-        out.append(element)
-        if len(out) == size:
-            yield Chunk(out, origin, range(position, position + size))
-            position += size
-            out, size = [], max(1, context.chunk_size())
+    failure: Exception | None = None
+    try:
+        for element in _sampled(node, inputs, seed_from(context.generator())):
+            out.append(element)
+            if len(out) == size:
+                yield Chunk(out, origin, range(position, position + size))
+                position += size
+                out, size = [], max(1, context.chunk_size())
+    except Exception as error:  # noqa: BLE001 - raised once what is before it has been yielded
+        failure = error
     if out:
         yield Chunk(out, origin, range(position, position + len(out)))
+    if failure is not None:
+        raise failure
 
 
 def _sampled(node: SampleFromDatasets, inputs: list[Iterator[Chunk]], seed: int) -> Iterator[Any]:

@@ -33,12 +33,12 @@ class Context(Protocol):
         """Bytes that this operator may hold."""
         ...
 
-    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
+    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
         """``function`` of each element of ``chunk``, with its random generator if it takes one.
 
-        Returns ``(indices, results)``: result k belongs to element ``indices[k]``; None means all of them, in order.
-        A failing element raises :class:`millrace.ElementError`, or is left out or replaced if the pipeline's
-        ``on_error`` says so.
+        Returns ``(indices, results, failure)``: result k belongs to element ``indices[k]``; None means all of them, in
+        order. A failing element is left out or replaced if the pipeline's ``on_error`` says so. Else its error
+        is the ``failure``, to be raised once what comes of the elements before it has been yielded.
         """
         ...
 

@@ -23,7 +23,7 @@ def run(node: Filter, inputs: list[Iterator[Chunk]], context: Context) -> Iterat
         PipelineError: if the predicate returns anything but a bool, ``np.bool_`` or array of one bool.
     """
     for chunk in map(step(node, context), inputs[0]):
-        if chunk.elements:
+        if chunk.elements or chunk.failure is not None:
             yield chunk
 
 
@@ -31,16 +31,28 @@ def step(node: Filter, context: Context) -> Callable[[Chunk], Chunk]:
     """What :func:`run` does with one chunk; the result may be empty."""
 
     def apply(chunk: Chunk) -> Chunk:
-        indices, results = context.call(node.fn, chunk)
+        indices, results, failure = context.call(node.fn, chunk)
         if not _BOOLS.issuperset(map(type, results)):
-            results = [_as_bool(result, context.label) for result in results]
+            results, wrong = _as_bools(results, context.label)
+            failure = wrong or failure
         kept = list(compress(range(len(chunk)) if indices is None else indices, results))
         if len(kept) == len(chunk):
             return chunk
         elements = chunk.elements
-        return chunk.keep(kept, [elements[index] for index in kept])
+        return chunk.keep(kept, [elements[index] for index in kept], failure)
 
     return apply
+
+
+def _as_bools(results: list[Any], label: str) -> tuple[list[bool], PipelineError | None]:
+    """As bools, up to the first result that is none, and what is to be said of that."""
+    bools: list[bool] = []
+    for result in results:
+        try:
+            bools.append(_as_bool(result, label))
+        except PipelineError as error:
+            return bools, error
+    return bools, None
 
 
 def _as_bool(result: Any, label: str) -> bool:

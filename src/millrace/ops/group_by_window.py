@@ -13,7 +13,7 @@ from millrace.errors import PipelineError
 from millrace.graph.nodes import GroupByWindow
 from millrace.ops.children import close, read
 from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, with_leftovers
+from millrace.ops.grouping import Outbox, sent_before_failing, with_leftovers
 
 
 @dataclass(slots=True)
@@ -41,12 +41,16 @@ def run(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) ->
         PipelineError: if a key is not hashable, a window's size is no positive int, or ``reduce_fn`` returns neither
             dataset nor iterable.
     """
-    windows: dict[Any, _Window] = {}
     out = _Reduced(node, context)
+    return sent_before_failing(out.outbox, _reduced(node, inputs, context, out))
+
+
+def _reduced(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context, out: _Reduced) -> Iterator[Chunk]:
+    windows: dict[Any, _Window] = {}
     arrived = 0
     for chunk in with_leftovers(inputs[0], context):
-        indices, results = context.call(node.key_fn, chunk)
-        for index, result in zip(range(len(chunk)) if indices is None else indices, results, strict=True):
+        indices, results, failure = context.call(node.key_fn, chunk)
+        for index, result in zip(range(len(chunk)) if indices is None else indices, results, strict=failure is None):
             key = _key(result, context.label)
             window = windows.get(key)
             if window is None:
@@ -59,6 +63,8 @@ def run(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) ->
             arrived += 1
             if len(window.elements) == window.size:
                 yield from out.reduce(key, windows.pop(key))
+        if failure is not None:
+            raise failure
         yield from out.flush()
     waiting = [pair for window in windows.values() for pair in zip(window.arrivals, window.elements, strict=True)]
     waiting.sort(key=lambda pair: pair[0])
@@ -76,8 +82,8 @@ class _Reduced:
         self._context = context
         self._origin = context.mixed()
         self._position = 0
-        self._outbox = Outbox()
-        self.flush = self._outbox.flush
+        self.outbox = Outbox()
+        self.flush = self.outbox.flush
 
     def reduce(self, key: Any, window: _Window) -> Iterator[Chunk]:
         context, parent = self._context, window.first
@@ -89,10 +95,12 @@ class _Reduced:
         ended = False
         try:
             while not ended:
-                some, ended = read(elements, max(1, context.chunk_size()), parent, context)
+                some, ended, failure = read(elements, max(1, context.chunk_size()), parent, context)
                 for element in some:
-                    yield from self._outbox.add(element, self._origin, self._position)
+                    yield from self.outbox.add(element, self._origin, self._position)
                     self._position += 1
+                if failure is not None:
+                    raise failure
         finally:
             close(elements)
 

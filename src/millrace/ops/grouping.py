@@ -19,6 +19,18 @@ def run_groups(
     chunks: Iterator[Chunk], context: Context, size: int, drop_remainder: bool, build: Callable[[list[Any]], Any]
 ) -> Iterator[Chunk]:
     """``build`` of each ``size`` consecutive elements; of other numbers where they were planned."""
+    outbox = Outbox()
+    return sent_before_failing(outbox, _groups(chunks, context, size, drop_remainder, build, outbox))
+
+
+def _groups(
+    chunks: Iterator[Chunk],
+    context: Context,
+    size: int,
+    drop_remainder: bool,
+    build: Callable[[list[Any]], Any],
+    outbox: Outbox,
+) -> Iterator[Chunk]:
     planned = context.outputs()
     if planned is None:
         mixed = context.mixed()
@@ -27,7 +39,6 @@ def run_groups(
         rest_is_planned = False
     else:
         rest_is_planned = True
-    outbox = Outbox()
     pending: list[Any] = []
     places: list[tuple[Origin, Positions]] = []  # of the pending elements, stretch by stretch
     current = next(planned, None)
@@ -90,6 +101,15 @@ def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]
             position += len(elements)
 
     return chain(left(), chunks)
+
+
+def sent_before_failing(outbox: Outbox, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The chunks of an operator; if it fails, what it had put into its outbox comes before the error."""
+    try:
+        yield from chunks
+    except Exception:
+        yield from outbox.flush()
+        raise
 
 
 class Outbox:

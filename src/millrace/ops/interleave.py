@@ -56,11 +56,15 @@ def _in_turn(
                     yield from out.add(elements, children, position)
                     wanted -= len(elements)
                     if len(elements) < asked:
+                        children.check()
                         places[turn] = None
                         opened -= 1
                         break
             turn = (turn + 1) % cycle_length
         yield from out.flush()
+    except Exception:
+        yield from out.flush()
+        raise
     finally:
         for children in places:
             if children is not None:
@@ -80,6 +84,7 @@ class _Children:
         self._buffer: list[Any] = []
         self._at = 0
         self._ended = False
+        self._failure: Exception | None = None
 
     def take(self, count: int) -> tuple[list[Any], int]:
         """Up to ``count`` elements, fewer only if there are no more, and the position of the first."""
@@ -91,17 +96,24 @@ class _Children:
         self._position += len(taken)
         return taken, position
 
+    def check(self) -> None:
+        """Raises what ended them, after the last, if that was a failure."""
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
         close(self._elements)
 
     def _read(self, wanted: int) -> None:
         count = max(wanted, self._context.chunk_size() // self._sharing)
-        elements, self._ended = read(self._elements, count, self._parent, self._context)
+        elements, self._ended, self._failure = read(self._elements, count, self._parent, self._context)
         self._buffer, self._at = self._buffer[self._at :] + elements, 0
 
 
 def _open(function: Opaque, parent: Chunk, context: Context, sharing: int) -> _Children | None:
-    _, results = context.call(function, parent)
+    _, results, failure = context.call(function, parent)
+    if failure is not None:
+        raise failure
     if not results:
         return None
     return _Children(context.elements_of(results[0], parent, 0), parent, context, sharing)

@@ -12,7 +12,7 @@ from millrace.ops.contract import Context
 def run(node: Map, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
     """``node.fn`` of each element, on several threads, in order (``deterministic=False`` only permits others)."""
     for chunk in context.in_order(step(node, context), inputs[0], node.num_parallel_calls):
-        if chunk.elements:
+        if chunk.elements or chunk.failure is not None:
             yield chunk
 
 
@@ -21,9 +21,9 @@ def step(node: Map, context: Context) -> Callable[[Chunk], Chunk]:
     call, function = context.call, node.fn
 
     def apply(chunk: Chunk) -> Chunk:
-        indices, results = call(function, chunk)
+        indices, results, failure = call(function, chunk)
         if indices is None:
             return Chunk(results, chunk.origin, chunk.positions)
-        return chunk.keep(indices, results)
+        return chunk.keep(indices, results, failure)
 
     return apply

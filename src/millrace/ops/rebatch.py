@@ -9,7 +9,7 @@ from typing import Any
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Rebatch, Unbatch
 from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, with_leftovers
+from millrace.ops.grouping import Outbox, sent_before_failing, with_leftovers
 from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_rows
 
 
@@ -19,8 +19,13 @@ def run_rebatch(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context) 
     Raises:
         PipelineError: if an input is no batch, or inputs differ in structure, dtype or the shape of rows.
     """
+    outbox = Outbox()
+    return sent_before_failing(outbox, _rebatched(node, inputs, context, outbox))
+
+
+def _rebatched(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context, outbox: Outbox) -> Iterator[Chunk]:
     label, size, origin = context.label, node.batch_size, context.mixed()
-    outbox, position, waiting = Outbox(), 0, 0
+    position, waiting = 0, 0
     pieces: deque[tuple[Any, int, int]] = deque()
     for chunk in with_leftovers(inputs[0], context):
         for batch in chunk.elements:

@@ -74,21 +74,42 @@ def divide(number: int) -> float:
     return 6 / number
 
 
+def called(made: Calls, label: str, function: Opaque, part: Chunk) -> tuple[list[int] | None, list[Any]]:
+    indices, results, failure = made.call(1, label, function, part)
+    if failure is not None:
+        raise failure
+    return indices, results
+
+
+def test_what_came_before_a_failure_comes_with_it():
+    def odd(number: int) -> int:
+        if number == 4:
+            raise ValueError
+        return 6 // (number % 2)
+
+    indices, results, failure = calls("skip").call(1, "map", Opaque(odd), chunk(1, 2, 3, 5))
+    assert (indices, results, failure) == ([0, 2, 3], [6, 6, 6], None)
+    indices, results, failure = calls().call(1, "map", Opaque(odd), chunk(1, 3, 4, 5))
+    assert (indices, results) == ([0, 1], [6, 6])
+    assert isinstance(failure, ElementError)
+    assert failure.where == "3/2"
+
+
 @pytest.mark.parametrize("function", [Opaque(divide), Opaque(lambda number, rng: divide(number), takes_rng=True)])
 def test_failures_are_raised_skipped_or_replaced(function):
     part = chunk(1, 0, 3, 0, start=10)
     with pytest.raises(
         ElementError, match=r"map\(divide\) failed on 3/11: ZeroDivisionError: division by zero"
     ) as info:
-        calls().call(1, "map(divide)", function, part)
+        called(calls(), "map(divide)", function, part)
     assert (info.value.operator, info.value.where) == ("map(divide)", "3/11")
     assert "return 6 / number" in info.value.user_traceback
     assert isinstance(info.value.__cause__, ZeroDivisionError)
     skipping = calls("skip")
-    assert skipping.call(1, "map", function, part) == ([0, 2], [6, 2])
+    assert called(skipping, "map", function, part) == ([0, 2], [6, 2])
     assert skipping.skipped == 2
     replacing = calls(Opaque(lambda error: error.where))
-    assert replacing.call(1, "map", function, part) == (None, [6, "3/11", 2, "3/13"])
+    assert called(replacing, "map", function, part) == (None, [6, "3/11", 2, "3/13"])
     assert replacing.skipped == 0
 
 
@@ -106,9 +127,9 @@ def test_no_element_is_called_twice():
 def test_a_stop_iteration_is_a_failure_and_not_an_end():
     numbers = itertools.chain([1, 2])
     with pytest.raises(ElementError, match="failed on 3/2: StopIteration"):
-        calls().call(1, "map", Opaque(lambda _: next(numbers)), chunk(0, 0, 0, 0))
+        called(calls(), "map", Opaque(lambda _: next(numbers)), chunk(0, 0, 0, 0))
     with pytest.raises(ElementError, match="failed on 3/0: StopIteration"):
-        calls().call(1, "map", Opaque(lambda _, rng: next(numbers), takes_rng=True), chunk(0))
+        called(calls(), "map", Opaque(lambda _, rng: next(numbers), takes_rng=True), chunk(0))
 
 
 def test_mistakes_in_the_pipeline_are_no_failures_of_an_element():
@@ -117,7 +138,7 @@ def test_mistakes_in_the_pipeline_are_no_failures_of_an_element():
 
     for on_error in (None, "skip", Opaque(lambda error: 5)):
         with pytest.raises(PipelineError, match="wrong") as caught:
-            calls(on_error).call(1, "map(wrong)", Opaque(wrong), chunk(0))
+            called(calls(on_error), "map(wrong)", Opaque(wrong), chunk(0))
         assert caught.value.__notes__ == ["in map(wrong) of 3/0"]
         with pytest.raises(PipelineError, match="wrong"):
             calls(on_error).guard(1, "flat_map(wrong)", chunk(0), 0, lambda: wrong(0))
@@ -133,11 +154,11 @@ def test_what_fails_is_left_out_or_replaced_and_nothing_else_moves(takes_rng):
     function = Opaque(odd, takes_rng=takes_rng)
     elements = chunk(*range(12))
     made = calls("skip")
-    indices, results = made.call(1, "map", function, elements)
+    indices, results = called(made, "map", function, elements)
     assert (indices, made.skipped) == ([0, 2, 4, 6, 8, 10], 6)
     assert [element for element, _ in results] == indices
-    _, replaced = calls(Opaque(lambda error: error.where)).call(1, "map", function, elements)
+    _, replaced = called(calls(Opaque(lambda error: error.where)), "map", function, elements)
     assert replaced[1::2] == [f"3/{number}" for number in range(1, 12, 2)]
     assert replaced[::2] == results
-    _, alone = calls().call(1, "map", function, elements.slice(4, 5))
+    _, alone = called(calls(), "map", function, elements.slice(4, 5))
     assert alone == results[2:3]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.elements.chunk import Chunk, Origin
+from millrace.elements.chunk import Chunk, Origin, raising
 from millrace.errors import ElementError, MillraceError, PipelineError
 from millrace.graph.nodes import OP_NAMES, Node, Opaque
 from millrace.ops import OPERATORS
@@ -44,17 +44,21 @@ class FakeContext:
         self._chunk_size, self._on_error, self._outputs = chunk_size, on_error, outputs
         self._leftovers, self._leaves, self._seed = leftovers, leaves, seed
 
-    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any]]:
-        indices, results = [], []
+    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
+        indices: list[int] = []
+        results: list[Any] = []
         for index, element in enumerate(chunk.elements):
             arguments = [element]
             if function.takes_rng:
                 arguments.append(np.random.default_rng([*map(abs, chunk.origin), int(chunk.positions[index])]))
-            kept, result = self.guard(chunk, index, partial(function.value, *arguments))
+            try:
+                kept, result = self.guard(chunk, index, partial(function.value, *arguments))
+            except MillraceError as failure:
+                return indices, results, failure
             if kept:
                 indices.append(index)
                 results.append(result)
-        return (None if len(results) == len(chunk) else indices), results
+        return (None if len(results) == len(chunk) else indices), results, None
 
     def guard(self, chunk: Chunk, index: int, action: Callable[[], Any]) -> tuple[bool, Any]:
         try:
@@ -139,7 +143,7 @@ class Driver:
 
     @staticmethod
     def start(node: Node, inputs: Sequence[Iterator[Chunk]], context: FakeContext) -> Iterator[Chunk]:
-        return OPERATORS[type(node)](node, list(inputs), context)
+        return raising(OPERATORS[type(node)](node, list(inputs), context))
 
     def run(self, node: Node, *inputs: Sequence[Any], cuts: Sequence[int] = (3,), **options: Any) -> list[Chunk]:
         """The chunks that ``node`` makes of ``inputs``; each is sound in itself."""
