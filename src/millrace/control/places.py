@@ -157,10 +157,16 @@ def same_job(job: Job, spec: JobSpec) -> None:
     if spec.seed is not None and spec.seed != job.seed:
         differ.append(f"seed ({spec.seed} here, {job.seed} there)")
     if differ:
+        loader = ""
+        if spec.num_consumers != job.spec.num_consumers:
+            loader = (
+                ". Each worker process of a DataLoader is a consumer: if the main process has looked at the dataset, "
+                "close() it there, or leave its with block, before the loader begins"
+            )
         raise Refused.because(
             "JobConflictError",
             f"job {job.name!r} exists already and differs in {', '.join(differ)}; "
-            "use another job_name, or end the other job first",
+            f"use another job_name, or end the other job first{loader}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
@@ -62,8 +63,15 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDatas
     """See :meth:`millrace.frameworks.readable.Readable.tensorflow`."""
     spec = _infer(source) if element_spec is None else element_spec
 
+    # TensorFlow keeps every function that it was given. The source lives as long as datasets that were made of it.
+    kept = weakref.ref(source)
+
     def elements() -> Iterator[Any]:
+        source = kept()
+        if source is None:
+            raise PipelineError("the dataset that tensorflow() gave was dropped; keep it as long as it is read")
         with closing(source.read_epoch()) as epoch:
+            del source
             for element in epoch:
                 yield _conform(element, spec, ())
 

@@ -1,6 +1,8 @@
 """An iterator that is left early lets go of all that it holds, at once."""
 
+import gc
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,3 +66,21 @@ def test_tensorflow_left_early_on_a_service():
         for _ in tensors:
             break
         assert sum(len(batch) for batch in tensors) == 10_000
+
+
+def test_tensorflow_lets_go_of_an_embedded_service():
+    def children():
+        return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+    before = children()
+    batches = dataset().distribute(workers=1).tensorflow()
+    for _ in batches.map(lambda batch: batch + 1).take(3):
+        pass
+    iterator = iter(batches)
+    del batches, _
+    gc.collect()
+    assert next(iterator) is not None
+    assert children() - before
+    del iterator
+    gc.collect()
+    assert not children() - before

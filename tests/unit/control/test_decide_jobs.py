@@ -39,6 +39,7 @@ def test_a_job_without_name_or_seed_gets_those_that_the_shell_drew():
         ({"deterministic": True}, "JobConflictError", "deterministic (True here, False there)"),
         ({"tasks": 4}, "JobConflictError", "tasks (4 here, None there)"),
         ({"num_consumers": 4}, "JobConflictError", "num_consumers (4 here, 2 there)"),
+        ({"num_consumers": 4}, "JobConflictError", "DataLoader is a consumer: if the main process has looked"),
         ({"seed": 4}, "JobConflictError", "seed (4 here, 11 there)"),
         ({"python": "3.12"}, "VersionMismatchError", "this process runs Python 3.12, the dispatcher Python 3.11"),
         ({"version": "9"}, "VersionMismatchError", "runs millrace 9, the dispatcher millrace 1"),
