@@ -209,16 +209,17 @@ class Feed:
         """The next message, as soon as it is there; None at the epoch's end, or when the reader was ``closed``.
 
         Raises:
-            MillraceError: what made the job fail.
+            MillraceError: what made the job fail, once all has been taken that had come.
             ServiceError: if the feed was closed.
         """
         while True:
             with self._lock:
-                self._check()
                 inbox = self._inbox
+                arrival = None if closed() or inbox is None or inbox.number != epoch else inbox.take()
+                if arrival is None:
+                    self._check()  # a failure comes after all that came before it
                 if closed() or inbox is None or inbox.number != epoch:
                     return None
-                arrival = inbox.take()
                 if arrival is not None:
                     grants = self._pool.used(arrival.worker, arrival.size)
                 elif inbox.finished:

@@ -188,6 +188,10 @@ class LaneBuffer:
             return True
         return False
 
+    def waits(self, key: TaskKey, lease: int) -> bool:
+        """Whether outputs of this lease are kept that the consumer has not acknowledged."""
+        return self.has(key, lease) and bool(self._tasks[key].messages)
+
     def spare(self, key: TaskKey) -> None:
         """The consumer has all outputs of the task from another run, and may not take them from this one."""
         task = self._tasks.get(key)

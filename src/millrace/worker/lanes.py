@@ -316,6 +316,26 @@ class Lane:
             self._running = None
             self._wake_all()
 
+    def deliver(self, lease: LeaseTask) -> None:
+        """Returns once the consumer has all that a run has put out.
+
+        Raises:
+            StoppedError: if the run is to stop.
+        """
+        key = (lease.ref.epoch, lease.ref.task)
+        with self._changed:
+            started = self._blocked_since = time.monotonic()
+            try:
+                while self._buffer.waits(key, lease.lease):
+                    self._check()
+                    if self._pending and self._pending[0].ref.epoch < lease.ref.epoch:
+                        raise StoppedError(Stop.RETURN)  # nobody reads it before that
+                    self._changed.wait()
+                self._check()
+            finally:
+                self._blocked_since = 0.0
+                self._computed_s -= time.monotonic() - started
+
     def abandon(self, lease: LeaseTask) -> None:
         """The run failed or was stopped: drops what it put out."""
         with self._changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from millrace.errors import CodecError
 from millrace.worker.buffers import Message
 
 LEAST, MOST_BYTES = 1 << 20, 4 << 20
@@ -49,11 +50,18 @@ class Packer:
             yield from self._pack(group)
 
     def _pack(self, group: list[Any]) -> Iterator[Message]:
-        buffers = self._encode(group)
+        middle = len(group) // 2
+        try:
+            buffers = self._encode(group)
+        except CodecError:
+            if not middle:
+                raise
+            yield from self._pack(group[:middle])  # those before the one that cannot be encoded come first
+            yield from self._pack(group[middle:])
+            return
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         self._batch = max(1, min(self.target * len(group) // max(size, 1), 4 * self._batch + 16, MOST))
         if size > 2 * self.target and len(group) > 1:  # larger elements than those before
-            middle = len(group) // 2
             yield from self._pack(group[:middle])
             yield from self._pack(group[middle:])
             return

@@ -175,16 +175,28 @@ class Runner:
             lane.abandon(lease)
             outcome = LeftoversLost(lease.ref, lease.lease, error.tasks)
         except BaseException as error:  # noqa: BLE001 (user code may raise anything; all of it goes to the consumer)
-            lane.abandon(lease)
-            doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
-            needs = error.needs if isinstance(error, ElementTooLargeError) else 0
-            if needs:
-                _logger.warning("%s: %s; another worker gets it, if there is one that may keep as much", doing, error)
-            outcome = TaskFailed(lease.ref, lease.lease, failure_of(error, doing), needs)
+            outcome = self._failed(lane, lease, error)
         if outcome is not None:
             self._tell(outcome)
         if lease.measure:
             self._hurry()
+
+    def _failed(self, lane: Lane, lease: LeaseTask, error: BaseException) -> TaskFailed | TaskReturned | None:
+        """What to tell the dispatcher of a run that failed, once its consumer has what came before that."""
+        doing = f"task {lease.ref.task} of epoch {lease.ref.epoch} of job {lease.ref.job!r}"
+        needs = error.needs if isinstance(error, ElementTooLargeError) else 0
+        if needs:
+            _logger.warning("%s: %s; another worker gets it, if there is one that may keep as much", doing, error)
+        failed = TaskFailed(lease.ref, lease.lease, failure_of(error, doing), needs)
+        try:
+            if not needs:
+                lane.deliver(lease)
+        except StoppedError as stopped:
+            return TaskReturned(lease.ref, lease.lease) if stopped.stop is Stop.RETURN else None
+        else:
+            return failed
+        finally:
+            lane.abandon(lease)
 
     def _run(self, lane: Lane, lease: LeaseTask) -> TaskFinished:
         steps = Steps(lane, lease, self._tell, self._careful)
@@ -223,15 +235,20 @@ class Runner:
                 owner=lane.consumer,
             ) as run,
         ):
-            for chunk in run:
-                lane.check()
-                known = self._expect(program, lane, lane.coming(), known)
-                before, outputs = outputs, outputs + len(chunk)
-                steps.outputs = outputs
-                if not keep or outputs <= first:
-                    continue
-                packer.add(chunk.elements[max(first - before, 0) :])
-                waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
+            try:
+                for chunk in run:
+                    lane.check()
+                    known = self._expect(program, lane, lane.coming(), known)
+                    before, outputs = outputs, outputs + len(chunk)
+                    steps.outputs = outputs
+                    if not keep or outputs <= first:
+                        continue
+                    packer.add(chunk.elements[max(first - before, 0) :])
+                    waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
+            except Exception as error:
+                if not isinstance(error, (StoppedError, CodecError, ElementTooLargeError)):
+                    self._put(lane, lease, packer, steps, flush=True)  # the consumer gets what came before
+                raise
             waited += self._put(lane, lease, packer, steps, flush=True)
             cache.whole = True
         self._expect(program, lane, lane.coming(), known)

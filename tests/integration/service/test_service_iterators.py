@@ -151,6 +151,37 @@ def test_who_asks_on_after_an_error_gets_it_again_and_no_end(service):
             list(dataset)
 
 
+class TestWhatComesBeforeAnElementThatFails:
+    @pytest.mark.parametrize("service", [1], indirect=True)
+    @pytest.mark.parametrize(
+        ("pipeline", "expected"),
+        [
+            (mr.Dataset.range(6).map(fails), [1 // (n - 3) for n in range(3)]),
+            (mr.Dataset.range(6).filter(lambda n: fails(n) < 9), [0, 1, 2]),
+            (mr.Dataset.range(6).flat_map(lambda n: [n, fails(n)]), [0, -1, 1, -1, 2, -1]),
+            (mr.Dataset.range(40).map(lambda n: [0] * (1 + (n == 33))).batch(2), [[[0, 0]]] * 16),
+            (mr.Dataset.range(9).map(lambda n: n if n < 6 else object()), list(range(6))),
+        ],
+        ids=["map", "filter", "flat_map", "a ragged batch", "what cannot be sent"],
+    )
+    def test_comes_before_the_error(self, service, pipeline, expected):
+        read: list[object] = []
+        with pipeline.distribute(service.address, tasks=1) as dataset, pytest.raises(mr.MillraceError):
+            read.extend(
+                [each.tolist() for each in element] if isinstance(element, list) else element for element in dataset
+            )
+        assert read == expected
+
+    @pytest.mark.parametrize("service", [2], indirect=True)
+    def test_is_all_that_its_task_gave(self, service):
+        read: list[int] = []
+        pipeline = mr.Dataset.range(400).map(lambda n: n if n != 170 else 1 // 0)
+        with pipeline.distribute(service.address, tasks=4) as dataset, pytest.raises(mr.ElementError, match="item 170"):
+            read.extend(dataset)
+        assert [n for n in read if 100 <= n < 200] == list(range(100, 170))
+        assert len(set(read)) == len(read)
+
+
 class TestAnEmbeddedService:
     """Ends with an error, although the error's traceback, the iterator and the dataset are still there."""
 
