@@ -215,13 +215,18 @@ class DistributedDataset(Readable):
         return reader
 
     def _leave(self, session: ConsumerSession | None) -> None:
-        """Leaves a job that has failed, and lets go of all that nobody else reads by."""
+        """After a failure: ends the processes that belong to this dataset alone, unless something else is being read.
+
+        A service that others hold shows the job as failed until this dataset is closed, dropped or iterated anew.
+        """
         with self._lock:
             others = {self._session, *self._others} - {session, None}
-            if not any(each.reading for each in others if each is not None):
+            if any(each.reading for each in others if each is not None):
+                return
+            if self._embedded is not None or session is None:
                 self.close()
-            elif session is not None:
-                session.close()
+            elif self._local is not None:
+                self._local.close()
 
     def _reload(self, share: Share | None, state: Any) -> EpochReader:
         """What an iterator becomes into which ``state`` is loaded."""
@@ -368,8 +373,9 @@ class DistributedDataset(Readable):
 
     def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """The session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
-        if self._session is None or self._session.closed or share != self._share or states:
-            former, self._session = self._session, None
+        former = self._session
+        if former is None or former.closed or former.failed or share != self._share or states:
+            self._session = None
             if former is not None:
                 former.close()
             self._session = self._join(share, {}, states)
