@@ -374,14 +374,15 @@ class DistributedDataset(Readable):
     def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """The session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
         former = self._session
-        if former is None or former.closed or former.failed or share != self._share or states:
-            self._session = None
-            if former is not None:
-                former.close()
-            self._session = self._join(share, {}, states)
-            self._share, self._passes.following = share, 0  # the job may have begun anew
-            self._start_local(self._session.job, share)
-        return self._session
+        if former is not None and not (former.closed or former.failed or share != self._share or states):
+            return former
+        self._session = None
+        if former is not None:
+            former.close()
+        self._session = session = self._join(share, {}, states)
+        self._share, self._passes.following = share, 0  # the job may have begun anew
+        self._start_local(session.job, share)
+        return session
 
     def _join(self, share: Share | None, changes: dict[str, Any], states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """Joins a job; ``changes``: what is another in it than in this dataset's own."""

@@ -153,12 +153,14 @@ def test_who_asks_on_after_an_error_gets_it_again_and_no_end(service):
     kept: list[BaseException] = []
     for _ in range(2):  # the second time the job begins anew
         elements = iter(dataset)
+        assert not elements.state_dict()["ended"]
         for _ in range(3):
             with pytest.raises(mr.ElementError, match="item 3") as caught:
                 list(elements)
             kept.append(caught.value)
         assert not elements.state_dict()["ended"]
-    del dataset, elements
+        del elements
+    del dataset
     wait_for(lambda: threads() == before)
     assert all(error.__traceback__ is not None for error in kept)
 
