@@ -139,7 +139,7 @@ def wait_for(condition):
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(PAUSE_S)
+        threading.Event().wait(PAUSE_S)
 
 
 def threads():
