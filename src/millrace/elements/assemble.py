@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from millrace.elements.layout import (
     Union,
     parse_dtype,
 )
+from millrace.elements.named import named_by
 from millrace.elements.pieces import Pieces
 
 _INT64 = np.dtype("<i8")
@@ -150,6 +151,8 @@ class Reader:
                 {} for _ in range(count)
             ]
         tuples = list(zip(*columns, strict=True)) if columns else [()] * count
+        if node.kind == "namedtuple":
+            return list(starmap(named_by(node.keys, len(columns)), tuples))
         return tuples if node.kind == "tuple" else list(map(list, tuples))
 
     def _union(self, node: Union, rows: int, wanted: slice) -> list[Any]:

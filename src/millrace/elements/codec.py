@@ -6,7 +6,8 @@ structure, type or dtype, the column becomes a union at that place; order is kep
 bytes either decode or raise :class:`millrace.CodecError`.
 
 Python's numbers, ``str``, ``bytes``, ``None`` and numpy's scalars come back as what they were; instances of their
-subclasses as the plain type, namedtuples as tuples, array-likes (``__array__``) as numpy arrays.
+subclasses as the plain type, namedtuples with their name and fields (:mod:`.named`), array-likes (``__array__``) as
+numpy arrays.
 """
 
 from __future__ import annotations

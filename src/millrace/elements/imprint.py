@@ -30,7 +30,7 @@ def imprint(element: Any, checksum: int = 0) -> int:
         for key, value in element.items():
             checksum = imprint(value, crc32(repr(key).encode(), checksum))
         return crc32(b"}", checksum)
-    if kind is list or kind is tuple:
+    if isinstance(element, list | tuple):
         for value in element:
             checksum = imprint(value, checksum)
         return crc32(b"]" if kind is list else b")", checksum)

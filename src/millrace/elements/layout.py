@@ -73,9 +73,12 @@ class Nothing(msgspec.Struct, frozen=True, array_like=True, tag="none"):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
-    """Containers of one structure; a field per child. ``keys`` is empty but for dicts."""
+    """Containers of one structure; a field per child.
 
-    kind: Literal["dict", "tuple", "list"]
+    ``keys``: of a dict; of a namedtuple its class's name and the names of its fields; else empty.
+    """
+
+    kind: Literal["dict", "tuple", "list", "namedtuple"]
     keys: tuple[str | int, ...]
     children: tuple[Node, ...]
 
@@ -192,7 +195,8 @@ def schema_message(header: bytes) -> bytes:
 
 
 def _fields(record: Record) -> list[pa.Field]:
-    names = record.keys or range(len(record.children))
+    keys = record.keys[1:] if record.kind == "namedtuple" else record.keys
+    names = keys or range(len(record.children))
     return [pa.field(str(name), _arrow_type(child)) for name, child in zip(names, record.children, strict=True)]
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from millrace.elements.exporting import Bytes
 from millrace.elements.layout import ALIGNMENT, PYTHON_DTYPES, Fixed, Node, Nothing, Record, parse_dtype, read_heads
+from millrace.elements.named import named_by
 
 _MOST_LEAVES = 16
 """Each is a read of its own."""
@@ -75,6 +76,8 @@ def _walk(node: Node, rows: int, start: int, leaves: list[Leaf]) -> bool:
             return True
         case Record():
             whole = node.kind != "dict" or len(node.keys) == len(node.children)
+            if node.kind == "namedtuple":
+                named_by(node.keys, len(node.children))
             return whole and all(_walk(child, rows, start, leaves) for child in node.children)
         case Nothing():
             return True
@@ -103,6 +106,9 @@ def maker(node: Node) -> Maker:
             if node.kind == "dict":
                 keys = node.keys
                 return lambda values: {key: make(values) for key, make in zip(keys, makers, strict=True)}
+            if node.kind == "namedtuple":
+                named = named_by(node.keys, len(makers))
+                return lambda values: named(*[make(values) for make in makers])
             kind = tuple if node.kind == "tuple" else list
             return lambda values: kind([make(values) for make in makers])
     return lambda _: None

@@ -37,6 +37,7 @@ from millrace.elements.layout import (
     encode_header,
     schema_message,
 )
+from millrace.elements.named import fields_of
 from millrace.elements.tree import Path, path_text
 from millrace.errors import CodecError
 
@@ -127,6 +128,9 @@ def _name(kind: type) -> str:
 
 def _find_shredder(kind: type) -> _Shredder | None:
     """What writes instances of ``kind``; None if nothing does."""
+    fields = fields_of(kind)
+    if fields is not None:
+        return _named(kind.__name__, fields)
     for base, shredder in _SHREDDERS:
         if issubclass(kind, base):
             return shredder
@@ -181,7 +185,7 @@ def _check_keys(keys: tuple[Any, ...], path: Path) -> None:
 
 def _sequences(
     kind: Literal["tuple", "list"], body: Body, column: Sequence[Sequence[Any]], path: Path, depth: int
-) -> Node:
+) -> Record | Union:
     lengths = set(map(len, column))
     if len(lengths) > 1:
         return _union(body, column, list(map(len, column)), path, depth)
@@ -189,6 +193,17 @@ def _sequences(
     body.no_validity()
     columns = zip(*column, strict=True)
     return Record(kind, (), tuple([shred(body, part, (*path, at), depth + 1) for at, part in enumerate(columns)]))
+
+
+@lru_cache(maxsize=1024)
+def _named(name: str, fields: tuple[str, ...]) -> _Shredder:
+    """What writes namedtuples of this name and these fields: one, so that a column of them is no union."""
+
+    def shredder(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
+        node = _sequences("tuple", body, column, path, depth)
+        return node if isinstance(node, Union) else Record("namedtuple", (name, *fields), node.children)
+
+    return shredder
 
 
 def _nothing(body: Body, column: Sequence[None], path: Path, depth: int) -> Nothing:

@@ -2,9 +2,9 @@
 
 An element is a *leaf* or a dict, list, tuple or namedtuple of elements. Whatever is not one of these containers is a
 leaf: numpy arrays and scalars, ``bytes``, ``str``, ``int``, ``float``, ``complex``, ``bool``, ``None``, and array-likes
-such as torch tensors. In process containers keep their kind, namedtuples and the order of dict keys included; on the
-wire namedtuples become plain tuples (:mod:`millrace.elements.codec`). Subclasses of dict and list, and of tuple other
-than namedtuples, are rebuilt as the plain container.
+such as torch tensors. Within a pipeline containers keep their kind; what is handed out holds plain ones and namedtuples
+(:mod:`millrace.elements.plain`), in the order of dict keys. Subclasses of dict and list, and of tuple other than
+namedtuples, are rebuilt as the plain container.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.elements.chunk import Chunk
+from millrace.elements.plain import plain
 from millrace.planning.checkpoint import Merged
 from millrace.planning.progress import Progress, TaskSet
 
@@ -43,7 +44,7 @@ class Tally:
     def handed(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
         """Elements of the chunks, counted as they are handed out."""
         for chunk in chunks:
-            self._current = iter(chunk.elements)
+            self._current = iter(plain(chunk.elements))
             self._taken += len(chunk)
             yield from self._current
         self.ended = True

@@ -3,8 +3,10 @@
 import gc
 import threading
 import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from tests.integration.service.service_driving import PAUSE_S, WAIT_S
@@ -124,6 +126,23 @@ class TestThreadsOfOneIterator:
             assert waiting.result(WAIT_S) == []
             assert not elements.state_dict()["ended"]
             keeper.open()
+
+
+class Named(NamedTuple):
+    number: int
+    square: Any
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_containers_are_of_the_same_kinds_as_in_process(service):
+    pipeline = mr.Dataset.range(4).map(lambda n: OrderedDict(a=Named(n, [n * n]), b=n)).with_options(seed=1)
+    with pipeline.distribute(service.address, tasks=1) as dataset:
+        there = list(dataset)
+    here = list(pipeline)
+    assert there == here
+    assert [(type(each), type(each["a"]).__name__, each["a"].square) for each in there] == [
+        (type(each), "Named", each["a"].square) for each in here
+    ]
 
 
 def fails(number):

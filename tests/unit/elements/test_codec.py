@@ -1,10 +1,12 @@
 """The codec's contract on chosen values: types, copies, alignment, errors, and what other Arrow readers see."""
 
 import builtins
+import copy
 import enum
+import pickle
 import sys
 from collections import OrderedDict, namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +17,10 @@ import torch
 
 import millrace
 from millrace.elements import layout
-from millrace.elements.codec import decode, encode
+from millrace.elements.codec import decode, encode, rows_of
+from millrace.elements.imprint import imprint
+from millrace.elements.named import named_by
+from millrace.elements.rows import maker as rows_maker
 from millrace.errors import CodecError
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # what users write
@@ -156,8 +161,51 @@ def test_subclasses_come_back_as_the_plain_type():
     class Level(enum.IntEnum):
         HIGH = 3
 
-    elements = [Point(1, b"x"), OrderedDict(b=1, a=2), Level.HIGH, np.zeros(2).view(np.matrix)]
-    assert_same(there_and_back(elements), [(1, b"x"), {"b": 1, "a": 2}, 3, np.zeros((1, 2))])
+    elements = [OrderedDict(b=1, a=2), Level.HIGH, np.zeros(2).view(np.matrix)]
+    assert_same(there_and_back(elements), [{"b": 1, "a": 2}, 3, np.zeros((1, 2))])
+
+
+class Box(NamedTuple):
+    corner: Any
+    name: str = ""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_namedtuples_keep_their_names_and_their_fields(count):
+    elements = [Box(Point(at, 0.5), "b") for at in range(count)]
+    back = there_and_back(elements)
+    assert back == elements
+    assert {type(each).__name__ for each in back} == {"Box"}
+    assert [(each.corner.x, each.corner.y, each.name) for each in back] == [(at, 0.5, "b") for at in range(count)]
+    for again in (pickle.loads(pickle.dumps(back)), copy.deepcopy(back)):
+        assert again == back
+        assert {type(each) for each in again} == {type(back[0])}
+    assert imprint(back[0]) != imprint(Box(Point(7, 0.5), "b"))
+
+
+def test_namedtuples_of_numbers_alone():
+    message = np.frombuffer(joined([Point(at, at / 2) for at in range(5)]), np.uint8)
+    assert [each.y for each in decode(message)] == [at / 2 for at in range(5)]
+    rows = rows_of(message)
+    assert rows is not None
+    leaves = (message[leaf.start + 3 * leaf.nbytes :][: leaf.nbytes] for leaf in rows.leaves)
+    assert rows_maker(rows.root)(leaves).y == 1.5
+
+
+def test_what_is_no_namedtuple_that_can_be_rebuilt_is_a_tuple():
+    class Odd(tuple[Any, ...]):
+        __slots__ = ()
+        _fields = ("x y",)
+
+    assert_same(there_and_back([Odd((1,))]), [(1,)])
+
+
+@pytest.mark.parametrize(
+    "keys", [("P", "x"), ("P", "x", "x"), ("P", "x", "y; z"), ("P", "x", "_y"), ("", "x", "y"), ()]
+)
+def test_what_a_message_says_of_a_namedtuple_is_checked(keys):
+    with pytest.raises(ValueError, match=r"."):
+        named_by(keys, 2)
 
 
 def test_any_sequence_of_elements():

@@ -1,0 +1,93 @@
+"""Elements as whoever reads them gets them: the same kinds of containers and values in process and on a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+
+from millrace.elements.named import fields_of
+from millrace.elements.tree import by_key
+
+_AS_THEY_ARE = frozenset({int, float, complex, bool, type(None), str, bytes, np.ndarray})
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (bytes, lambda value: bytes(memoryview(value))),
+)
+"""What makes the plain value of a subclass, without a look at what the subclass made of it."""
+
+
+def plain(elements: list[Any]) -> list[Any]:
+    """The elements with subclasses of containers, numbers and strings as what they are subclasses of.
+
+    Namedtuples stay; what is a leaf by itself (arrays, numpy's scalars, any other object) stays, too. The same list if
+    there is nothing to change. Looks at elements column by column, some 50 ns a leaf.
+    """
+    made = _column(elements)
+    return elements if made is None else made
+
+
+def _column(column: Sequence[Any]) -> list[Any] | None:
+    """The values of one place in all elements; None: they are as they should be."""
+    kinds = set(map(type, column))
+    if all(map(_stays, kinds)):
+        return None
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        if kind is dict:
+            columns = by_key(column)
+            if columns is not None:
+                made = [_column(values) for _, values in columns]
+                if not any(each is not None for each in made):
+                    return None
+                keys = [key for key, _ in columns]
+                rows = zip(*(new or old for new, (_, old) in zip(made, columns, strict=True)), strict=True)
+                return [dict(zip(keys, row, strict=True)) for row in rows]
+        elif issubclass(kind, tuple) and len(set(map(len, column))) == 1:
+            return _tuples(column, kind)
+    made_each = [_one(value) for value in column]
+    return None if all(new is old for new, old in zip(made_each, column, strict=True)) else made_each
+
+
+def _tuples(column: Sequence[Any], kind: type) -> list[Any] | None:
+    old = list(zip(*column, strict=True))
+    made = [_column(values) for values in old]
+    named = fields_of(kind) is not None
+    if (kind is tuple or named) and not any(each is not None for each in made):
+        return None
+    rows = (
+        zip(*(new or values for new, values in zip(made, old, strict=True)), strict=True) if old else [()] * len(column)
+    )
+    return list(starmap(kind, rows)) if named else list(rows)
+
+
+def _one(value: Any) -> Any:
+    kind = type(value)
+    if _stays(kind):
+        return value
+    if issubclass(kind, dict):
+        made = {key: _one(each) for key, each in dict.items(value)}
+        same = kind is dict and all(new is old for new, old in zip(made.values(), value.values(), strict=True))
+        return value if same else made
+    if issubclass(kind, list | tuple):
+        parts = [_one(each) for each in value]
+        named = issubclass(kind, tuple) and fields_of(kind) is not None
+        if (kind in (list, tuple) or named) and all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return kind(*parts) if named else tuple(parts) if issubclass(kind, tuple) else parts
+    return next(make for base, make in _PLAIN if issubclass(kind, base))(value)
+
+
+def _is_leaf(kind: type) -> bool:
+    """Whether values of this type are leaves that nothing is done to."""
+    if kind in _AS_THEY_ARE or issubclass(kind, np.generic):
+        return True
+    return not issubclass(kind, (dict, list, tuple, *(base for base, _ in _PLAIN)))
+
+
+_stays: Callable[[type], bool] = lru_cache(maxsize=1024)(_is_leaf)
