@@ -54,6 +54,8 @@ class Epoch:
         self._program, self._number, self._reused = program, number, reused
         self._run: Run | None = None
         self._skipped = 0
+        self.over = False
+        """An endless repeat has turned out to have nothing to repeat."""
 
     @property
     def skipped(self) -> int:
@@ -76,6 +78,7 @@ class Epoch:
             yield from run
             if task.parent >= 0:
                 left[task.index] = run.leftovers
+        self.over = self._program.ended(task, self._number, run)
 
     def take(self, task: Task, left: dict[int, Leftovers], passed: dict[int, Task]) -> Leftovers:
         """What the inputs of a tail left over; those that were passed over run again for it, and nothing else."""
@@ -138,6 +141,11 @@ def chunks_of(epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: Tally) 
             leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
             epoch.expect([task, *coming])
             yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
+            if epoch.over:
+                rest = Task(task.index + 1, 0, 0, tuple(sorted(left)))
+                if left:
+                    yield from tally.counted(number + 1, 0, epoch.run(rest, epoch.take(rest, left, passed), left))
+                return
         elif task.parent >= 0:
             passed[task.index] = task
         elif not by_itself:

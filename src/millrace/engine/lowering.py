@@ -273,7 +273,27 @@ class Lowering:
         def part(turn: int, units: Feed) -> Chunks:
             return self.units(child, units, repetition_of(repetition, turn))
 
+        if node.count is None and self.task.task.is_sequence and self.map.of(child).yields is not Yield.ONE:
+            return self._until_empty(feed, route, part, count)
         return self._combined(number, feed, route, part, lambda _turn: count, repetition)
+
+    def _until_empty(self, feed: Feed, route: Route, part: Callable[[int, Feed], Chunks], count: int) -> Chunks:
+        """The passes of an endless repeat, up to the first whole one that gives nothing; all units come in order."""
+        for which, units in feeds.parts(feed, route):
+            assert which is not None, "a sequence is in order"
+            asked = made = 0
+
+            def counted(units: Feed = units) -> Feed:
+                nonlocal asked
+                for some in units:
+                    asked += len(some)
+                    yield some
+
+            for chunk in part(which, counted()):
+                made += len(chunk)
+                yield chunk
+            if asked == count and not made:
+                return
 
     def _counts(self, children: list[int]) -> Callable[[int], int]:
         counts = [self.map.of(child).count for child in children]

@@ -13,6 +13,7 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.caching import Point
+from millrace.engine.endless import EndlessRepeat
 from millrace.engine.kept import Kept
 from millrace.engine.lowering import Lowering, Outlook
 from millrace.engine.measure import Measure, Sizer, Totals, close
@@ -76,6 +77,7 @@ class Program:
         self._units = UnitMap(graph, tables, seed)
         self.plan: Plan = plan_of(self._units, tasks, ranks, pieces)
         self._exact = self._units.exact
+        self._endless = EndlessRepeat(graph, self._units) if self.plan.length is None else None
         self._options = graph.options()
         self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
         self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
@@ -209,6 +211,21 @@ class Program:
             if crew.tuning.reason
         ]
 
+    def ended(self, task: Task, epoch: int, run: Run) -> bool:
+        """Whether, after this task, nothing will ever come: all that is repeated without end has given nothing."""
+        endless = self._endless
+        if endless is None or endless.repeated is None:
+            return False
+        number = self._running.id_of(endless.repeated)
+
+        def made(task: Task) -> int:
+            with self.run(task, epoch) as again:
+                while not again.made(number) and next(again, None) is not None:
+                    pass
+                return again.made(number)
+
+        return endless.ended(task, run.made(number), made)
+
     def changed(self) -> str:
         """A local file of the sources that was written since it was listed; empty if none is, or nobody can tell."""
         return next(filter(None, map(changed_file, self._units.tables.values())), "")
@@ -320,6 +337,10 @@ class Run:
         self._task, self._graph, self._totals, self._skip = task, graph, totals, skip
         self._chunks = Lowering(task, graph).root()
         self._closed = False
+
+    def made(self, number: int) -> int:
+        """Elements that node ``number`` has yielded in this task so far."""
+        return self._task.measures[number].elements
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:

@@ -23,7 +23,7 @@ from millrace.control.messages import (
     TaskReturned,
 )
 from millrace.engine.watch import Watch
-from millrace.errors import CodecError, ElementTooLargeError
+from millrace.errors import CodecError, ElementTooLargeError, PipelineError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
 from millrace.wire.failures import failure_of
@@ -252,6 +252,11 @@ class Runner:
             waited += self._put(lane, lease, packer, steps, flush=True)
             cache.whole = True
         self._expect(program, lane, lane.coming(), known)
+        if program.ended(task, ref.epoch, run):
+            raise PipelineError(
+                "repeat() without a count repeats what gave no element in a whole pass, so nothing would ever come: "
+                "look at the filters before it, or say how often to repeat"
+            )
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
             lane.finish(lease, outputs, run.skipped)

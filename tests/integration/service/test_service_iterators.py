@@ -215,6 +215,15 @@ class TestWhatComesBeforeAnElementThatFails:
         assert len(set(read)) == len(read)
 
 
+@pytest.mark.parametrize("service", [2], indirect=True)
+def test_an_endless_repeat_of_nothing_does_not_go_on_for_ever(service):
+    with (
+        mr.Dataset.range(3000).filter(lambda n: False).repeat().distribute(service.address) as dataset,
+        pytest.raises(mr.PipelineError, match="repeats what gave no element in a whole pass"),
+    ):
+        list(dataset)
+
+
 class TestAnEmbeddedService:
     """Ends with an error, although the error's traceback, the iterator and the dataset are still there."""
 

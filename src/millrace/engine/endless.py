@@ -1,0 +1,61 @@
+"""An endless repeat of nothing: as in tf.data, a pass that gives no element ends it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from millrace.graph.nodes import Graph, Node, Repeat
+from millrace.planning.plan import Task
+from millrace.planning.units import INFINITE, UnitMap, Yield
+
+
+class EndlessRepeat:
+    """Finds out that what a pipeline repeats without end gives nothing; tasks may end on any thread.
+
+    A task in which it gave something says that it goes on. When those in which it gave nothing had more units than two
+    passes have, a whole pass is run to be sure: the tasks may have been the same part of every pass.
+
+    Args:
+        graph: of the pipeline, as written.
+        units: of its nodes.
+    """
+
+    def __init__(self, graph: Graph, units: UnitMap) -> None:
+        self.repeated = _repeated(graph, units)
+        """The node that is repeated; None if there is none that could be empty."""
+        self._pass = units.of(graph.id_of(self.repeated)).count if self.repeated is not None else 0
+        self._lock = threading.Lock()
+        self._units = 0
+
+    def ended(self, task: Task, elements: int, run: Callable[[Task], int]) -> bool:
+        """Whether nothing will ever come.
+
+        Args:
+            task: that has ended.
+            elements: that the repeated node gave in it.
+            run: runs another task until the node gives something, and says how much it gave.
+        """
+        if self.repeated is None or task.is_tail:
+            return False
+        with self._lock:
+            self._units = 0 if elements else self._units + task.stop - task.start
+            if self._units < 2 * self._pass:
+                return False
+            self._units = 0
+        return not run(Task(task.index, task.start, task.start + self._pass))
+
+
+def _repeated(graph: Graph, units: UnitMap) -> Node | None:
+    """What is repeated without end on the way from the root to the only source, if it can be planned and be empty."""
+    node = graph.root
+    while len(node.inputs) == 1:
+        (child,) = node.inputs
+        if isinstance(node, Repeat) and node.count is None:
+            number = graph.id_of(child)
+            if not units.plannable(number):
+                return None
+            below = units.of(number)
+            return child if 0 < below.count < INFINITE and below.yields is not Yield.ONE else None
+        node = child
+    return None
