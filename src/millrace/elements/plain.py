@@ -41,7 +41,7 @@ def _column(column: Sequence[Any]) -> list[Any] | None:
         kind = kinds.pop()
         if kind is dict:
             columns = by_key(column)
-            if columns is not None:
+            if columns is not None and len(set(map(tuple, column))) == 1:  # with their keys in one order
                 made = [_column(values) for _, values in columns]
                 if not any(each is not None for each in made):
                     return None
