@@ -186,7 +186,7 @@ def test_who_asks_on_after_an_error_gets_it_again_and_no_end(service):
         assert not elements.state_dict()["ended"]
         del elements
     del dataset
-    wait_for(lambda: threads() == before)
+    wait_for(lambda: threads() <= before)  # those before may be ending
     assert all(error.__traceback__ is not None for error in kept)
 
 
@@ -252,13 +252,14 @@ class TestAnEmbeddedService:
         with pytest.raises(error) as kept:
             train()
         gc.collect()
-        assert (children(), threads()) == before
+        assert children() <= before[0]
+        assert threads() <= before[1]
         assert kept.value.__traceback__ is not None
 
     def test_of_a_dataset_that_was_dropped_in_the_middle(self):
         before = children()
         elements = iter(mr.Dataset.range(1000).distribute(workers=1))
         next(elements)
-        assert children() != before
+        assert children() - before
         del elements
-        assert children() == before
+        assert children() <= before
