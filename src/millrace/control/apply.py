@@ -13,6 +13,7 @@ from millrace.control.cache_apply import CACHE_APPLY, lease_ended, promise
 from millrace.control.scale_apply import SCALE_APPLY
 from millrace.control.share_apply import SHARE_APPLY
 from millrace.control.state import CARE, ENDED, Consumer, EndedJob, Epoch, Job, LiveTask, State, Worker
+from millrace.control.step_events import StepsEnded
 from millrace.planning.progress import TaskSet
 
 
@@ -207,6 +208,10 @@ def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
     for task in event.again:
         epoch.live[task] = LiveTask(heir, complete=True)
         epoch.pending.setdefault(heir, set()).add(task)
+
+
+def _steps_ended(state: State, event: StepsEnded) -> None:
+    state.jobs[event.job].epochs[event.epoch].steps = event.steps
 
 
 def _owners_asked(state: State, event: ev.OwnersAsked) -> None:
@@ -449,6 +454,7 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.EpochBegan: _epoch_began,
     ev.EpochOpened: _epoch_opened,
     ev.EpochResumed: _epoch_resumed,
+    StepsEnded: _steps_ended,
     ev.OwnersAsked: _owners_asked,
     ev.OwnersFixed: _owners_fixed,
     ev.OwnerReplaced: _owner_replaced,

@@ -19,6 +19,7 @@ from millrace.control.messages import (
 )
 from millrace.control.plans import PlanLike
 from millrace.control.state import Job, LiveTask, State
+from millrace.control.step_events import StepsEnded
 from millrace.control.supply import (
     all_dealt,
     alone_at,
@@ -180,7 +181,7 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -
 
     Whoever has left, or is past the epoch, holds nobody up any more.
     """
-    if not held_back(job):
+    if not held_back(job) or number not in job.epochs:
         return
     have = []
     for index in {*job.consumers, *missing(job)}:
@@ -192,7 +193,10 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))
     before = turn.observed.steps.get((job.name, number), StepsReady(number, 0))
-    told = before if before.last else StepsReady(number, steps, not more)  # who ends there may leave before the others
+    if not more and job.epochs[number].steps < 0:  # who ends there may be gone when others hear of it
+        turn.emit(StepsEnded(job.name, number, steps))
+    ended = job.epochs[number].steps
+    told = StepsReady(number, steps) if ended < 0 else StepsReady(number, ended, last=True)
     if consumer is not None:
         turn.to_consumer(job, consumer, told)
     elif told != before:

@@ -16,14 +16,12 @@ from millrace.control.cache_events import (
     PromisesKept,
     StoreCalibrated,
 )
-from millrace.control.messages import (
-    Failure,
-    TaskProgress,
-)
+from millrace.control.messages import Failure, TaskProgress
 from millrace.control.poison_events import BufferNeeded, PlanningDied, PoisonFound, TaskDied
 from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.share_events import ShareUnread
 from millrace.control.spec import JobSpec
+from millrace.control.step_events import StepsEnded
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
@@ -251,10 +249,9 @@ class EpochResumed(Event, frozen=True):
     """Tasks of this epoch may be leased, those aside that were read before the states were taken.
 
     Attributes:
-        done: all tasks below were read to their end, and
-        later: those of this :meth:`millrace.planning.progress.TaskSet.text`.
+        done: all tasks below were read to their end; ``later``: and those of this ``TaskSet.text()``.
         begun: (task, outputs that were read) of others.
-        again: those done whose leftovers are still needed, so that they run again, unread by anybody.
+        again: those done that run once more, unread by anybody, as their leftovers are still needed.
         freed: those not done whose leftovers have become outputs that were read.
         alone: those that give what they would leave over themselves, done or not.
         pieces: what the epoch's own plan of ``tasks`` divides, ``anew``: from now on; empty: it has the job's plan.
@@ -476,6 +473,7 @@ AnyEvent = (
     | EpochBegan
     | EpochOpened
     | EpochResumed
+    | StepsEnded
     | OwnersAsked
     | OwnersFixed
     | OwnerReplaced

@@ -204,6 +204,7 @@ class Epoch(msgspec.Struct):
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
         pieces: what its plan divides, if that is not the job's; ``anew``: since states were loaded, and not before.
         tasks: of its own plan; -1: it has the job's.
+        steps: after which all ranks end, that are to get equally many elements; -1: not known yet.
         without: by tail that is not over, inputs that are, and left it nothing as they were dropped or ran alone.
         reused: a cache point below which all is as in the first epoch.
         chooser: the worker that was asked to choose, among ``candidates``.
@@ -238,6 +239,7 @@ class Epoch(msgspec.Struct):
     pieces: list[Piece] = []
     anew: bool = False
     tasks: int = -1
+    steps: int = -1
 
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""

@@ -79,6 +79,23 @@ def test_what_is_the_last_step_stays_so_when_others_leave():
     assert report(service, one, 8, all_here=True) == {}
 
 
+def test_what_is_the_last_step_stays_so_when_others_leave_and_the_dispatcher_dies():
+    """Who has more may not have heard which step is the last when the one that has fewer is gone."""
+    service, (one, two) = started()
+    report(service, one, 5)
+    report(service, two, 3)
+    assert report(service, two, 3, all_here=True) == ready(3, last=True)
+    service.save()
+    service.say(inp.ConsumerSaid(two.client, msg.LeaveJob()))
+    service.restart()
+    service.hello("w0")
+    service.rejoin(one)
+    told = [each.message for each in service.last if isinstance(getattr(each, "message", None), msg.StepsReady)]
+    assert told == [msg.StepsReady(0, 3, last=True)]
+    report(service, one, 5)
+    assert service.state.jobs["a"].epochs[0].steps == 3
+
+
 def test_who_comes_back_is_told_again_also_by_another_dispatcher():
     service, (one, two) = started()
     report(service, one, 5)

@@ -52,6 +52,7 @@ def live() -> Service:
     _scale(service)
     _go_home(service)
     _come_late(service)
+    _end_equally(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -291,6 +292,18 @@ def _come_late(service: Service) -> None:
     again = service.join("comes again", "never", consumer=0, num_consumers=2)
     assert "begins anew" in again.notices[0]
     service.say(inp.ConsumerSaid(again.client, msg.LeaveJob()))
+
+
+def _end_equally(service: Service) -> None:
+    """A job whose ranks get equally many elements, of which one has fewer."""
+    ranks = [service.join(f"equal {rank}", "in step", num_consumers=2, equal_steps=True) for rank in range(2)]
+    service.work(read=False)
+    for peer, arrived in zip(ranks, (3, 5), strict=True):
+        report = msg.ConsumerReport(0, arrived=arrived, all_here=arrived == 3)
+        service.say(inp.ConsumerSaid(peer.client, report))
+    assert service.state.jobs["in step"].epochs[0].steps == 3
+    for peer in ranks:
+        service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:

@@ -1,0 +1,13 @@
+"""Steps of ranks that get equally many elements; more of :mod:`millrace.control.events`."""
+
+from __future__ import annotations
+
+from millrace.control.base import Event
+
+
+class StepsEnded(Event, frozen=True):
+    """Of ranks that are to get equally many elements of the epoch one has no more than ``steps``: all end there."""
+
+    job: str
+    epoch: int
+    steps: int
