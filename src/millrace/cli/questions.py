@@ -89,12 +89,12 @@ def _cost(options: argparse.Namespace) -> int:
 
     table = cost.read_prices(options.prices) if options.prices else None
     found = fetch_status(options.service, token_of(options))
-    rows = cost.costs(found, table)
+    rows, shared = cost.costs(found, table), cost.dispatcher(found, table)
     if options.json:
-        print(status.as_json({"epochs": rows}))
+        print(status.as_json({"epochs": rows, "dispatcher": shared}))
     else:
         prices = found["prices"] or {"currency": ""}
-        cost.show(rows, table.currency if table is not None else prices["currency"])
+        cost.show(rows, table.currency if table is not None else prices["currency"], shared=shared)
     return 0
 
 

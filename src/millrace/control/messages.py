@@ -107,6 +107,8 @@ class WorkerReport(Message, frozen=True):
     listing: str = ""
     """The job whose sources it lists, of which it has looked at ``listed`` files so far; empty: none."""
     listed: int = 0
+    memory_bytes: int = 0
+    """That its process holds; 0: it has not said."""
 
 
 class TaskFinished(Message, frozen=True):
@@ -479,21 +481,8 @@ class Notice(Message, frozen=True):
 _OfTasks = TaskFinished | TaskAt | TaskFailed | LeftoversLost | TaskReturned
 _OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
 FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
-ToWorker = (
-    WorkerWelcome
-    | OpenJob
-    | ListSources
-    | ChooseSharding
-    | LeaseTask
-    | RevokeTask
-    | TaskGoOn
-    | ForgetTasks
-    | OutputsReceived
-    | BlocksKnown
-    | MeasureStore
-    | CloseJob
-    | StopWorker
-    | JobFailed
-)
+_ToPlan = ListSources | ChooseSharding
+_ToRun = LeaseTask | RevokeTask | TaskGoOn | ForgetTasks | OutputsReceived
+ToWorker = WorkerWelcome | OpenJob | _ToPlan | _ToRun | BlocksKnown | MeasureStore | CloseJob | StopWorker | JobFailed
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
 ToConsumer = JobJoined | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice

@@ -140,10 +140,25 @@ class ScaleSight(msgspec.Struct):
 
 
 class Spent(msgspec.Struct):
-    """What an epoch took: seconds of workers that served the job, and of its consumers."""
+    """What an epoch took.
+
+    Attributes:
+        worker_s: seconds of workers that served the job; ``consumer_s``: of its consumers.
+        core_s: seconds of processor time that these workers' processes used, of all cores together.
+        gib_s: memory that they held, in GiB times seconds.
+    """
 
     worker_s: float = 0.0
     consumer_s: float = 0.0
+    core_s: float = 0.0
+    gib_s: float = 0.0
+
+    def add(self, other: Spent) -> None:
+        """Both together."""
+        self.worker_s += other.worker_s
+        self.consumer_s += other.consumer_s
+        self.core_s += other.core_s
+        self.gib_s += other.gib_s
 
 
 class EpochSight(msgspec.Struct):
@@ -271,6 +286,8 @@ class Observed(msgspec.Struct):
     """The last jobs that are over."""
     spent: dict[str, dict[int, Spent]] = {}
     """By job and epoch, as long as this dispatcher lives; it was last added to at ``accounted``."""
+    core_s: dict[str, float] = {}
+    """By worker, the processor time that was accounted for, of all its cores."""
     accounted: float = 0.0
     jobs: set[str] = set()
     """Those that have consumers, since ``jobs_changed``."""

@@ -19,16 +19,25 @@ def account(turn: Turn) -> None:
     passed = turn.now - since
     for name in observed.spent.keys() - state.jobs.keys():
         del observed.spent[name]
+    used = {worker: _used(turn, worker, passed) for worker in state.workers}
+    observed.core_s = {worker: observed.core_s.get(worker, 0.0) + cores for worker, (cores, _) in used.items()}
     for job in state.jobs.values():
-        workers = len(state.crew.by_job.get(job.name, ()))
+        serving = state.crew.by_job.get(job.name, ())
+        workers = len(serving)
         consumers = sum(place.lost_at is None for place in job.consumers.values())
         if workers or consumers:
             epochs = observed.spent.setdefault(job.name, {})
-            spent = epochs.setdefault(newest(job), Spent())
-            spent.worker_s += workers * passed
-            spent.consumer_s += consumers * passed
+            core_s, gib_s = (sum(used[worker.id][part] for worker in serving) for part in (0, 1))
+            epochs.setdefault(newest(job), Spent()).add(Spent(workers * passed, consumers * passed, core_s, gib_s))
             if len(epochs) > _REMEMBERED:
                 first, second = sorted(epochs)[:2]
-                before = epochs.pop(first)
-                epochs[second].worker_s += before.worker_s
-                epochs[second].consumer_s += before.consumer_s
+                epochs[second].add(epochs.pop(first))
+
+
+def _used(turn: Turn, worker: str, passed: float) -> tuple[float, float]:
+    """Processor time that a worker has reported and that was not accounted for yet, and its memory in GiB seconds."""
+    sight = turn.observed.workers.get(worker)
+    if sight is None or sight.report is None:
+        return 0.0, 0.0
+    core_s = sight.report.cpu_s * sight.report.cores
+    return max(0.0, core_s - turn.observed.core_s.get(worker, 0.0)), sight.report.memory_bytes / (1 << 30) * passed

@@ -31,6 +31,7 @@ from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.decided import Decided
 from millrace.dispatcher.fleet import Fleet, runs
 from millrace.dispatcher.journal import Journal, MemoryJournal
+from millrace.dispatcher.own_use import own_use
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.sessions import close, failed, look_for_namesake, send
 from millrace.dispatcher.shelf import Shelf
@@ -148,7 +149,7 @@ class Dispatcher:
         self._fleet = Fleet(
             cluster,
             least if cluster is not None and least == most else 0,
-            on_end=self._worker_ended,
+            on_end=lambda worker, how: self._feed(inp.WorkerEnded(worker, how)),
             notice=self._notice,
         )
         self._workers: dict[str, Session] = {}
@@ -444,9 +445,6 @@ class Dispatcher:
             item = inp.ConsumerSaid(name, message)
         self._feed(item, session)
 
-    def _worker_ended(self, worker: str, how: str) -> None:
-        self._feed(inp.WorkerEnded(worker, how))
-
     def _notice(self, text: str) -> None:
         for session in self._clients.values():
             send(session, msg.Notice(text), "")
@@ -497,4 +495,5 @@ class Dispatcher:
             plan=self._fleet.plan,
             requested=self._fleet.requested,
             why=self._fleet.trouble,
+            dispatcher=own_use(self._clock.now() - self._state.started),
         )

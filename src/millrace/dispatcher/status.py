@@ -10,7 +10,7 @@ import numpy as np
 from millrace.control import job_progress
 from millrace.control.job_load import load_of, operator_rows, window_of
 from millrace.control.keeping import benefits
-from millrace.control.observed import CacheSight, FinishedJob, Observed
+from millrace.control.observed import CacheSight, FinishedJob, Observed, Spent
 from millrace.control.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.share_events import UnreadShare
@@ -38,6 +38,7 @@ def status(
     plan: int = 0,
     requested: int = 0,
     why: str = "",
+    dispatcher: Spent | None = None,
 ) -> dict[str, Any]:
     """Everything, ready for JSON.
 
@@ -50,6 +51,7 @@ def status(
         plan: workers that there should be, 0 if nobody plans.
         requested: workers that a cluster was asked for and that have not ended.
         why: a sentence about the difference, if there is something to say.
+        dispatcher: what this process itself has used so far, as one worker's.
     """
     jobs = [state.jobs[name] for name in sorted(state.jobs)]
     here = sum(worker.lost_at is None and not worker.only for worker in state.workers.values())
@@ -60,11 +62,20 @@ def status(
         "workers": [_worker(state, observed, state.workers[name], now) for name in sorted(state.workers)],
         "finished": [_finished(each, now) for each in reversed(observed.finished)],
         "scaling_policy": state.settings.scaling_policy,
+        "dispatcher": None if dispatcher is None else _used_by(state, dispatcher),
         "prices": None if state.settings.prices is None else msgspec.to_builtins(state.settings.prices),
         "fleet": {"plan": plan, "requested": requested, "observed": here, "why": why or state.fleet.reason},
         "journal": {"work_dir": work_dir, "why": _why_journal(work_dir, unwritable)},
         "cache": _cache(state, now),
     }
+
+
+def _used_by(state: State, spent: Spent) -> dict[str, Any]:
+    """Hours of the dispatcher's process, and what they cost: it is one more worker (tf.data service 4.1)."""
+    hours, cores, gib = (each / 3600 for each in (spent.worker_s, spent.core_s, spent.gib_s))
+    table = state.settings.prices
+    price = None if table is None else table.of_hours(hours, 0.0, 0, cores, gib).service
+    return {"hours": hours, "core_hours": cores, "gib_hours": gib, "service": price}
 
 
 def _finished(job: FinishedJob, now: float) -> dict[str, Any]:
@@ -190,9 +201,11 @@ def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
     rows = []
     for epoch, spent in sorted(observed.spent.get(job.name, {}).items()):
         workers, training, table = spent.worker_s / 3600, spent.consumer_s / 3600, state.settings.prices
+        cores, gib = spent.core_s / 3600, spent.gib_s / 3600
         row = {"epoch": epoch, "worker_hours": workers, "training_hours": training, "service": None, "training": None}
+        row |= {"core_hours": cores, "gib_hours": gib}
         if table is not None:
-            costs = table.of_hours(workers, training, job.spec.accelerators)
+            costs = table.of_hours(workers, training, job.spec.accelerators, cores, gib)
             row |= {"service": costs.service, "training": costs.training}
         rows.append(row)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
@@ -27,6 +28,18 @@ def siblings(environ: dict[str, str] | os._Environ[str] = os.environ) -> int:
     """Processes of the same training on this host, as torchrun says."""
     text = environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, int(text)) if text.isdigit() else 1
+
+
+def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """Bytes of memory that this process holds, what it shares with others included; 0 where the system does not say.
+
+    Args:
+        statm: file in which Linux says so, in pages.
+    """
+    try:
+        return int(statm.read_bytes().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def run_delay_s(threads: Path = _THREADS) -> float:

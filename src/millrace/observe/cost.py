@@ -14,7 +14,7 @@ from millrace.observe.status import Row, columns
 from millrace.policies.cost import PriceTable
 from millrace.policies.figures import number
 
-HEAD: Row = ("job", "epoch", "worker hours", "training hours", "service", "training", "together")
+HEAD: Row = ("job", "epoch", "worker hours", "core hours", "training hours", "service", "training", "together")
 
 
 def read_prices(path: str) -> PriceTable:
@@ -44,14 +44,29 @@ def costs(status: Mapping[str, Any], table: PriceTable | None = None) -> list[di
         for spent in job["spent"]:
             row = {"job": job["name"], **spent}
             if table is not None:
-                hours = table.of_hours(spent["worker_hours"], spent["training_hours"], job["accelerators"])
+                used = (spent.get("core_hours", 0.0), spent.get("gib_hours", 0.0))
+                hours = table.of_hours(spent["worker_hours"], spent["training_hours"], job["accelerators"], *used)
                 row["service"], row["training"] = hours.service, hours.training
             rows.append(row)
     return rows
 
 
-def show(rows: list[dict[str, Any]], currency: str = "", out: IO[str] | None = None) -> None:
-    """One line per epoch of each job."""
+def dispatcher(status: Mapping[str, Any], table: PriceTable | None = None) -> dict[str, Any] | None:
+    """Hours of the dispatcher itself, which all jobs share, and what they cost; None: the service does not say."""
+    spent = status.get("dispatcher")
+    if spent is None or table is None:
+        return spent
+    cost = table.of_hours(spent["hours"], 0.0, 0, spent["core_hours"], spent["gib_hours"])
+    return {**spent, "service": cost.service}
+
+
+def show(
+    rows: list[dict[str, Any]],
+    currency: str = "",
+    out: IO[str] | None = None,
+    shared: Mapping[str, Any] | None = None,
+) -> None:
+    """One line per epoch of each job, and one for the dispatcher, which they share."""
     out = out or sys.stdout
 
     def money(*parts: float | None) -> str:
@@ -63,6 +78,7 @@ def show(rows: list[dict[str, Any]], currency: str = "", out: IO[str] | None = N
             row["job"],
             str(row["epoch"]),
             f"{row['worker_hours']:.3f}",
+            f"{row['core_hours']:.3f}",
             f"{row['training_hours']:.3f}",
             money(row["service"]),
             money(row["training"]),
@@ -70,5 +86,8 @@ def show(rows: list[dict[str, Any]], currency: str = "", out: IO[str] | None = N
         )
         for row in rows
     ]
+    if shared is not None:
+        hours, cores, cost = shared["hours"], shared["core_hours"], money(shared["service"])
+        lines.append(("(dispatcher)", "-", f"{hours:.3f}", f"{cores:.3f}", "-", cost, "-", cost))
     for line in columns([HEAD, *lines]):
         print(line, file=out)

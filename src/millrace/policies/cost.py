@@ -72,7 +72,7 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         prices: of parts.
-        worker: what one uses.
+        worker: what one uses, where that was not measured.
         host: what the machine of one consumer has; its accelerators are those that ``distribute`` was told of.
         currency: for what is printed.
     """
@@ -91,11 +91,27 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         training = consumers * self.with_accelerators(accelerators).price(self.prices)
         return Rates(self.worker.price(self.prices), training, self.currency, local)
 
-    def of_hours(self, worker_hours: float, training_hours: float, accelerators: int) -> Cost:
-        """Of so many hours of workers, and of hosts with so many accelerators each."""
-        return cost(
-            3600.0, worker_hours, self.worker, training_hours, self.with_accelerators(accelerators), self.prices
-        )
+    def of_hours(
+        self,
+        worker_hours: float,
+        training_hours: float,
+        accelerators: int,
+        core_hours: float = 0.0,
+        gib_hours: float = 0.0,
+    ) -> Cost:
+        """Of so many hours of workers, and of hosts with so many accelerators each.
+
+        Args:
+            worker_hours: of all workers together.
+            training_hours: of all hosts together.
+            accelerators: of each host.
+            core_hours: that the workers were measured to use, of all cores; 0: not measured, and the table says.
+            gib_hours: of memory, likewise.
+        """
+        worker = self.worker
+        if core_hours and worker_hours:
+            worker = msgspec.structs.replace(worker, cores=core_hours / worker_hours, gib=gib_hours / worker_hours)
+        return cost(3600.0, worker_hours, worker, training_hours, self.with_accelerators(accelerators), self.prices)
 
 
 USUAL = PriceTable(

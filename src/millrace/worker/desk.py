@@ -34,7 +34,7 @@ from millrace.control.messages import (
     WorkerReport,
 )
 from millrace.elements.shared import Arena
-from millrace.engine.host import run_delay_s
+from millrace.engine.host import resident_bytes, run_delay_s
 from millrace.errors import ServiceUnreachableError
 from millrace.functions.importing import uninstall
 from millrace.planning.tables import pack_tables, summaries
@@ -354,6 +354,7 @@ class Desk:
             cores,
             run_delay_s(),
             *listing,
+            memory_bytes=resident_bytes(),
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from millrace.clusters.subprocesses import LocalCluster
+from millrace.control import inputs as inp
 from millrace.dispatcher.cluster import Cluster
 from millrace.dispatcher.service import Dispatcher
 from millrace.testing import processes
@@ -87,7 +88,7 @@ class Stage:
         if orderly:
             self.orderly.add(worker)
         if worker:
-            self._dispatcher._worker_ended(worker, how)
+            self._dispatcher._feed(inp.WorkerEnded(worker, how))
         self._changed.set()
 
     @property

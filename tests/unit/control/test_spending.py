@@ -5,6 +5,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.observed import Spent
 from millrace.dispatcher.status import status
 from millrace.policies.cost import Machine, Prices, PriceTable
 
@@ -40,6 +41,37 @@ def test_time_goes_to_the_epoch_that_is_read_and_the_job_that_is_served():
     service.say(inp.ConsumerSaid("y", msg.LeaveJob()))
     service.tick(1.0)
     assert not service.observed.spent
+
+
+def test_what_workers_are_measured_to_use_goes_to_the_job_that_they_serve():
+    service = Service(FakePlan(None))
+    service.tick(5.0)
+    for name in ("w0", "w1"):
+        service.add_worker(name)
+    service.join("x")
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    service.tick(1.0)
+    for cpu_s in (1.0, 4.0):  # seconds of each of its cores
+        service.report("w0", cpu_s=cpu_s, cores=2, memory_bytes=3 << 30)
+        for _ in range(2):
+            service.now += 2.0
+            service.say(inp.Tick())
+    service.kill("w0")
+    service.tick(2.0)
+    (job,) = status(service.state, service.observed, service.now)["jobs"]
+    (epoch,) = job["spent"]
+    assert 3600 * epoch["core_hours"] == pytest.approx(8.0)  # the other one has not said anything
+    assert 3600 * epoch["gib_hours"] == pytest.approx(3 * 8.0)
+
+
+def test_the_dispatcher_is_one_more_worker():
+    prices = PriceTable(Prices(core=3.6, gib=0.36))
+    service = Service(FakePlan(None), prices=prices)
+    own = Spent(worker_s=100.0, core_s=10.0, gib_s=50.0)
+    found = status(service.state, service.observed, service.now, dispatcher=own)["dispatcher"]
+    assert found["service"] == pytest.approx(10.0 * 1e-3 + 50.0 * 1e-4)
+    assert found["core_hours"] == pytest.approx(10.0 / 3600)
 
 
 def test_a_service_that_knows_prices_says_what_epochs_have_cost():

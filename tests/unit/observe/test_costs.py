@@ -7,6 +7,7 @@ import pytest
 
 from millrace.errors import PipelineError
 from millrace.observe.cost import costs, read_prices, show
+from millrace.observe.cost import dispatcher as dispatcher_cost
 
 STATUS: dict[str, Any] = {
     "jobs": [
@@ -14,8 +15,16 @@ STATUS: dict[str, Any] = {
             "name": "ours",
             "accelerators": 4,
             "spent": [
-                {"epoch": 0, "worker_hours": 8.0, "training_hours": 0.5, "service": None, "training": None},
-                {"epoch": 1, "worker_hours": 2.0, "training_hours": 0.25, "service": None, "training": None},
+                {
+                    "epoch": epoch,
+                    "worker_hours": workers,
+                    "core_hours": 0.0,
+                    "gib_hours": 0.0,
+                    "training_hours": training,
+                    "service": None,
+                    "training": None,
+                }
+                for epoch, workers, training in ((0, 8.0, 0.5), (1, 2.0, 0.25))
             ],
         }
     ],
@@ -49,8 +58,27 @@ def test_each_epoch_costs_its_workers_and_its_training(tmp_path):
     out = io.StringIO()
     show(rows, "USD", out)
     first, second, _ = out.getvalue().splitlines()
-    assert first.split() == ["job", "epoch", "worker", "hours", "training", "hours", "service", "training", "together"]
-    assert second.split() == ["ours", "0", "8.000", "0.500", "0.4", "USD", "4.5", "USD", "4.9", "USD"]
+    head = "job epoch worker hours core hours training hours service training together"
+    assert first.split() == head.split()
+    assert second.split() == ["ours", "0", "8.000", "0.000", "0.500", "0.4", "USD", "4.5", "USD", "4.9", "USD"]
+
+
+def test_workers_cost_what_they_were_measured_to_use_and_the_dispatcher_is_one_more(tmp_path):
+    (job,) = STATUS["jobs"]
+    used = {**job["spent"][0], "core_hours": 2.0, "gib_hours": 16.0}
+    dispatcher = {"hours": 0.5, "core_hours": 0.1, "gib_hours": 0.04, "service": None}
+    status = {"jobs": [{**job, "spent": [used]}], "dispatcher": dispatcher}
+    prices = read_prices(table(tmp_path))
+    (row,) = rows = costs(status, prices)
+    assert row["service"] == pytest.approx(2.0 * 0.03 + 16.0 * 0.005)
+    shared = dispatcher_cost(status, prices)
+    assert shared is not None
+    assert shared["service"] == pytest.approx(0.1 * 0.03 + 0.04 * 0.005)
+    out = io.StringIO()
+    show(rows, "USD", out, shared)
+    last = out.getvalue().splitlines()[-1]
+    assert last.split() == ["(dispatcher)", "-", "0.500", "0.100", "-", "0.0032", "USD", "-", "0.0032", "USD"]
+    assert dispatcher_cost(STATUS, prices) is None
 
 
 def test_a_service_with_prices_says_what_epochs_have_cost():
@@ -64,7 +92,7 @@ def test_without_prices_there_are_hours():
     assert [(row["worker_hours"], row["service"]) for row in rows] == [(8.0, None), (2.0, None)]
     out = io.StringIO()
     show(rows, out=out)
-    assert out.getvalue().splitlines()[1].split() == ["ours", "0", "8.000", "0.500", "-", "-", "-"]
+    assert out.getvalue().splitlines()[1].split() == ["ours", "0", "8.000", "0.000", "0.500", "-", "-", "-"]
 
 
 @pytest.mark.parametrize(
