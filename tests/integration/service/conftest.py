@@ -1,13 +1,19 @@
 """Services that tests share: each is started once, and only for the tests that want that many workers."""
 
+import asyncio
+import collections
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_data import Data, write_data
-from tests.integration.service.service_driving import Service
+from tests.integration.service.service_driving import Link, Service
 from tests.integration.service.service_gate import Gate, Keeper
+
+from millrace.testing.proxy import Proxy
 
 
 @pytest.hookimpl(trylast=True)
@@ -72,3 +78,26 @@ def keeper(gate: Gate) -> Iterator[Keeper]:
     keeper = Keeper(gate)
     yield keeper
     keeper.close()
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """Opens a link of so many bytes a second at a port of 127.0.0.2, which leads to the same one of 127.0.0.1."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    proxies: list[Proxy] = []
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    def opened(bytes_s: float | None = None) -> Proxy:
+        proxies.append(run(Proxy(("127.0.0.1", 0), collections.deque(), bytes_s).open("127.0.0.2")))
+        return proxies[-1]
+
+    yield opened
+    for proxy in proxies:
+        run(proxy.close())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

@@ -21,7 +21,10 @@ from millrace.client.status import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.elements import codec
 from millrace.testing.processes import gone
+from millrace.testing.proxy import Proxy
 
+Link = Callable[..., Proxy]
+"""Opens a link of so many bytes a second, or without a bound; see the fixture of this name."""
 WAIT_S = 20.0
 HEARTBEAT_S = 0.5
 """A tenth of what users have, so that the dead are given up and lanes are reported soon."""

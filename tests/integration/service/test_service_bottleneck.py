@@ -1,21 +1,18 @@
 """What keeps a loop from being faster is named: a bottleneck of each kind is planted, on real processes."""
 
-import asyncio
-import collections
 import hashlib
 import http.server
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.integration.service.service_driving import Service, job_of
+from tests.integration.service.service_driving import Link, Service, job_of
 
 import millrace as mr
 from millrace.policies.bottleneck import Bottleneck
-from millrace.testing.proxy import Proxy
 
 WAIT_S = 0.005
 PAGE = bytes(1 << 16)
@@ -171,38 +168,15 @@ def test_too_few_workers_are_named(one_core: Service):
     assert "1 worker" in bottleneck["reason"]
 
 
-def test_a_slow_link_is_named(link: Callable[[float], int]):
+def test_a_slow_link_is_named(link: Link):
     with Service(0) as service:
-        service.add(1, "--port", str(link(4e6)), "--advertise", "127.0.0.2", "--no-shared-memory", *LITTLE)
+        service.add(1, "--port", str(link(4e6).port), "--advertise", "127.0.0.2", "--no-shared-memory", *LITTLE)
         bottleneck = found(NUMBERS.map(large), service)
     assert bottleneck["value"] == "link"
     assert "MB/s" in bottleneck["reason"]
 
 
 LITTLE = ("--buffer-bytes", str(4 << 20), "--host", "127.0.0.1")
-
-
-@pytest.fixture
-def link() -> Iterator[Callable[[float], int]]:
-    """Opens a link of so many bytes a second at a port of 127.0.0.2, which leads to the same one of 127.0.0.1."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    proxies: list[Proxy] = []
-
-    def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-    def opened(bytes_s: float) -> int:
-        proxies.append(run(Proxy(("127.0.0.1", 0), collections.deque(), bytes_s).open("127.0.0.2")))
-        return proxies[-1].port
-
-    yield opened
-    for proxy in proxies:
-        run(proxy.close())
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 @pytest.mark.parametrize(
