@@ -35,10 +35,6 @@ class WorkDir:
             make_private(self.path)
             make_private(self.blobs)
             self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            for name in os.listdir(self.path):  # what an earlier version has left for all to read
-                path = os.path.join(self.path, name)
-                if os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid():
-                    os.chmod(path, 0o600)
         except OSError as error:
             raise unusable(f"work_dir {self.path} cannot be used", error) from error
         try:
@@ -50,9 +46,26 @@ class WorkDir:
                 f"work_dir {self.path} is in use by another dispatcher, process {holder}; "
                 "end that one first, or give this one a folder of its own"
             ) from error
+        try:
+            self._hide()
+        except OSError as error:
+            os.close(self._lock)
+            raise unusable(f"work_dir {self.path} cannot be used", error) from error
         with contextlib.suppress(OSError):  # a full disk: only the message above would be poorer
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+
+    def _hide(self) -> None:
+        """What an earlier version has left for all to read becomes this user's alone; the folder may hold other files.
+
+        Raises:
+            OSError: it can't be.
+        """
+        for name in os.listdir(self.path):
+            path = os.path.join(self.path, name)
+            ours = name == "lock" or name.startswith(os.path.basename(self.journal))
+            if ours and os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid():
+                os.chmod(path, 0o600)
 
     def close(self) -> None:
         """Lets another dispatcher have it."""

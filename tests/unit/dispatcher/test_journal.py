@@ -166,6 +166,21 @@ def test_a_work_dir_has_one_dispatcher(work_dir, tmp_path):
         WorkDir(str(tmp_path / "lock"))
 
 
+def test_only_its_own_files_of_a_work_dir_become_private(tmp_path):
+    names = ("lock", "journal.db", "journal.db-wal", "journal.db.damaged-1", "run.sh", ".profile")
+    for name in names:
+        (tmp_path / name).touch(mode=0o755)
+        (tmp_path / name).chmod(0o755)
+    first = WorkDir(str(tmp_path))
+    found = {name for name in names if (tmp_path / name).stat().st_mode & 0o777 == 0o600}
+    assert found == {"lock", "journal.db", "journal.db-wal", "journal.db.damaged-1"}
+    (tmp_path / "journal.db").chmod(0o640)
+    with pytest.raises(ServiceError, match="in use by another"):
+        WorkDir(str(tmp_path))
+    assert (tmp_path / "journal.db").stat().st_mode & 0o777 == 0o640
+    first.close()
+
+
 # -- blobs -------------------------------------------------------------------------------------------------------------
 
 
