@@ -20,7 +20,8 @@ def account(turn: Turn) -> None:
     for name in observed.spent.keys() - state.jobs.keys():
         del observed.spent[name]
     used = {worker: _used(turn, worker, passed) for worker in state.workers}
-    observed.core_s = {worker: observed.core_s.get(worker, 0.0) + cores for worker, (cores, _) in used.items()}
+    reported = {worker: core_s for worker in state.workers if (core_s := _core_s(turn, worker)) is not None}
+    observed.core_s = {worker: max(core_s, observed.core_s.get(worker, 0.0)) for worker, core_s in reported.items()}
     for job in state.jobs.values():
         serving = state.crew.by_job.get(job.name, ())
         workers = len(serving)
@@ -34,10 +35,19 @@ def account(turn: Turn) -> None:
                 epochs[second].add(epochs.pop(first))
 
 
-def _used(turn: Turn, worker: str, passed: float) -> tuple[float, float]:
-    """Processor time that a worker has reported and that was not accounted for yet, and its memory in GiB seconds."""
+def _core_s(turn: Turn, worker: str) -> float | None:
+    """Processor time that a worker has used since it began, of all cores together; None: it has not reported any."""
     sight = turn.observed.workers.get(worker)
-    if sight is None or sight.report is None:
+    return None if sight is None or sight.report is None else sight.report.cpu_s * sight.report.cores
+
+
+def _used(turn: Turn, worker: str, passed: float) -> tuple[float, float]:
+    """Processor time that a worker has reported and that was not accounted for yet, and its memory in GiB seconds.
+
+    What it used before its first report was accounted for by the dispatcher before this one, if it is older.
+    """
+    sight, core_s = turn.observed.workers.get(worker), _core_s(turn, worker)
+    if sight is None or sight.report is None or core_s is None:
         return 0.0, 0.0
-    core_s = sight.report.cpu_s * sight.report.cores
-    return max(0.0, core_s - turn.observed.core_s.get(worker, 0.0)), sight.report.memory_bytes / (1 << 30) * passed
+    since = turn.observed.core_s.get(worker, core_s)
+    return max(0.0, core_s - since), sight.report.memory_bytes / (1 << 30) * passed

@@ -52,7 +52,7 @@ def test_what_workers_are_measured_to_use_goes_to_the_job_that_they_serve():
     for worker in service.workers.values():
         service.plan_tasks(worker)
     service.tick(1.0)
-    for cpu_s in (1.0, 4.0):  # seconds of each of its cores
+    for cpu_s in (0.0, 1.0, 4.0):  # seconds of each of its cores
         service.report("w0", cpu_s=cpu_s, cores=2, memory_bytes=3 << 30)
         for _ in range(2):
             service.now += 2.0
@@ -62,7 +62,28 @@ def test_what_workers_are_measured_to_use_goes_to_the_job_that_they_serve():
     (job,) = status(service.state, service.observed, service.now)["jobs"]
     (epoch,) = job["spent"]
     assert 3600 * epoch["core_hours"] == pytest.approx(8.0)  # the other one has not said anything
-    assert 3600 * epoch["gib_hours"] == pytest.approx(3 * 8.0)
+    assert 3600 * epoch["gib_hours"] == pytest.approx(3 * 12.0)
+
+
+def test_what_workers_used_before_the_dispatcher_began_is_not_charged_again():
+    service = Service(FakePlan(None))
+    service.tick(5.0)
+    service.add_worker("w0")
+    service.join("x")
+    service.plan_tasks(service.workers["w0"])
+    service.report("w0", cpu_s=7_200.0, cores=4)
+    service.restart()
+    service.hello("w0")
+    service.rejoin(service.consumers["x"])
+    for cpu_s in (None, 7_201.0, 7_203.0):
+        if cpu_s is not None:
+            service.report("w0", cpu_s=cpu_s, cores=4)
+        for _ in range(2):
+            service.now += 1.0
+            service.say(inp.Tick())
+    (job,) = status(service.state, service.observed, service.now)["jobs"]
+    (epoch,) = job["spent"]
+    assert 3600 * epoch["core_hours"] == pytest.approx(4 * 2.0)
 
 
 def test_the_dispatcher_is_one_more_worker():
