@@ -125,8 +125,8 @@ class Program:
             owner: who runs it, of those that :meth:`expect` was told of.
         """
         if task.parts:
-            run = functools.partial(self._run_part, task, epoch, watch, reused=reused, point=point, kept=kept)
-            return PartsRun(run, task.parts, skip)
+            begin = functools.partial(self._part, task, epoch, watch, reused=reused, point=point, kept=kept)
+            return PartsRun(begin, task.parts, skip)
         if skip and self._exact and not (task.is_sequence or task.is_tail):
             start = min(task.start + skip, task.stop - 1)
             skip -= start - task.start
@@ -146,19 +146,11 @@ class Program:
         )
         return Run(running, self._running, self._totals, skip)
 
-    def _run_part(
-        self, task: Task, epoch: int, watch: Watch | None, piece: Piece, skip: int, **cached: Any
-    ) -> Generator[Chunk, None, None]:
-        """What a task gives for one of its pieces, its first outputs aside."""
+    def _part(self, task: Task, epoch: int, watch: Watch | None, piece: Piece, skip: int, **cached: Any) -> Run:
+        """Starts one of a task's pieces, its first outputs aside; what it gives may be more than the piece."""
         index = task.index if piece.index < 0 else piece.index
         stop = piece.start + piece.last if self._exact else piece.stop
-        left = len(piece) - skip
-        with self.run(Task(index, piece.start, stop), epoch, None, watch, skip=piece.first + skip, **cached) as running:
-            for chunk in running:
-                yield chunk if len(chunk) <= left else chunk.slice(0, left)
-                left -= len(chunk)
-                if left <= 0:
-                    return
+        return self.run(Task(index, piece.start, stop), epoch, None, watch, skip=piece.first + skip, **cached)
 
     def expect(self, owner: Hashable, tasks: Iterable[tuple[Task, int]]) -> None:
         """Announces the tasks that come next, so that what they read of far stores is under way before.
@@ -403,25 +395,23 @@ class PartsRun(Run):
     """A task of several pieces being run, one after the other. It leaves nothing over, and nothing out.
 
     Args:
-        run: starts a piece, less some of its first outputs.
+        begin: starts a piece, less some of its first outputs.
         parts: the pieces.
         skip: outputs of the task to leave out at its beginning.
     """
 
-    def __init__(
-        self, run: Callable[[Piece, int], Generator[Chunk, None, None]], parts: Sequence[Piece], skip: int
-    ) -> None:
-        self._parts = self._all(run, parts, skip)
+    def __init__(self, begin: Callable[[Piece, int], Run], parts: Sequence[Piece], skip: int) -> None:
+        self._runs: list[Run] = []
+        self._parts = _part_by_part(begin, parts, skip, self._runs)
 
-    @staticmethod
-    def _all(
-        run: Callable[[Piece, int], Generator[Chunk, None, None]], parts: Sequence[Piece], skip: int
-    ) -> Generator[Chunk, None, None]:
-        for piece in parts:
-            before = min(skip, len(piece))
-            skip -= before
-            if before < len(piece):
-                yield from run(piece, before)
+    def made(self, number: int) -> int:
+        """Elements that node ``number`` has yielded in all pieces so far."""
+        return sum(run.made(number) for run in self._runs)
+
+    @property
+    def passed(self) -> list[int]:
+        """By node, elements that each operator gave in all pieces so far; see :attr:`Run.passed`."""
+        return [sum(each) for each in zip(*(run.passed for run in self._runs), strict=True)]
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:
@@ -439,3 +429,21 @@ class PartsRun(Run):
     def close(self) -> None:
         """Stops the task and waits for what runs. Idempotent."""
         self._parts.close()
+
+
+def _part_by_part(
+    begin: Callable[[Piece, int], Run], parts: Sequence[Piece], skip: int, runs: list[Run]
+) -> Generator[Chunk, None, None]:
+    """The chunks of all pieces but the first ``skip`` elements; the run of each that is begun comes to ``runs``."""
+    for piece in parts:
+        before = min(skip, len(piece))
+        skip, left = skip - before, len(piece) - before
+        if not left:
+            continue
+        with begin(piece, before) as running:
+            runs.append(running)
+            for chunk in running:
+                yield chunk if len(chunk) <= left else chunk.slice(0, left)
+                left -= len(chunk)
+                if left <= 0:
+                    break
