@@ -160,12 +160,13 @@ class Feed:
         As many as ``used``: there will be no more, or the reader was closed meanwhile.
 
         Raises:
-            MillraceError: what made the job fail.
+            MillraceError: what made the job fail, once all has been used that may be.
             ServiceError: if the feed was closed.
         """
         with self._changed:
             while True:
-                self._check()
+                if self._closed:
+                    self._check()
                 if closed() or self._inbox is None or self._inbox.number != epoch:
                     return used
                 if self._allowed is None:
@@ -173,6 +174,7 @@ class Feed:
                 steps, last = self._allowed
                 if steps > used or last:
                     return max(steps, used)
+                self._check()  # a failure comes after all that may be used without what will not come any more
                 self._changed.wait()
 
     @property
