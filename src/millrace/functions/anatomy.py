@@ -281,9 +281,13 @@ def _builtin(value: Any) -> Anatomy:
 
 def is_compiled(method: types.MethodType) -> bool:
     """Whether a compiled class has this method under its name; the function alone may be found nowhere."""
-    if isinstance(method.__func__, types.FunctionType):
+    function = method.__func__
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str) or isinstance(function, types.FunctionType):
         return False
-    return bool(getattr(method.__self__, method.__func__.__name__, None) == method)
+    if isinstance(getattr(type(function), "__call__", None), types.FunctionType):  # noqa: B004 - how it is called
+        return False  # a decorator that is a class: what it holds counts
+    return bool(getattr(method.__self__, name, None) == method)
 
 
 def _method(value: types.MethodType) -> Anatomy:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.errors import ShippingError
+from millrace.functions.anatomy import is_compiled
 from millrace.functions.fingerprint import fingerprint
 from millrace.functions.pickling import Pickler
 from millrace.functions.shipping import pack, unpack
@@ -139,3 +140,35 @@ def test_a_single_object_of_the_main_program_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(Single, "__module__", "__main__")
     with pytest.raises(pickle.PicklingError, match="pickles as the name `SINGLE` in the main program"):
         modules_of(single)
+
+
+class Timed:
+    """A decorator that is a class, and binds itself to the object like a function."""
+
+    def __init__(self, function: types.FunctionType, *, named: bool) -> None:
+        self.function = function
+        if named:
+            functools.update_wrapper(self, function)
+
+    def __get__(self, instance: object, owner: type) -> types.MethodType:
+        return types.MethodType(self, instance)
+
+    def __call__(self, *arguments: object) -> object:
+        return self.function(*arguments)
+
+
+def twice(instance: object, number: int) -> int:
+    return 2 * number
+
+
+class Decorated:
+    plain = Timed(twice, named=False)  # type: ignore[arg-type]
+    twice = Timed(twice, named=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["plain", "twice"])
+def test_a_method_made_by_a_decorator_that_is_a_class_travels(name: str) -> None:
+    method = getattr(Decorated(), name)
+    assert unpack(pack([method], ["map(method)"]))[0](3) == 6
+    assert fingerprint(method)
+    assert not is_compiled(method)
