@@ -127,6 +127,17 @@ class AwaitedReader(EpochReader):
     def __init__(self, error: StateError, checkpoint: Callable[[], Checkpoint], reload: Reload) -> None:
         self._lock = threading.RLock()
         self._error, self.checkpoint, self._reload = error, checkpoint, reload
+        self.number = checkpoint().next_epoch
+
+    @property
+    def skipped(self) -> int:
+        """None yet."""
+        return 0
+
+    @property
+    def is_open(self) -> bool:
+        """There may be something to read once the state is loaded."""
+        return True
 
     def __next__(self) -> Any:
         raise anew(self._error)
