@@ -39,7 +39,7 @@ def reported(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> No
 def computed(turn: Turn, message: TaskFinished) -> None:
     """A task ran to its end; what its operators gave counts once, however often it runs."""
     job = turn.state.jobs.get(message.ref.job)
-    if job is None:
+    if job is None or not _dealt(turn, job, message.ref.epoch, message.ref.task):
         return
     epoch = _epoch(turn, job, message.ref.epoch)
     lease = turn.observed.progress[job.name].lease
@@ -49,6 +49,15 @@ def computed(turn: Turn, message: TaskFinished) -> None:
     epoch.passed += [0] * (len(message.passed) - len(epoch.passed))
     for node, elements in enumerate(message.passed):
         epoch.passed[node] += elements
+
+
+def _dealt(turn: Turn, job: Job, number: int, task: int) -> bool:
+    """The task may have been leased, and be over by now: what is counted takes a bit for each task below it."""
+    epoch = job.epochs.get(number)
+    if epoch is not None:
+        return task in epoch.live or task < max(epoch.cursors.values(), default=0)
+    sight = turn.observed.progress.get(job.name)
+    return sight is not None and number in sight.epochs and job.length is not None and task < job.length
 
 
 def _epoch(turn: Turn, job: Job, number: int) -> EpochSight | None:

@@ -62,7 +62,7 @@ def test_a_task_that_runs_again_is_counted_once(service):
     peer = joined(service)
     service.begin(peer)
     for _ in range(3):
-        ended(service, 0, 2, [8, 2])
+        ended(service, 0, 1, [8, 2])
     read(service, "c", 0, 1)
     assert [each["elements"] for each in rows(service)[0]["operators"]] == [8, 2]
 
@@ -73,9 +73,19 @@ def test_what_is_left_over_of_a_job_of_the_same_name_is_not_counted(service):
     service.state.next_lease = 50
     peer = joined(service, client="d")
     service.begin(peer)
-    ended(service, 0, 2, [8, 2], lease=49)
+    ended(service, 0, 1, [8, 2], lease=49)
     read(service, "d", 0, 1)
     assert [each["elements"] for each in rows(service)[0]["operators"]] == [0, 0]
+
+
+@pytest.mark.parametrize(("epoch", "task"), [(0, 1 << 52), (0, TASKS), (1 << 52, 0), (9, 0)])
+def test_tasks_that_nobody_was_dealt_are_not_counted(service, epoch, task):
+    service.begin(joined(service))
+    ended(service, 0, 0, [8, 2])
+    ended(service, epoch, task, [8, 2])
+    sight = service.observed.progress["a"]
+    assert list(sight.epochs) == [0]
+    assert list(sight.epochs[0].counted) == [0]
 
 
 def test_a_report_that_is_late_takes_nothing_back(service):
