@@ -136,7 +136,7 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         cap: unread tasks beyond which the consumer gets no new ones; lost ones are leased again all the same.
         ahead: the epoch after the newest may be offered.
     """
-    last = newest(job)
+    last = state.once(job.name, "newest", lambda: newest(job))
     place = job.consumers.get(consumer)
     if not _near(job, worker, consumer):
         return None

@@ -133,3 +133,24 @@ def test_jobs_of_which_enough_lies_ready_are_looked_at_once_at_most(looked):
     service.read(peer, service.readable(peer)[0])
     assert looked[0] <= 2 * jobs
     assert not any(worker.leases for worker in service.workers.values())
+
+
+def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
+    ranks = 40
+    service = Service(FakePlan(2000))
+    service.add_worker("w")
+    for rank in range(ranks):
+        service.join(f"c{rank}", num_consumers=ranks, consumer=rank)
+    service.plan_tasks(service.workers["w"])
+    found = [0]
+
+    def newest(job):
+        found[0] += 1
+        return 0
+
+    monkeypatch.setattr(supply, "newest", newest)
+    job, worker = service.state.jobs["a"], service.state.workers["w"]
+    service.state.forget(job.name)
+    for rank in range(ranks):
+        supply.offer(service.state, job, worker, rank, cap=1, ahead=True)
+    assert found == [1]
