@@ -36,7 +36,7 @@ def _given(turn: Turn, job: Job) -> list[Worker]:
 def divide(turn: Turn) -> Division:
     """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
     crew, known = turn.state.crew, turn.observed.division
-    if known is not None and known.crew is crew and not _with_work(turn, known.idle):
+    if known is not None and known.crew is crew and _with_work(turn, known.unserved) == known.unserved - known.idle:
         return known
     jobs = {name: job for name, job in turn.state.jobs.items() if job.failure is None}
     counts = {name: len(crew.by_job.get(name, ())) for name in jobs}

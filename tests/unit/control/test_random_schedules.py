@@ -155,6 +155,7 @@ class ForgetfulState(State):
     consumers=st.integers(1, 2),
     room=st.integers(1, 3),
 )
+@example(seed=8364, plan=(5, 0), kinds=["custom"] * 3, consumers=2, room=1)
 def test_what_is_remembered_between_inputs_changes_no_decision(seed, plan, kinds, consumers, room):
     told = play(seed, plan, kinds, consumers, room).events
     with pytest.MonkeyPatch.context() as patch:
