@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import sqlite3
@@ -23,6 +24,7 @@ import msgspec
 
 from millrace.control.events import AnyEvent
 from millrace.dispatcher.shortage import UnwritableError
+from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ServiceError
 
 SCHEMA = 1
@@ -38,6 +40,8 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS groups (first INTEGER PRIMARY KEY, count INTEGER, at REAL, body BLOB, checksum BLOB);
 CREATE TABLE IF NOT EXISTS snapshots (sequence INTEGER PRIMARY KEY, at REAL, body BLOB, checksum BLOB);
 """
+_ENDINGS = ("-wal", "-shm", "-last", "")
+"""Of the names of the files that make up a journal."""
 _decoder = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
@@ -131,15 +135,27 @@ class Mark:
         return last
 
     def write(self, last: int) -> None:
-        """Replaces the number.
+        """Replaces the number. The file is there with a number or not at all, also where the disk is full.
 
         Raises:
             OSError: it cannot be written.
         """
-        if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.truncate(self._file, len(_marked(last)))
-        os.pwrite(self._file, _marked(last), 0)
+        if self._file is not None:
+            os.pwrite(self._file, _marked(last), 0)
+            return
+        draft = f"{self._path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _write_whole(file, _marked(last))
+            os.rename(draft, self._path)
+        except BaseException:
+            os.close(file)
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+        self._file = file
 
     def sync(self) -> None:
         """Makes the number last.
@@ -155,6 +171,12 @@ class Mark:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _write_whole(file: int, data: bytes) -> None:
+    if os.pwrite(file, data, 0) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fdatasync(file)  # a name that is durable before what it names would be an empty file
 
 
 def _marked(last: int) -> bytes:
@@ -204,11 +226,19 @@ class SqliteJournal:
         return self._last - self._base >= SNAPSHOT_EVENTS
 
     def read(self) -> Past:
-        """Everything, up to the first thing that is wrong. To be called once, before the first :meth:`append`."""
+        """Everything, up to the first thing that is wrong. To be called once, before the first :meth:`append`.
+
+        Raises:
+            OSError: there is no file descriptor left, say; it may be read later.
+        """
         past = Past()
-        broken = ""
+        broken = marred = ""
+        mark = None
         try:
             mark = self._mark.read()
+        except ValueError as error:
+            marred = str(error)  # which says nothing against what is in the journal
+        try:
             [(found,)] = self._db.execute("PRAGMA quick_check(1)")
             if found != "ok":
                 past.damage = f"SQLite finds {found}"
@@ -231,7 +261,7 @@ class SqliteJournal:
                 past.lost = mark - past.last
         except (sqlite3.DatabaseError, msgspec.MsgspecError, TypeError, ValueError) as error:  # rows may be of anything
             broken = broken or f"what follows event {past.last} cannot be read: {error}"
-        past.damage = past.damage or broken
+        past.damage = past.damage or broken or marred
         self._last, self._base = past.last, past.base
         return past
 
@@ -333,7 +363,28 @@ def set_aside(path: str) -> str:
     number = 1
     while os.path.exists(aside := f"{path}.damaged-{number}"):
         number += 1
-    for ending in ("-wal", "-shm", "-last", ""):
-        if os.path.exists(path + ending):
-            os.rename(path + ending, aside + ending)
+    move_journal(path, aside)
     return aside
+
+
+def move_journal(path: str, to: str) -> None:
+    """Renames a journal with what belongs to it, itself at last, and durably.
+
+    Raises:
+        OSError: if that can't be done.
+    """
+    for ending in _ENDINGS:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path + ending, to + ending)
+    sync_folder(os.path.dirname(path))
+
+
+def remove_journal(path: str) -> None:
+    """Removes a journal with what belongs to it, if there is any of that.
+
+    Raises:
+        OSError: if that can't be done.
+    """
+    for ending in _ENDINGS:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + ending)

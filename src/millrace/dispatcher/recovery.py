@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -16,8 +17,8 @@ from millrace.control.snapshot import dump, fill_in, load
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher.blobs import BlobFolder
-from millrace.dispatcher.journal import Past, SqliteJournal, set_aside
-from millrace.dispatcher.shortage import ShortageError, unusable
+from millrace.dispatcher.journal import Past, SqliteJournal, move_journal, remove_journal, set_aside
+from millrace.dispatcher.shortage import ShortageError, UnwritableError, unusable
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 
@@ -44,20 +45,23 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     gone = _gone(work_dir.journal, blobs)
     journal, past = _open(work_dir.journal)
     past.damage = gone or past.damage
-    state, damage = rebuild(fresh, past)
-    damage = past.damage or damage
-    missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
-    if recover:
-        state.next_lease += LEASES_BETWEEN
-    if journal is not None and not damage and not missing:
-        try:
+    try:
+        state, damage = rebuild(fresh, past)
+        damage = past.damage or damage
+        missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
+        if recover:
+            state.next_lease += LEASES_BETWEEN
+        if journal is not None and not (damage or missing):
             journal.begin()
             if recover:
                 journal.write(0, past.at, b"", dump(state))
-        except OSError as error:
+            return journal, state, past.at
+    except BaseException as error:
+        if journal is not None:
             journal.close()
-            raise unusable(f"work_dir {work_dir.path} cannot be written", error) from error
-        return journal, state, past.at
+        if isinstance(error, OSError | UnwritableError):
+            raise _unwritable(work_dir, error) from error
+        raise
     if journal is not None:
         journal.close()
     damage = damage or next(iter(missing.values()))
@@ -69,12 +73,9 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     for name, why in missing.items():
         remove_job(Turn(state, Observed(), past.at), state.jobs[name], why)
     try:
-        aside = set_aside(work_dir.journal)
-        journal = SqliteJournal(work_dir.journal)
-        journal.begin()
-        journal.write(0, past.at, b"", dump(state))
-    except (OSError, sqlite3.Error) as error:
-        raise unusable(f"work_dir {work_dir.path} cannot be written", error) from error
+        journal, aside = _begun_anew(work_dir.journal, past.at, dump(state))
+    except (OSError, sqlite3.Error, UnwritableError) as error:
+        raise _unwritable(work_dir, error) from error
     _logger.warning(
         "the journal was damaged: %s. Kept: everything before that, with %d jobs (%s). Lost: %s; jobs that cannot go "
         "on: %s. The damaged file is now %s",
@@ -86,6 +87,42 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         aside,
     )
     return journal, state, past.at
+
+
+def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, str]:
+    """A journal with this alone in the place of the one there, and that one's new name: it moves once there is another.
+
+    Raises:
+        OSError, sqlite3.Error, UnwritableError: there is no room for it, say.
+    """
+    draft = f"{path}.new"
+    remove_journal(draft)
+    try:
+        journal = SqliteJournal(draft)
+        try:
+            journal.begin()
+            journal.write(0, at, b"", snapshot)
+        finally:
+            journal.close()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove_journal(draft)
+        raise
+    aside = set_aside(path)
+    move_journal(draft, path)
+    journal = SqliteJournal(path)
+    try:
+        journal.read()
+        journal.begin()
+    except BaseException:
+        journal.close()
+        raise
+    return journal, aside
+
+
+def _unwritable(work_dir: WorkDir, error: OSError | sqlite3.Error | UnwritableError) -> ServiceError:
+    what = f"work_dir {work_dir.path} cannot be written"
+    return ShortageError(f"{what}: {error}") if isinstance(error, UnwritableError) else unusable(what, error)
 
 
 def _gone(path: str, blobs: BlobFolder) -> str:
@@ -105,7 +142,11 @@ def _open(path: str) -> tuple[SqliteJournal | None, Past]:
         raise unusable(f"the journal {path} cannot be opened", error) from error
     except sqlite3.DatabaseError as error:
         return None, Past(damage=str(error))
-    return journal, journal.read()
+    try:
+        return journal, journal.read()
+    except OSError as error:
+        journal.close()
+        raise unusable(f"the journal {path} cannot be read", error) from error
 
 
 def rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -18,8 +19,9 @@ from millrace.control.snapshot import dump
 from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.dispatcher.blobs import BlobFolder
-from millrace.dispatcher.journal import SqliteJournal
+from millrace.dispatcher.journal import Mark, SqliteJournal
 from millrace.dispatcher.recovery import restore
+from millrace.dispatcher.shortage import ShortageError, UnwritableError
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 from millrace.wire.blobs import digest_of
@@ -174,6 +176,67 @@ def test_a_journal_without_a_mark_gets_one(left, tmp_path):
     os.truncate(copy / "journal.db", 0)
     with pytest.raises(ServiceError, match="it is empty, though"):
         started(copy)
+
+
+def test_a_full_disk_at_the_first_mark_leaves_the_journal_as_it_was(left, tmp_path, monkeypatch):
+    copy = shutil.copytree(left, tmp_path / "copy")
+    (copy / "journal.db-last").unlink()
+    write = os.pwrite
+
+    def full_disk(file, data, offset):
+        if len(data) == 24:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full_disk)
+        with pytest.raises(ShortageError, match="No space left"):
+            started(copy)
+    assert not [path for path in copy.iterdir() if path.name.startswith("journal.db-last")]
+    assert full(started(copy))
+
+
+def test_a_damaged_mark_costs_no_events(left, tmp_path, caplog):
+    copy = shutil.copytree(left, tmp_path / "copy")
+    (copy / "journal.db-last").write_bytes(bytes(24))
+    with pytest.raises(ServiceError, match=r"is damaged: .*journal\.db-last is not what was written.*--recover"):
+        started(copy)
+    with caplog.at_level(logging.WARNING):
+        assert full(started(copy, recover=True))
+    assert full(started(copy))
+
+
+def test_a_mark_that_cannot_be_read_now_is_read_later(left, tmp_path, monkeypatch):
+    copy = shutil.copytree(left, tmp_path / "copy")
+
+    def no_descriptor(_mark):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mark, "read", no_descriptor)
+        with pytest.raises(ShortageError, match="Too many open files"):
+            started(copy)
+    assert full(started(copy))
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_full_disk_while_recovering_keeps_the_old_journal_in_its_place(left, tmp_path, monkeypatch, damaged):
+    copy = shutil.copytree(left, tmp_path / "copy")
+    if damaged:
+        (copy / "journal.db-last").write_bytes(bytes(24))
+    (copy / "journal.db.new").write_bytes(b"of an attempt before")
+
+    def full_disk(*_args):
+        raise UnwritableError("the journal cannot be written: database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteJournal, "write", full_disk)
+        with pytest.raises(ShortageError, match="disk is full"):
+            started(copy, recover=True)
+    assert full(started(copy, recover=True))
+    assert full(started(copy))
+    assert (copy / "journal.db.damaged-1").exists() == damaged
+    assert not (copy / "journal.db.damaged-2").exists()
 
 
 def test_a_job_whose_functions_are_damaged_ends_and_others_go_on(left, tmp_path, caplog):
