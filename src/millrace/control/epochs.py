@@ -114,24 +114,36 @@ def settle_epoch(turn: Turn, job: Job, number: int, consumer: int | None = None)
         turn.emit(ev.EpochSettled(job.name, number))
         consumer = None
     if epoch.settled or in_turn(job):
+        unread: dict[int, str] = {}
         for reader in job.consumers if consumer is None else [consumer]:
-            send_ends(turn, job, number, reader)
+            send_ends(turn, job, number, reader, unread)
 
 
-def send_ends(turn: Turn, job: Job, number: int, consumer: int) -> None:
-    """Tell a consumer that reads this epoch all its tasks, if they are settled."""
+def send_ends(turn: Turn, job: Job, number: int, consumer: int, unread: dict[int, str] | None = None) -> None:
+    """Tell a consumer that reads this epoch all its tasks, if they are settled.
+
+    Args:
+        turn: what follows goes there.
+        job: whose epoch it is.
+        number: of the epoch.
+        consumer: who is told.
+        unread: what is not read, by epoch, as far as it was worked out: it is the same for all who are told at a time.
+    """
+    unread = {} if unread is None else unread
     epoch = job.epochs.get(number)
     place = job.consumers.get(consumer)
     if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, consumer):
-        unread = told(turn.state, turn.observed, job, number, turn.now)
-        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread))
+        if number not in unread:
+            unread[number] = told(turn.state, turn.observed, job, number, turn.now)
+        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
 
 
 def tell_absence(turn: Turn, job: Job, whose: int | None = None) -> None:
     """Tell the others what of their epochs is not read, as one has gone or is back."""
+    unread: dict[int, str] = {}
     for consumer, place in job.consumers.items():
         if consumer != whose:
-            send_ends(turn, job, place.epoch, consumer)
+            send_ends(turn, job, place.epoch, consumer, unread)
 
 
 def send_epoch(turn: Turn, job: Job, consumer: int) -> None:

@@ -43,6 +43,7 @@ from millrace.control.places import (
     same_job,
 )
 from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
+from millrace.control.share_events import ShareUnread
 from millrace.control.spec import JobSpec
 from millrace.control.state import Consumer, Job
 from millrace.control.supply import epoch_length, missing, newest
@@ -148,11 +149,11 @@ def _replaced(turn: Turn, job: Job, consumer: int, lost: Consumer) -> str:
     if lost.epoch < 0 or has_ended(turn, lost, lost.epoch):
         return ""
     epoch = job.epochs.get(lost.epoch)
-    before = len(job.unread)
+    before = len(turn.events)
     why = f"was lost in epoch {lost.epoch}, and the process in its place goes on behind it"
     tell_doubt(turn, job, consumer, lost, why)
     moved = hand_on(turn, job, consumer, why, [number for number in job.epochs if number <= lost.epoch])
-    rest = said_of(job, job.unread[before:])
+    rest = said_of(job, [event.share for event in turn.events[before:] if isinstance(event, ShareUnread)])
     if epoch is None or not (moved or rest):
         return ""
     given = f"; {moved} tasks go to other consumers" if moved else ""
@@ -318,9 +319,8 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str, unused: int 
     hand_on(turn, job, consumer, reason)
     turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
     for number in list(job.epochs):
-        settle_epoch(turn, job, number)
+        settle_epoch(turn, job, number)  # which tells the others what of it is not read
         tell_steps(turn, job, number)
-    tell_absence(turn, job, consumer)
     close_epochs(turn, job)
     if last:
         turn.emit(ev.JobKept(job.name, turn.now))

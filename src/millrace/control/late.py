@@ -14,14 +14,14 @@ from millrace.control.spec import JobSpec
 from millrace.control.state import EndedJob, Job, State
 from millrace.control.supply import missing, newest
 
-_NAMED = 8
+NAMED = 8
 """Consumers that a sentence names, at most."""
 
 
 def named(consumers: Sequence[int]) -> str:
     """``consumer 1``, ``consumers 1, 2``; of many, the first ones and how many there are."""
-    some = ", ".join(map(str, consumers[:_NAMED]))
-    if len(consumers) > _NAMED:
+    some = ", ".join(map(str, consumers[:NAMED]))
+    if len(consumers) > NAMED:
         return f"consumers {some}, ... ({len(consumers)} in all)"
     return f"consumer{'s' if len(consumers) != 1 else ''} {some}"
 

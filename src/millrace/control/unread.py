@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from millrace.control.late import NAMED
 from millrace.control.observed import Observed
 from millrace.control.share_events import ShareUnread, UnreadShare
 from millrace.control.state import Job, State
@@ -91,13 +92,24 @@ def _elements(state: State, job: Job, number: int, tasks: Collection[int]) -> in
 
 def said(job: Job, found: Sequence[UnreadShare]) -> str:
     """A sentence for each epoch; empty if there is nothing."""
-    parts: dict[int, list[str]] = {}
+    parts: dict[int, dict[int, list[UnreadShare]]] = {}
     for share in found:
-        tasks, elements = _counted(share.tasks, "task"), _counted(share.elements, "element")
-        amount = f"{elements} in {tasks}" if share.elements >= 0 else tasks
-        amount = amount if share.tasks else f"up to {elements}"
-        parts.setdefault(share.epoch, []).append(f"{amount} of consumer {share.consumer}, which {share.why}")
-    return ". ".join(f"Epoch {epoch} of job {job.name!r} lacks {'; '.join(each)}" for epoch, each in parts.items())
+        parts.setdefault(share.epoch, {}).setdefault(share.consumer, []).append(share)
+    return ". ".join(f"Epoch {epoch} of job {job.name!r} lacks {_listed(each)}" for epoch, each in parts.items())
+
+
+def _listed(found: Mapping[int, Sequence[UnreadShare]]) -> str:
+    """By consumer; of many consumers, the first ones and how many there are."""
+    some = [_part(share) for consumer in list(found)[:NAMED] for share in found[consumer]]
+    if len(found) > NAMED:
+        some.append(f"parts of {_counted(len(found) - NAMED, 'more consumer')} ({len(found)} in all)")
+    return "; ".join(some)
+
+
+def _part(share: UnreadShare) -> str:
+    tasks, elements = _counted(share.tasks, "task"), _counted(share.elements, "element")
+    amount = f"{elements} in {tasks}" if share.elements >= 0 else tasks
+    return f"{amount if share.tasks else f'up to {elements}'} of consumer {share.consumer}, which {share.why}"
 
 
 def _counted(count: int, noun: str) -> str:

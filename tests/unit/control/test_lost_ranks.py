@@ -4,8 +4,12 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.test_late_ranks import job_status, leave
 
+from millrace.control import epochs, unread
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.late import NAMED
+from millrace.control.share_events import UnreadShare
+from millrace.control.state import UNREAD
 
 
 def two_readers(plan=None, **spec):
@@ -186,6 +190,65 @@ def test_in_a_fixed_order_it_is_said_what_nobody_reads():
         assert service.work()
     assert " of consumer 1, which was lost in epoch 0" in one.unread
     assert sorted(one.complete + had) != list(range(16))
+
+
+def test_what_nobody_reads_is_said_however_much_is_remembered_already():
+    service, _, two = two_readers(deterministic=True)
+    dies_in_mid_epoch(service, two)
+    service.state.jobs["a"].unread = [UnreadShare(0, 0, 1, 1, "left")] * UNREAD
+    again = service.join("z", consumer=1, num_consumers=2, deterministic=True, begin=False)
+    assert " of consumer 1, which was lost in epoch 0" in again.notices[0]
+
+
+def many_readers(ranks):
+    service = Service(FakePlan(2 * ranks))
+    service.say(inp.Started("here:1"))
+    service.add_worker("w")
+    peers = [service.join(f"c{rank}", consumer=rank, num_consumers=ranks, deterministic=True) for rank in range(ranks)]
+    service.plan_tasks(service.workers["w"])
+    for _ in range(2 * ranks):
+        for peer in peers:
+            service.work(read=False)
+            for task in service.readable(peer)[:1]:
+                if peer is not peers[0]:
+                    service.read(peer, task)
+    assert all(peer.done for peer in peers[1:])
+    return service, peers
+
+
+def test_what_is_not_read_is_worked_out_once_for_all_who_are_told(monkeypatch):
+    service, [lost, *_] = many_readers(12)
+    asked = []
+
+    def told(*args):
+        asked.append(args)
+        return unread.told(*args)
+
+    monkeypatch.setattr(epochs, "told", told)
+    service.say(inp.ClientSessionLost(lost.client))
+    assert len(asked) == 1
+    assert sum(isinstance(action.message, msg.EpochEnds) for action in service.last) == 11
+    for _ in range(301):
+        for client in list(service.state.clients):
+            if client != lost.client:
+                service.say(inp.ConsumerSaid(client, msg.ConsumerReport(0)))
+        asked.clear()
+        service.tick(1.0)
+        if asked:
+            break
+    assert len(asked) == 1
+    ends = [action for action in service.last if isinstance(getattr(action, "message", None), msg.EpochEnds)]
+    assert len(ends) == 11
+
+
+def test_of_many_that_are_lost_some_are_named():
+    service, _ = many_readers(3)
+    job = service.state.jobs["a"]
+    shares = [UnreadShare(0, consumer, tasks, 4, "left") for consumer in range(9) for tasks in (1, 0)]
+    text = unread.said(job, shares)
+    assert text.startswith("Epoch 0 of job 'a' lacks 4 elements in 1 task of consumer 0, which left; up to 4 elements")
+    assert text.endswith("up to 4 elements of consumer 7, which left; parts of 1 more consumer (9 in all)")
+    assert text.count(" of consumer ") == 2 * NAMED
 
 
 @pytest.mark.parametrize("fields", [{"lingers": True}, {"consumer": 1}])
