@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import secrets
 import stat
+import sys
 import tempfile
 import uuid
 
@@ -20,6 +22,7 @@ from millrace.wire.address import is_loopback, parse_address
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 """Where Linux says whose sockets are."""
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 _DIGITS = 64
 _LISTENS = "0A"
 
@@ -58,8 +61,10 @@ def own_token() -> str:
 
 def _folders() -> list[str]:
     """Where the token may lie. Not in XDG_RUNTIME_DIR: not all processes of a user know it, and some outlive it."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return [os.path.join(state, "millrace"), os.path.join(tempfile.gettempdir(), f".millrace-{os.geteuid()}")]
+    states = [os.environ.get("XDG_STATE_HOME", ""), os.path.join(os.path.expanduser("~"), ".local", "state")]
+    # One that depends on the current directory is another one for each process (and there may be no home).
+    folders = [os.path.join(state, "millrace") for state in states if os.path.isabs(state)][:1]
+    return [*folders, os.path.join(tempfile.gettempdir(), f".millrace-{os.geteuid()}")]
 
 
 def _kept(folder: str) -> str:
@@ -101,8 +106,7 @@ def check_listener(address: str) -> None:
     Raises:
         AuthenticationError: it is another user, other than root.
     """
-    _, port = parse_address(address)
-    strangers = _listeners(port) - {os.geteuid(), ROOT}
+    strangers = _listeners(*parse_address(address)) - {os.geteuid(), ROOT}
     if strangers:
         raise AuthenticationError(
             f"{address} belongs to another user of this machine (uid {min(strangers)}), who is not told your token: "
@@ -110,14 +114,34 @@ def check_listener(address: str) -> None:
         )
 
 
-def _listeners(port: int) -> set[int]:
-    """Users who listen at a port of this machine, on whichever address."""
-    found = set()
+def _listeners(host: str, port: int) -> set[int]:
+    """Users who may be listening where a connection to this host and port of this machine ends."""
+    found, hosts = set(), _reaching(host)
     for table in TABLES:
         with contextlib.suppress(OSError), open(table) as rows:
             next(rows, None)
             for row in rows:
                 _, local, _, state, *rest = row.split()
-                if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                there, _, at = local.rpartition(":")
+                if state == _LISTENS and int(at, 16) == port and (hosts is None or _ip(there) in hosts):
                     found.add(int(rest[3]))
     return found
+
+
+def _reaching(host: str) -> set[_Ip] | None:
+    """Addresses to listen on to be reached at ``host``; None: at whichever, as it is a name."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    v4 = ip if ip.version == 4 else ip.ipv4_mapped
+    if v4 is None:
+        return {ip, ipaddress.IPv6Address("::")}
+    alike = [v4, ipaddress.IPv4Address(0)]
+    return {*alike, *(ipaddress.IPv6Address(f"::ffff:{each}") for each in alike), ipaddress.IPv6Address("::")}
+
+
+def _ip(digits: str) -> _Ip:
+    """An address as Linux writes it: words of four bytes, each as a number of this machine's byte order."""
+    words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+    return ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))

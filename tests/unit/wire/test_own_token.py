@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -116,6 +117,51 @@ def test_it_is_told_to_nobody_who_took_the_port(tmp_path, monkeypatch):
         check_listener("127.0.0.1:5051")
     (tmp_path / "tcp").write_text(TABLE.format(uid=0))
     check_listener("localhost:5050")
+
+
+ROW = "   0: {local}:13BA 00000000:0000 0A 00000000:00000000 00:00000000 00000000  4242        0 1145 1 0"
+ADDRESSES = {
+    "127.0.0.1": "0100007F",
+    "127.0.0.2": "0200007F",
+    "10.0.0.7": "0700000A",
+    "0.0.0.0": "00000000",
+    "::": "0" * 32,
+    "::1": "0" * 24 + "01000000",
+    "::ffff:127.0.0.1": "0000000000000000FFFF00000100007F",
+}
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the table is as a little-endian machine writes it")
+@pytest.mark.parametrize(
+    ("host", "in_the_way"),
+    [
+        ("127.0.0.1", {"127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"}),
+        ("127.0.0.2", {"127.0.0.2", "0.0.0.0", "::"}),
+        ("[::1]", {"::1", "::"}),
+        ("localhost", set(ADDRESSES)),
+    ],
+)
+def test_a_stranger_who_listens_elsewhere_at_the_same_port_is_not_in_the_way(tmp_path, monkeypatch, host, in_the_way):
+    monkeypatch.setattr(own_token, "TABLES", (str(tmp_path / "tcp"),))
+    found = set()
+    for address, local in ADDRESSES.items():
+        (tmp_path / "tcp").write_text(f"  sl  local_address\n{ROW.format(local=local)}\n")
+        try:
+            check_listener(f"{host}:5050")
+        except AuthenticationError:
+            found.add(address)
+    assert found == in_the_way
+
+
+@pytest.mark.parametrize("home", ["home", ""])
+def test_a_folder_that_depends_on_the_current_directory_is_none(tmp_path, monkeypatch, home):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: str(tmp_path / home) if home else path)
+    own_token.own_token()
+    kept = tmp_path / "home/.local/state/millrace" if home else tmp_path / f"temporary/.millrace-{os.geteuid()}"
+    assert [each.parent for each in tmp_path.rglob("token")] == [kept]
 
 
 def test_a_folder_becomes_its_owners_alone(tmp_path, monkeypatch):
