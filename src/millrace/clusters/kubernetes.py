@@ -241,7 +241,15 @@ class KubernetesCluster:
         try:
             while True:
                 await asyncio.sleep(CREATED_S)
-                scale = await self._scale()
+                try:
+                    scale = await self._scale()
+                except RefusedError as error:
+                    _logger.info("whether all pods were created is not known: %s", error)
+                    self._trouble = ""
+                    return
+                except MillraceError as error:
+                    _logger.info("whether all pods were created is not known yet: %s", error)
+                    continue
                 wanted, created = scale["spec"].get("replicas", 0), scale["status"].get("replicas", 0)
                 trouble = ""
                 if created < wanted:
@@ -254,8 +262,6 @@ class KubernetesCluster:
                 self._trouble = trouble
                 if not trouble:
                     return
-        except MillraceError as error:
-            _logger.info("whether all pods were created is not known: %s", error)
         finally:
             self._looking = None
 

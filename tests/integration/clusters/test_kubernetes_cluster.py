@@ -496,6 +496,21 @@ async def test_a_quota_is_said_and_what_it_keeps_from_coming_is_given_up(stage, 
 
 
 @on_a_fake
+async def test_a_quota_is_forgotten_once_it_is_over_though_the_server_was_away_for_too_long(stage, fake, folder):
+    fake.quota = 1
+    await stage.cluster.start(3)
+    await stage.until_there(1)
+    await until(stage.cluster.trouble)
+    api = stage.cluster._api
+    patience_s, api._patience_s = api._patience_s, 0.0
+    fake.refuse(1, 503)
+    await until(lambda: 503 in [status for *_, status in fake.asked])
+    api._patience_s = patience_s
+    assert await stage.cluster.forgo(2) == 2
+    await until(lambda: not stage.cluster.trouble())
+
+
+@on_a_fake
 async def test_a_service_that_is_deleted_as_a_whole_ends_at_once_and_without_an_error(stage, fake, folder):
     await stage.cluster.start(1)
     await stage.until_there(1)
