@@ -10,6 +10,7 @@ import msgspec
 
 from millrace.control import events as ev
 from millrace.control.epochs import plan_of_state, send_resumed
+from millrace.control.late import named
 from millrace.control.leasing import drop
 from millrace.control.messages import Failure, JoinJob
 from millrace.control.places import Refused
@@ -64,8 +65,7 @@ def check_awaited(job: Job, message: JoinJob) -> None:
     if job.first is None and not message.states and not message.resume:
         raise Refused.because(
             "StateError",
-            f"job {job.name!r} waits for the states of its consumers {sorted(missing(job))}, to go on from there: "
-            "load this one's",
+            f"job {job.name!r} waits for the states of its {named(missing(job))}, to go on from there: load this one's",
         )
 
 

@@ -131,6 +131,8 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
         whom = "" if load.workers is None else f" for {_workers(load.workers)}"
         return "model", f"the model; {waited}{whom}{most}, so {gain} would gain little"
     said = f"the input data; {waited}"
+    if load.workers == 0:
+        return "unknown", f"{said}; no worker serves it now, so what its operators do is not known"
     if load.workers is not None and load.filled >= FILLED and load.filled - load.computing >= AHEAD:
         return "link", (
             f"{said} although something lay computed at {_workers(load.workers)} {_percent(load.filled)} of the time:"

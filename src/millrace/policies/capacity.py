@@ -97,10 +97,12 @@ def watch(
     most, waited_s = max(least, short.most), patience(known, patience_s)
     if most >= planned or now - short.since < waited_s:
         return known, short
-    return found(known, planned, most, waited_s, now).value, None
+    return found(known, planned, short.most, waited_s, now, least=least).value, None
 
 
-def found(known: Capacity | None, planned: int, there: int, waited_s: float, now: float) -> Decision[Capacity]:
+def found(
+    known: Capacity | None, planned: int, there: int, waited_s: float, now: float, *, least: int = 1
+) -> Decision[Capacity]:
     """The limit, after so many of the planned workers were there for so long.
 
     Args:
@@ -109,15 +111,18 @@ def found(known: Capacity | None, planned: int, there: int, waited_s: float, now
         there: most of them that were there at a time.
         waited_s: seconds for which they were no more.
         now: second.
+        least: so many are asked for whatever comes of it.
     """
-    tries = known.tries + 1 if known is not None and there <= known.workers else 0
+    most = max(least, there)
+    tries = known.tries + 1 if known is not None and most <= known.workers else 0
     pause_s = PAUSE * waited_s
+    limit = "that is the limit" if most == there else f"the limit is {most}, the fewest that are asked for,"
     reason = (
-        f"{there} of {planned} workers could be had for {waited_s:.0f} s: that is the limit for {pause_s:.0f} s, "
+        f"{there} of {planned} workers could be had for {waited_s:.0f} s: {limit} for {pause_s:.0f} s, "
         f"and then more are tried"
     )
-    inputs = {"planned": planned, "there": there, "waited_s": waited_s}
-    return Decision(Capacity(there, now + pause_s, tries, reason), reason, inputs)
+    inputs = {"planned": planned, "there": there, "least": least, "waited_s": waited_s}
+    return Decision(Capacity(most, now + pause_s, tries, reason), reason, inputs)
 
 
 def late(there: int, patience_s: float, now: float) -> Decision[Capacity]:

@@ -324,7 +324,7 @@ def test_ranks_wait_for_one_another_and_are_told_where_they_go_on():
     service.work()
     assert not any(worker.leases for worker in service.workers.values())
     late = service.join("late", num_consumers=2, begin=False)
-    assert "waits for the states of its consumers [1]" in late.failure.message
+    assert "waits for the states of its consumer 1, to go on from there" in late.failure.message
     two = service.join("n1", states=[second], num_consumers=2, begin=False)
     assert (two.joined.waits, two.joined.consumer, two.joined.epoch) == (False, 1, -1)
     assert one.resumed == 0

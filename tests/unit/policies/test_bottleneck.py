@@ -30,6 +30,12 @@ DATA = "the input data; the loop waited 81 % of its time"
 SENTENCES = [
     ("nothing was read", changed(batch_s=0.0), "unknown", "not known yet, as too little was read"),
     (
+        "no worker is there",
+        changed(operators=(), workers=0, computing=0.0),
+        "unknown",
+        f"{DATA}; no worker serves it now, so what its operators do is not known",
+    ),
+    (
         "no worker has said what it does",
         changed(operators=()),
         "unknown",

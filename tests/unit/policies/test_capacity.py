@@ -19,6 +19,17 @@ def test_what_was_there_is_the_limit_for_a_while_and_says_so():
     assert in_force(None, 0.0) is None
 
 
+def test_what_was_there_is_said_where_more_are_asked_for_whatever_comes_of_it():
+    _, short = watch(None, None, 8, 1, PATIENCE_S, 0.0, least=3)
+    known, _ = watch(None, short, 8, 1, PATIENCE_S, PATIENCE_S, least=3)
+    assert known is not None
+    assert known.workers == 3
+    assert known.reason == (
+        "1 of 8 workers could be had for 60 s: the limit is 3, the fewest that are asked for, for 300 s, "
+        "and then more are tried"
+    )
+
+
 def test_those_that_were_just_planned_have_all_the_time_to_come():
     """Though others have been missing for longer."""
     known, short = watch(None, None, 2, 1, PATIENCE_S, 0.0)
