@@ -33,8 +33,8 @@ def test_a_cluster_whose_room_is_not_found_out_is_found_out(monkeypatch):
 
 
 def test_a_limit_that_is_never_tried_again_is_found_out(monkeypatch):
-    def for_ever(known, planned, there, waited_s, now):
-        return Decision(Capacity(there, float("inf")), "")
+    def for_ever(known, planned, there, waited_s, now, *, least):
+        return Decision(Capacity(max(least, there), float("inf")), "")
 
     monkeypatch.setattr(capacity, "found", for_ever)
     assert cramped.run(range(10)).recovered < 0.5
