@@ -50,7 +50,11 @@ class Pool:
         self._idle = threading.Semaphore(0)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Runs ``work()``, which raises nothing, on a thread."""
+        """Runs ``work()``, which raises nothing, on a thread.
+
+        Raises:
+            RuntimeError: no thread can be started, and there is none; nothing will run.
+        """
         with self._lock:
             self._queue.put(work)
             if len(self._threads) < self.most and not self._idle.acquire(blocking=False):
@@ -59,7 +63,13 @@ class Pool:
                     target=_work_off, args=(self._queue, self._idle, self._inside), name=name, daemon=True
                 )
                 self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except (RuntimeError, MemoryError):  # the system has no more of them: those that are there do it
+                    self._threads.remove(thread)
+                    if not self._threads:
+                        self._queue.get_nowait()
+                        raise
 
     def close(self) -> None:
         """Ends the threads; waits for running calls, within :func:`patience`. The pool can be used again."""

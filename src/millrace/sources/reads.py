@@ -135,9 +135,8 @@ class Reads:
     def _begin_more(self) -> None:
         while self._under_way < self._state.level:
             queue = self._next()
-            if queue is None:
+            if queue is None or not self._begin(queue):
                 return
-            self._begin(queue)
 
     def _next(self) -> _Queue | None:
         """Whose read is begun next: of those that run the one that has least, then what was announced, in order."""
@@ -153,15 +152,23 @@ class Reads:
     def _has_room(self, queue: _Queue, held: int) -> bool:
         return held + self._sizes[queue.positions[0]] <= self._budget
 
-    def _begin(self, queue: _Queue) -> _Read:
+    def _begin(self, queue: _Queue) -> bool:
+        """Begins a read; False if the system has no thread for it."""
         position = queue.positions.popleft()
         read = _Read(position, self._sizes[position], self._round)
         queue.begun.append(read)
         queue.held += read.size
         self._under_way += 1
         self._peak = max(self._peak, self._under_way)
-        self._start(lambda: self._run(read))
-        return read
+        try:
+            self._start(lambda: self._run(read))
+        except (RuntimeError, MemoryError):
+            self._under_way -= 1
+            queue.held -= read.size
+            queue.begun.remove(read)
+            queue.positions.appendleft(position)
+            return False
+        return True
 
     def _run(self, read: _Read) -> None:
         """Reads, on a thread; raises nothing."""
@@ -177,11 +184,12 @@ class Reads:
             self._under_way -= 1
             if read.round == self._round and failed is None:
                 self._learn(read, ended)
-            self._begin_more()
         if failed is None:
             read.result.set_result(result)
         else:
             read.result.set_exception(failed)
+        with self._lock:
+            self._begin_more()
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -201,8 +209,9 @@ class Reads:
         """The read of ``position``, begun by now; None if it was not announced to come next."""
         with self._lock:
             self._begin_more()
-            if not queue.begun and queue.positions and queue.positions[0] == position:
-                self._begin(queue)  # it is due, whatever else is under way
+            due = not queue.begun and bool(queue.positions) and queue.positions[0] == position
+            if due and not self._begin(queue):  # whatever else is under way
+                queue.positions.popleft()  # it is read at once, as there is no thread for it
             return queue.begun.popleft() if queue.begun and queue.begun[0].position == position else None
 
     def taken(self, queue: _Queue, read: _Read, waited_s: float) -> None:

@@ -399,3 +399,25 @@ def test_what_takes_long_is_handed_on_one_by_one_though_nobody_knew_that_when_th
     crew.cost_s = 1e-6
     assert len(next(found)) == 14
     assert sizes == [1, 1, 14]
+
+
+def waited(event: threading.Event) -> None:
+    assert event.wait(timeout=20)
+
+
+def test_work_for_which_no_thread_can_be_started_is_done_by_those_that_are_there_or_refused(monkeypatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, go, done = Pool(4), threading.Event(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.start(lambda: pytest.fail("it was refused"))
+    pool.start(lambda: waited(go))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        pool.start(done.set)
+    go.set()
+    assert done.wait(timeout=20)
+    pool.close()

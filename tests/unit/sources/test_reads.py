@@ -152,3 +152,45 @@ def test_the_time_that_reads_take_is_told() -> None:
     assert store.fetch(stream, 1, 2) == ["<1>", "<2>"]
     assert stream.reading_s > 0
     assert stream.waited_s >= 0
+
+
+class Exhausted(Store):
+    """Of the threads that reads are begun on, ``left`` can be started."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__(chosen=3)
+        self.left = left
+        self.reads._start = self._try
+
+    def _try(self, work: Callable[[], None]) -> None:
+        if not self.left:
+            raise RuntimeError("can't start new thread")
+        self.left -= 1
+        self.waiting.append(work)
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_what_no_thread_can_be_started_for_is_read_by_who_asks(left: int) -> None:
+    store = Exhausted(left)
+    stream = store.reads.stream(None, (0, 0), feed(1, 2, 3, 4, 5))
+    found = []
+    for position in range(1, 6):
+        store.go(len(store.waiting))
+        found += stream.fetch(np.array([position]))
+    assert found == ["<1>", "<2>", "<3>", "<4>", "<5>"]
+    assert sorted(store.asked) == [1, 2, 3, 4, 5], "nothing was read twice"
+
+
+def test_a_read_has_come_though_no_other_can_be_begun_after_it() -> None:
+    store = Exhausted(1)
+    stream = store.reads.stream(None, (0, 0), feed(1, 2, 3))
+    (work,) = store.waiting
+    store.waiting.clear()
+    store.reads._begin_more = refuse  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        work()
+    assert stream._queue.begun[0].result.done()
+
+
+def refuse() -> None:
+    raise MemoryError
