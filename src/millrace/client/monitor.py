@@ -6,6 +6,7 @@ warning: those become errors where users are strict, and to wait is none.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -49,7 +50,7 @@ class Monitor:
         out: IO[str] | None = None,
     ) -> None:
         self._job, self._why, self._progress, self._clock = job, why, progress, clock
-        self._out = out or sys.stderr
+        self._out = sys.stderr if out is None else out  # None where a process has no standard error
         self._since: float | None = None
         self._came = self._said = self._live = False
         self._asked, self._answer = -_ASK_S, ""
@@ -83,7 +84,7 @@ class Monitor:
             self._said = True
             self._ask(now)
             _logger.warning("job %s has had no element for %s: %s", self._job, duration(FIRST_S), self._answer)
-        if self._progress and self._out.isatty() and now - self._shown >= _LINE_S:
+        if self._progress and now - self._shown >= _LINE_S and self._is_alive():
             self._shown = now
             if waits and now - self._asked >= _ASK_S:
                 self._ask(now)
@@ -96,17 +97,30 @@ class Monitor:
         """Nobody reads the epoch any more."""
         if self._progress and measure is not None:
             self._draw("")
-            print(_line(epoch, *measure()), file=self._out, flush=True)
+            self._write(f"{_line(epoch, *measure())}\n")
 
     def _ask(self, now: float) -> None:
         self._asked = now
         self._answer = self._why() or "the dispatcher did not say why; `millrace status` may"
 
     def _draw(self, text: str) -> None:
-        if (text or self._live) and self._out.isatty():
+        if (text or self._live) and self._is_alive():
             self._live = bool(text)
-            self._out.write(f"\r\x1b[2K{text[:_WIDTH]}")
-            self._out.flush()
+            self._write(f"\r\x1b[2K{text[:_WIDTH]}")
+
+    def _is_alive(self) -> bool:
+        """Whether the lines go to a terminal."""
+        try:
+            return self._out is not None and self._out.isatty()
+        except (OSError, ValueError):  # it was closed
+            return False
+
+    def _write(self, text: str) -> None:
+        """Writes if it can: nobody stops training because nobody looks on."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._out is not None:
+                self._out.write(text)
+                self._out.flush()
 
 
 _WIDTH = 100

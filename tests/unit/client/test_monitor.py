@@ -116,3 +116,35 @@ def test_without_progress_nothing_is_written():
     reading.look(1.0, epoch=0, handed=100, came=True)
     reading.monitor.ended(0, lambda: (102, Rates()))
     assert reading.out.getvalue() == ""
+
+
+class Broken(Terminal):
+    """A terminal that went away."""
+
+    def write(self, text):
+        raise BrokenPipeError("nobody looks on")
+
+
+def closed():
+    out = Terminal()
+    out.close()
+    return out
+
+
+class Told(Terminal):
+    def isatty(self):
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.mark.parametrize("make", [Broken, closed, Told], ids=["broken", "closed", "nothing to ask"])
+def test_where_nothing_can_be_written_reading_goes_on(make):
+    reading = Reading(make(), progress=True)
+    reading.look(1.0, epoch=0, handed=100, came=True)
+    reading.monitor.ended(0, lambda: (102, Rates()))
+
+
+def test_a_process_without_standard_error_reads_all_the_same(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    monitor = Monitor("a", lambda: "", progress=True)
+    monitor.look(0, lambda: (100, Rates()), came=True)
+    monitor.ended(0, lambda: (102, Rates()))
