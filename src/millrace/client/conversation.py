@@ -21,6 +21,7 @@ import msgspec
 from millrace.client.age import process_age_s
 from millrace.client.feed import Feed
 from millrace.client.inbox import Outcome, Rerun
+from millrace.client.joining import join
 from millrace.client.monitor import Measure, Monitor
 from millrace.client.notices import Notices
 from millrace.client.purity import Reruns
@@ -125,7 +126,8 @@ class Conversation:
         self._wanted = -1  # the epoch that it was asked to begin
         self._failure: MillraceError | None = None
         self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
-        self._measure: Measure | None = None
+        self._measures: dict[int, Measure] = {}  # of the epoch that was begun last, and of the one before
+        self._ended = -1  # the epoch that was, last
         self._generation = 0
         self.notices = Notices(self._fail)
         self._reruns = Reruns()
@@ -174,14 +176,14 @@ class Conversation:
     ) -> tuple[ClientSession, JobJoined]:
         """Joins the dispatcher, which was there a moment ago: if it dies meanwhile, as soon as it is back."""
 
-        def join() -> tuple[ClientSession, JobJoined]:
+        def first() -> tuple[ClientSession, JobJoined]:
             self._spec = msgspec.structs.replace(self._spec, bundle=put_blob(self._channel, bundle))
             return self._join(consumer, timeout, states=states)
 
         try:
-            return join()
+            return first()
         except ServiceUnreachableError as error:
-            joined = self._once_back(error, delays(), join)
+            joined = self._once_back(error, delays(), first)
         assert joined is not None, "nobody can close what is not there yet"
         return joined
 
@@ -215,29 +217,9 @@ class Conversation:
     def _join(
         self, consumer: int | None, timeout: float, *, resume: bool = False, states: Sequence[Checkpoint] = ()
     ) -> tuple[ClientSession, JobJoined]:
-        session = self._channel.open_session(ToConsumer)
-        hurry = threading.Timer(timeout, session.close)
-        hurry.daemon = True
-        hurry.start()
-        try:
-            who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
-            told = {"resume": resume, "generation": self._generation, "states": list(states), "lingers": self._linger}
-            _say_first(session, msgspec.structs.replace(who, **told, age_s=process_age_s()))
-            for message in session:
-                if isinstance(message, JobJoined):
-                    return session, message
-                if isinstance(message, JobFailed):
-                    raise error_of(message.failure)  # noqa: TRY301 (whatever ends this closes the session)
-        except BaseException:
-            session.close()
-            raise
-        finally:
-            hurry.cancel()
-            hurry.join()
-        session.close()
-        raise ServiceUnreachableError(
-            f"the dispatcher at {self._channel.address} did not let this process join in time"
-        )
+        who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
+        told = {"resume": resume, "generation": self._generation, "states": list(states), "lingers": self._linger}
+        return join(self._channel, msgspec.structs.replace(who, **told, age_s=process_age_s()), timeout)
 
     # -- epochs --------------------------------------------------------------------------------------------------------
 
@@ -276,8 +258,13 @@ class Conversation:
         """
         with self._lock:
             wanted = self.next_epoch if number is None else number
+        if self._begun is not None:
+            self.end(self._begun.epoch)  # if it was dropped, and the thread that is to end it has not come to that
+        with self._lock:
             self._following = wanted + 1
-            self._wanted, self._measure, self._unused = wanted, measure, 0
+            self._measures = {epoch: each for epoch, each in self._measures.items() if epoch == self._ended}
+            self._measures[wanted] = measure
+            self._wanted, self._unused = wanted, 0
         self._send(BeginEpoch(wanted))
         with self._lock:
             self._wait(lambda: self._begun is not None and self._begun.epoch == wanted)
@@ -286,19 +273,26 @@ class Conversation:
 
     def end(self, number: int, *, read: bool = False) -> None:
         """Nobody reads this epoch any more; ``read``: all of it was."""
-        if self._begun is not None and self._begun.epoch == number:
+        with self._sending:  # as in report(), and once
+            if self._begun is None or self._begun.epoch != number or self._ended == number:
+                return
             self.notices.ended = number if read else self.notices.ended
             self._unused = self._count_unused()
+            if number in self._measures:  # from here on what is read is let go of
+                seen = self._measures[number]()
+                self._measures[number] = lambda: seen
             self.report()
-            self._monitor.ended(number, self._measure)
             self._left = self.feed.progress(everything=True)
             self.feed.stop(number)
+            self._ended = number
+        self._monitor.ended(number, self._measures.get(number))
 
     def _count_unused(self) -> int:
         """Elements of the epoch that were received and will not be handed out, if it is not read on."""
-        if self._measure is None or self._begun is None or self._begun.epoch == self.notices.ended:
+        measure = None if self._begun is None else self._measures.get(self._begun.epoch)
+        if measure is None or self._begun is None or self._begun.epoch == self.notices.ended:
             return 0
-        return max(0, self.feed.arrived[0] - self._measure()[0])
+        return max(0, self.feed.arrived[0] - measure()[0])
 
     # -- what the dispatcher says --------------------------------------------------------------------------------------
 
@@ -403,8 +397,8 @@ class Conversation:
             epoch, tasks = self.feed.progress(everything=everything)
             if epoch < 0 and everything:
                 epoch, tasks = self._left
-            report, measure = ConsumerReport(max(self._wanted, 0)), self._measure
-            if epoch >= 0 and measure is not None:
+            report, measure = ConsumerReport(max(self._wanted, 0)), self._measures.get(epoch)
+            if measure is not None:
                 handed, rates = measure()
                 arrived, all_here = self.feed.arrived
                 report = ConsumerReport(
@@ -450,7 +444,10 @@ class Conversation:
             else:
                 self.report()
                 begun = -1 if self._begun is None else self._begun.epoch
-                self._monitor.look(begun, self._measure, came=self.feed.arrived[0] > 0)
+                try:
+                    self._monitor.look(begun, self._measures.get(begun), came=self.feed.arrived[0] > 0)
+                except Exception:  # whatever that is, the dispatcher is still to hear of what is read
+                    _logger.exception("cannot say how far reading is")
                 self._over.wait(SOON_S)
 
     def _look_up(self) -> None:
@@ -482,13 +479,6 @@ class Conversation:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-
-
-def _say_first(session: ClientSession, message: JoinJob) -> None:
-    try:
-        session.send(message)
-    except UnsendableError as error:
-        raise PipelineError(f"the pipeline cannot be sent: {error}; give from_files() patterns, no lists") from error
 
 
 _open: weakref.WeakSet[Conversation] = weakref.WeakSet()

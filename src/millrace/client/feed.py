@@ -148,7 +148,7 @@ class Feed:
 
     def allow(self, epoch: int, steps: int, *, last: bool) -> None:
         """So many elements of the epoch may be used in all, and with ``last`` never more."""
-        with self._changed:
+        with self._lock:
             current = self._inbox is not None and self._inbox.number == epoch
             if current and self._allowed is not None and not self._allowed[1]:
                 self._allowed = max(self._allowed[0], steps), last
@@ -163,7 +163,7 @@ class Feed:
             MillraceError: what made the job fail, once all has been used that may be.
             ServiceError: if the feed was closed.
         """
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     self._check()
@@ -180,7 +180,7 @@ class Feed:
     @property
     def arrived(self) -> tuple[int, bool]:
         """Elements of the epoch that came, and whether these are all."""
-        with self._changed:
+        with self._lock:
             return (0, False) if self._inbox is None else (self._inbox.arrived, self._inbox.all_here)
 
     def _check(self) -> None:
@@ -237,6 +237,12 @@ class Feed:
                 return arrival
 
     @property
+    def taken(self) -> int:
+        """Messages of the epoch that were taken, or of which the taking was interrupted."""
+        with self._lock:
+            return 0 if self._inbox is None else self._inbox.taken
+
+    @property
     def ready(self) -> int:
         """Elements that have arrived and were not taken."""
         with self._lock:
@@ -251,12 +257,12 @@ class Feed:
 
     def ended(self, epoch: int) -> list[tuple[int, int]]:
         """(task, number of its outputs) of this epoch's tasks that have ended since the last call."""
-        with self._changed:
+        with self._lock:
             return [] if self._inbox is None or self._inbox.number != epoch else self._inbox.ended()
 
     def alone(self, epoch: int) -> set[int]:
         """Tasks of this epoch that leave nothing over, as was heard since the last call."""
-        with self._changed:
+        with self._lock:
             if self._inbox is None or self._inbox.number != epoch:
                 return set()
             alone, self._inbox.alone = self._inbox.alone, set()

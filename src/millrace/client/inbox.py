@@ -117,6 +117,8 @@ class EpochInbox:
         """Elements that lie ready."""
         self.arrived = 0
         """Elements that came, taken or not."""
+        self.taken = 0
+        """Messages that were taken, or of which the taking was interrupted."""
         self.skipped = 0
         """Elements that ``on_error`` left out, of the tasks that are complete."""
         self.in_order = in_order
@@ -222,9 +224,12 @@ class EpochInbox:
 
     def take(self) -> Arrival | None:
         """The next message to read, None if it has not arrived."""
-        inbox = self._current() if self.in_order else (self._arrived.popleft() if self._arrived else None)
+        inbox = self._current() if self.in_order else (self._arrived[0] if self._arrived else None)
         if inbox is None or not inbox.messages:
             return None
+        self.taken += 1  # before it is: Ctrl-C may come in between
+        if not self.in_order:
+            self._arrived.popleft()
         arrival = inbox.messages.popleft()
         self.ready -= arrival.count - arrival.skip
         return arrival
@@ -284,5 +289,6 @@ class EpochInbox:
         while self._reading is None or (self._reading.complete and not self._reading.messages):
             if not self._unread:
                 return None
-            self._reading = self._tasks[heapq.heappop(self._unread)]
+            self._reading = self._tasks[self._unread[0]]
+            heapq.heappop(self._unread)  # once it is noted: Ctrl-C may come in between
         return self._reading

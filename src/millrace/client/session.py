@@ -244,7 +244,9 @@ class EpochReader(Iterator[Any]):
         self._passes, self._reload, self._failed = passes, reload, failed
         self._tally = tally = Tally(read)
         self._used = 0
-        self._surplus: list[Any] = []  # decoded, and held until all consumers have as much
+        self._arrival: Arrival | None = None  # taken, and not all handed out
+        self._surplus: list[Any] = []  # of it, decoded, and held until all consumers have as much
+        self._handing = False  # some of it is moved to the tally
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
             begun = conversation.begin(number, tally.measure)
@@ -257,7 +259,6 @@ class EpochReader(Iterator[Any]):
         else:
             self.number = over.epoch
             self.checkpoint = lambda: over
-        self._first: Arrival | None = None
         passes.begin(self.number, self.checkpoint)
         self._watch()
 
@@ -286,7 +287,11 @@ class EpochReader(Iterator[Any]):
         return self._session is not None
 
     def _advance(self) -> bool:
-        """Makes the next elements current; False if there are none."""
+        """Makes the next elements current; False if there are none.
+
+        Ctrl-C may come anywhere: then nothing is lost, or the reader has failed.
+        """
+        taken = -1
         try:
             self._passes.started()
             if self._failure is not None:
@@ -297,17 +302,17 @@ class EpochReader(Iterator[Any]):
             tally, feed = self._tally, self._conversation.feed
             asked = time.perf_counter()
             queued = feed.ready
-            arrival, self._first = self._first, None
-            if arrival is None and not self._surplus:
-                arrival = feed.take(self.number, self._closing.is_set)
-            if arrival is not None:
+            if self._arrival is None:
+                taken = feed.taken
+                self._arrival = feed.take(self.number, self._closing.is_set)
+            arrival = self._arrival
+            if arrival is not None and not self._surplus:
                 self._surplus = arrival.decoded()
             limit = feed.usable(self.number, self._used, self._closing.is_set) if self._surplus else 0
             got = time.perf_counter()
             if self._closing.is_set():
                 return False
-            elements, self._surplus = _cut(self._surplus, None if limit is None else limit - self._used)
-            self._used += len(elements)
+            elements, surplus = _cut(self._surplus, None if limit is None else limit - self._used)
             if not elements:
                 self._conversation.left_out += len(self._surplus) + (feed.ready if self._surplus else 0)
                 tally.meter.ended(asked)
@@ -316,13 +321,23 @@ class EpochReader(Iterator[Any]):
                 self._conversation.notices.at_end(self.number)
                 return False
             first = tally.untouched
+            self._handing = True
+            self._used += len(elements)
+            self._surplus, self._arrival = surplus, arrival if surplus else None
             tally.meter.took(len(elements), asked, got, queued)
-            tally.hand_out(elements, arrival, len(self._surplus))
+            tally.hand_out(elements, arrival, len(surplus))
+            taken = -1
+            self._handing = False
             if first:
                 self._conversation.report()  # before anybody can use it: should this process end, that is known
         except BaseException as error:
             if isinstance(error, MillraceError) and self._session is not None:
                 self._fail(self._session, error)
+            elif self._handing or (self._arrival is None and taken not in (-1, self._conversation.feed.taken)):
+                self._failure = self._failure or MillraceError(
+                    "this iterator was interrupted while it took elements: iterate anew, or go on from its state"
+                )
+                self.close()
             del self  # as above
             raise
         return True
@@ -342,11 +357,11 @@ class EpochReader(Iterator[Any]):
         Raises:
             MillraceError: why the job cannot go on.
         """
-        self._first = self._conversation.feed.take(self.number)
-        if self._first is None:
+        self._arrival = self._conversation.feed.take(self.number)
+        if self._arrival is None:
             self._tally.ended = True
             self.close()
-        return self._first is not None
+        return self._arrival is not None
 
     @property
     def skipped(self) -> int:
@@ -410,10 +425,12 @@ class EpochReader(Iterator[Any]):
         with self._lock:
             self._session = self._keep = None
             self._tally.now(self._conversation.feed, self.number)
-            self._tally.hand_out([], None)
-            self._surplus = []
-            if self._finalizer.detach() is not None:
-                self._conversation.end(self.number, read=self._tally.ended)
+            try:
+                if self._finalizer.detach() is not None:
+                    self._conversation.end(self.number, read=self._tally.ended)  # while it counts what it has left
+            finally:
+                self._tally.hand_out([], None)
+                self._surplus, self._arrival = [], None
 
     def __enter__(self) -> Self:
         return self

@@ -61,9 +61,9 @@ class Tally:
             held: how many elements of the message come after these.
         """
         self._count()
-        self._arrival = arrival or (self._arrival if elements else None)
-        self._held = held
-        self.current = iter(elements)
+        arrival = arrival or (self._arrival if elements else None)
+        current = iter(elements)
+        self._arrival, self._held, self.current = arrival, held, current  # at once, as Ctrl-C may come in any call
 
     def _count(self) -> None:
         """Note how far the message was handed out."""

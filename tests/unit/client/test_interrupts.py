@@ -1,19 +1,28 @@
 """Ctrl-C at any moment in the reader's thread leaves no lock held: all others go on, and the program ends."""
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from millrace.client import session
 from millrace.client.feed import Feed
+from millrace.client.notices import Notices
+from millrace.control.messages import EpochBegun
 from millrace.elements.chunk import Chunk, Origin
+from millrace.elements.codec import encode
 from millrace.engine.ahead import Ahead
 from millrace.engine.measure import Measure
+from millrace.errors import MillraceError
+from millrace.planning.passes import Passes
 from millrace.wire.channel import _Outbox
 
 
-def interrupted(action):
+def interrupted(action, prepare=lambda: None):
     """Runs ``action()`` again and again, interrupted at each place where the interpreter looks for signals in turn."""
     for place in count():
         left = [place]
@@ -24,6 +33,7 @@ def interrupted(action):
                 if left[0] < 0:
                     raise KeyboardInterrupt
 
+        prepare()
         sys.setprofile(profile)
         try:
             action()
@@ -78,3 +88,72 @@ def test_taking_what_was_computed_ahead(free):
 
     for _ in interrupted(read):
         assert free(ahead._lock)
+
+
+class Talk:
+    """A conversation about one epoch, of which all has come."""
+
+    pid, closed, left_out = os.getpid(), False, 0
+
+    def __init__(self, *, in_order, held):
+        self.feed = Feed("job", 0, "client", token=None, buffer_bytes=1 << 20, wake=lambda: None)
+        self.notices = Notices(lambda error: None)
+        self.feed.begin(0, in_order=in_order, held=held)
+        inbox = self.feed._inbox
+        assert inbox is not None
+        for task in range(2):
+            inbox.assign(task, 1, "worker")
+            for index in range(0, 6, 3):
+                payload = b"".join(encode([10 * task + index + place for place in range(3)]))
+                inbox.accept(task, index, 3, payload, 8, "worker", last=index > 0)
+        self.feed.ends(0, [0, 1])
+        self.feed.allow(0, 4, last=False)
+
+    def begin(self, number, measure):
+        return EpochBegun(0, 2)
+
+    def end(self, number, *, read):
+        self.feed.stop(number)
+
+    check = report = say = look_up = lambda self, *_: None
+
+
+COMING = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as it comes"])
+@pytest.mark.parametrize("held", [False, True], ids=["", "held"])
+def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkeypatch):
+    monkeypatch.setattr(session, "graph_digest", lambda graph: "")
+    monkeypatch.setattr(session, "unpack", lambda structure: structure)
+    monkeypatch.setattr(Talk, "spec", SimpleNamespace(structure=b""), raising=False)
+    lost, whole = 0, 0
+    now: Any = None
+
+    def begin():
+        nonlocal now
+        talk: Any = Talk(in_order=in_order, held=held)
+        now = talk, session.EpochReader(talk, talk, 0, None, None, Passes(), None, lambda: None), []
+
+    def read():
+        _, reader, found = now
+        for _ in range(2):
+            reader._advance()
+            found.extend(reader._tally.current)
+
+    for _ in interrupted(read, begin):
+        talk, reader, found = now
+        talk.feed.allow(0, 12, last=True)
+        try:
+            found += reader
+        except MillraceError:
+            with pytest.raises(MillraceError, match="was interrupted"):
+                next(reader)
+            assert found == COMING[: len(found)]
+            done, parts = reader._tally.now(talk.feed, 0)
+            assert 6 * done.low + sum(outputs for _, outputs in parts) == len(found), "what its state says"
+            lost += 1
+        else:
+            assert found == COMING
+            whole += 1
+    assert whole > lost > 0

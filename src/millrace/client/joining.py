@@ -1,0 +1,46 @@
+"""How a consumer's session with the dispatcher begins."""
+
+from __future__ import annotations
+
+import threading
+
+from millrace.control.messages import JobFailed, JobJoined, JoinJob, ToConsumer
+from millrace.errors import PipelineError, ServiceUnreachableError
+from millrace.wire.channel import ClientSession, ControlChannel
+from millrace.wire.failures import error_of
+from millrace.wire.rpc import UnsendableError
+
+
+def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientSession, JobJoined]:
+    """Joins a job by a session of its own, and returns what the dispatcher says to that.
+
+    Raises:
+        ServiceUnreachableError: nobody answered in so many seconds.
+        MillraceError: the dispatcher does not let this process in.
+    """
+    session = channel.open_session(ToConsumer)
+    hurry = threading.Timer(timeout, session.close)
+    hurry.daemon = True
+    hurry.start()
+    try:
+        _say_first(session, who)
+        for message in session:
+            if isinstance(message, JobJoined):
+                return session, message
+            if isinstance(message, JobFailed):
+                raise error_of(message.failure)  # noqa: TRY301 (whatever ends this closes the session)
+    except BaseException:
+        session.close()
+        raise
+    finally:
+        hurry.cancel()
+        hurry.join()
+    session.close()
+    raise ServiceUnreachableError(f"the dispatcher at {channel.address} did not let this process join in time")
+
+
+def _say_first(session: ClientSession, message: JoinJob) -> None:
+    try:
+        session.send(message)
+    except UnsendableError as error:
+        raise PipelineError(f"the pipeline cannot be sent: {error}; give from_files() patterns, no lists") from error
