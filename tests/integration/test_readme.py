@@ -1,5 +1,7 @@
 """What the documents say is what happens: their examples are run as they are, and their signatures compared."""
 
+import ast
+import importlib.util
 import inspect
 import io
 import re
@@ -19,6 +21,7 @@ DOCUMENTS = (
     "docs/caching.md",
     "docs/coming-from.md",
     "docs/frameworks.md",
+    "docs/recipes.md",
     "docs/resume.md",
     "docs/service.md",
     "docs/writing-functions.md",
@@ -49,6 +52,8 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
 
 @pytest.mark.parametrize(("place", "text"), examples(), ids=[place for place, _ in examples()])
 def test_an_example_runs_when_it_is_copied_into_a_file(place: str, text: str, tmp_path: Path):
+    if "import datasets\n" in text and importlib.util.find_spec("datasets") is None:
+        pytest.skip("Hugging Face's datasets are not installed")
     script = tmp_path / "train.py"
     script.write_text(text)
     printed = run(tmp_path, script)
@@ -82,6 +87,28 @@ def test_what_is_said_to_show_something_is_there():
     assert len(named) > 10
     for path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text() or not test, f"{path}::{test}"
+
+
+def test_messages_and_options_that_help_with_trouble_are_the_codes():
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "src/millrace").rglob("*.py")]
+    said = "\n".join(_said(node) for tree in trees for node in ast.walk(tree))
+    quoted = [quote for line in text.splitlines() for quote in re.findall(r'"([^"`]+)"', line.split(" | ")[0])]
+    assert len(quoted) > 40
+    parts = [part.strip() for quote in quoted for part in quote.split("...")]
+    assert [part for part in parts if part not in said] == ["Bus error"]  # which is the system's
+    options = {
+        option for command in re.findall(r"millrace [^`]*", text) for option in re.findall(r"--[a-z-]+", command)
+    }
+    assert len(options) > 5
+    assert options <= set(said.splitlines())
+
+
+def _said(node: ast.AST) -> str:
+    """The text of a string, with what is put into it left out; empty if it is none."""
+    if isinstance(node, ast.JoinedStr):
+        return "\0".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _shown(parameter: inspect.Parameter) -> str:
