@@ -401,6 +401,9 @@ class Processes:
     async def stop(self, workers: Any) -> None:
         raise AssertionError("nobody is to be stopped")
 
+    def trouble(self) -> str:
+        return ""
+
     async def close(self) -> None:
         self.closed = True
 
