@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import starmap
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from millrace.elements.named import fields_of
 from millrace.elements.tree import by_key
 
 _AS_THEY_ARE = frozenset({int, float, complex, bool, type(None), str, bytes, np.ndarray})
+_KEYS = frozenset({str, int, bool})
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -43,9 +44,9 @@ def _column(column: Sequence[Any]) -> list[Any] | None:
             columns = by_key(column)
             if columns is not None and len(set(map(tuple, column))) == 1:  # with their keys in one order
                 made = [_column(values) for _, values in columns]
-                if not any(each is not None for each in made):
+                if _keys_stay(column) and not any(each is not None for each in made):
                     return None
-                keys = [key for key, _ in columns]
+                keys = [plain_key(key) for key, _ in columns]
                 rows = zip(*(new or old for new, (_, old) in zip(made, columns, strict=True)), strict=True)
                 return [dict(zip(keys, row, strict=True)) for row in rows]
         elif issubclass(kind, tuple) and len(set(map(len, column))) == 1:
@@ -63,7 +64,7 @@ def _tuples(column: Sequence[Any], kind: type) -> list[Any] | None:
     rows = (
         zip(*(new or values for new, values in zip(made, old, strict=True)), strict=True) if old else [()] * len(column)
     )
-    return list(starmap(kind, rows)) if named else list(rows)
+    return [_rebuilt(kind, row) for row in rows] if named else list(rows)
 
 
 def _one(value: Any) -> Any:
@@ -71,16 +72,34 @@ def _one(value: Any) -> Any:
     if _stays(kind):
         return value
     if issubclass(kind, dict):
-        made = {key: _one(each) for key, each in dict.items(value)}
-        same = kind is dict and all(new is old for new, old in zip(made.values(), value.values(), strict=True))
+        made = {plain_key(key): _one(each) for key, each in dict.items(value)}
+        same = all(new is old for new, old in zip(made.values(), value.values(), strict=True))
+        same = same and kind is dict and _keys_stay([value])
         return value if same else made
     if issubclass(kind, list | tuple):
         parts = [_one(each) for each in value]
         named = issubclass(kind, tuple) and fields_of(kind) is not None
         if (kind in (list, tuple) or named) and all(new is old for new, old in zip(parts, value, strict=True)):
             return value
-        return kind(*parts) if named else tuple(parts) if issubclass(kind, tuple) else parts
+        return _rebuilt(kind, parts) if named else tuple(parts) if issubclass(kind, tuple) else parts
     return next(make for base, make in _PLAIN if issubclass(kind, base))(value)
+
+
+def _rebuilt(kind: Any, values: Sequence[Any]) -> Any:
+    """A namedtuple, past a constructor of the user's own, which may take something else."""
+    return tuple.__new__(kind, values)
+
+
+def _keys_stay(column: Sequence[dict[Any, Any]]) -> bool:
+    kinds = set(map(type, chain.from_iterable(column)))
+    return all(kind in _KEYS or not issubclass(kind, (str, int)) for kind in kinds)
+
+
+def plain_key(key: Any) -> Any:
+    """A key of a dict as what it is a subclass of, if that is text or a whole number."""
+    if type(key) in _KEYS or not isinstance(key, str | int):
+        return key
+    return str.__str__(key) if isinstance(key, str) else int.__int__(key)
 
 
 def _is_leaf(kind: type) -> bool:

@@ -38,6 +38,7 @@ from millrace.elements.layout import (
     schema_message,
 )
 from millrace.elements.named import fields_of
+from millrace.elements.plain import plain_key
 from millrace.elements.tree import Path, path_text
 from millrace.errors import CodecError
 
@@ -168,7 +169,7 @@ def _dicts(body: Body, column: Sequence[dict[Any, Any]], path: Path, depth: int)
         body.field(len(column))
         body.no_validity()
     children = [shred(body, list(map(itemgetter(key), column)), (*path, key), depth + 1) for key in keys]
-    return Record("dict", keys, tuple(children))
+    return Record("dict", tuple(map(plain_key, keys)), tuple(children))
 
 
 def _check_keys(keys: tuple[Any, ...], path: Path) -> None:

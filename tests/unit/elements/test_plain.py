@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -102,3 +102,37 @@ def test_other_objects_are_leaves_and_namedtuples_stay_what_they_are() -> None:
     points = [Point(1, own), Point(2, own)]
     assert plain(points) is points
     assert next(iter(Dataset.range(1).map(lambda n: Point(n, own)))) == Point(0, own)
+
+
+class Checked(namedtuple("Checked", ["x", "y"])):  # noqa: PYI024
+    """Its constructor takes something else."""
+
+    __slots__ = ()
+
+    def __new__(cls, both: int) -> Self:
+        return tuple.__new__(cls, (both, np.float32(both)))
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [[{np.str_("a"): 1}], [{np.str_("a"): 1}, {"b": 2}], [[{Text("a"): 1, Level.HIGH: 2}]], [{"a": 1}, {Text("a"): 2}]],
+)
+def test_keys_are_plain_here_and_on_a_service(elements: list[Any]) -> None:
+    here, there = plain(elements), decode(b"".join(encode(elements)))
+    for found in (here, there):
+        assert found == elements
+        assert all(map(in_plain_keys, found))
+    assert plain(here) is here
+
+
+def in_plain_keys(element: Any) -> bool:
+    (inner,) = element if isinstance(element, list) else (element,)
+    return all(type(key) in (str, int) for key in inner)
+
+
+@pytest.mark.parametrize("wrapped", [lambda each: [each], lambda each: [each, 1]], ids=["alone", "beside others"])
+def test_a_namedtuple_is_rebuilt_without_a_constructor_of_the_users(wrapped: Any) -> None:
+    before: Any = Checked(1)._replace(x=Text("t"))
+    made: Any = plain(wrapped(before))[0]
+    assert type(made) is Checked
+    assert (type(made.x), made) == (str, before)
