@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from millrace import arguments
 from millrace.arguments import one_of
 from millrace.control.spec import MOST_ACCELERATORS, MOST_TASKS
-from millrace.errors import ConsumerConflictError, StateError, UnknownLengthError
+from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
 from millrace.graph import serialize
@@ -115,6 +115,7 @@ class DistributedDataset(Readable):
         self._passes = Passes()
         self._resumed: weakref.ref[EpochReader] | None = None
         self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
+        self._closings = 0
         self._lock = threading.RLock()
 
     def __iter__(self) -> EpochReader | LaterReader:
@@ -164,12 +165,19 @@ class DistributedDataset(Readable):
 
         from millrace.client.later import LaterReader
 
-        begin, reload = functools.partial(self._begin_beside, chosen, share), functools.partial(self._reload, share)
+        begin = functools.partial(self._begin_beside, chosen, share, self._closings)
+        reload = functools.partial(self._reload, share)
         return LaterReader(chosen, begin, self._fresh_state(chosen), passes, reload)
 
-    def _begin_beside(self, number: int, share: Share | None) -> EpochReader:
-        """Begins an epoch; in a job of its own, if another one is still being read."""
+    def _begin_beside(self, number: int, share: Share | None, closings: int) -> EpochReader:
+        """Begins an epoch; in a job of its own, if another one is still being read.
+
+        Raises:
+            ServiceError: the dataset was closed since it had been so many times.
+        """
         with self._lock:
+            if closings != self._closings:
+                raise ServiceError("the dataset was closed after this iterator was made: iterate over it anew")
             session = self._joined(share)
             alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
             if alone:
@@ -224,7 +232,7 @@ class DistributedDataset(Readable):
             if any(each.reading for each in others if each is not None):
                 return
             if self._embedded is not None or session is None:
-                self.close()
+                self._end()
             elif self._local is not None:
                 self._local.close()
 
@@ -301,6 +309,10 @@ class DistributedDataset(Readable):
 
     def close(self) -> None:
         """Leaves the job; stops the service if it is an embedded one. Idempotent."""
+        self._closings += 1
+        self._end()
+
+    def _end(self) -> None:
         session, self._session = self._session, None
         local, self._local = self._local, None
         service, self._embedded = self._embedded, None
