@@ -26,6 +26,7 @@ from millrace.planning.tables import pack_tables, positions_table, summaries
 from millrace.version import __version__
 from millrace.wire import blobs, rpc
 from millrace.wire.access import OWN
+from millrace.wire.own_token import resolve
 
 ELEMENTS = 1_000_000
 TASKS = 1_000
@@ -76,7 +77,7 @@ class Peer:
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         options = (*rpc.OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         self.channel = grpc.aio.insecure_channel(address, options=options)
-        self._metadata = rpc.metadata_of(None)
+        self._metadata = rpc.metadata_of(resolve(address, None)[0])
 
     def send(self, message: Any) -> None:
         """Queue it."""

@@ -106,7 +106,7 @@ def test_other_jobs_go_on_when_one_fails(service, pictures):
             with pytest.raises(mr.ElementError):  # and it stays failed
                 list(there)
             over = [job for job in service.status()["finished"] if job["name"] == "bad"]
-            assert [job["failure"].split(" on ")[0] for job in over] == ["map(decode) failed"] * 2
+            assert {job["failure"].split(" on ")[0] for job in over} == {"map(decode) failed"}
         assert sorted(np.concatenate([first, *batches]).tolist()) == list(range(3000))
     with mr.Dataset.range(5).distribute(service.address, job_name="bad") as again:
         assert sorted(again) == list(range(5))

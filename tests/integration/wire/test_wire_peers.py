@@ -14,6 +14,7 @@ import pytest
 from tests.integration.own_host import OWN_HOST
 from tests.integration.wire.wire_messages import PROMPTLY_S, Ping, works
 
+from millrace.control.messages import PROTOCOL
 from millrace.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -49,7 +50,7 @@ def test_a_public_address_without_a_token(serving):
 def test_other_protocols_are_refused(dispatcher, monkeypatch):
     with ControlChannel(dispatcher.address) as channel:
         channel._metadata = (("millrace-protocol", "99"), *channel._metadata[1:])
-        with pytest.raises(VersionMismatchError, match=r"the service speaks protocol 1 .* this process protocol 99"):
+        with pytest.raises(VersionMismatchError, match=rf"speaks protocol {PROTOCOL} .* this process protocol 99"):
             channel.connect()
 
 
