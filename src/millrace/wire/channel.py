@@ -125,6 +125,9 @@ class ControlChannel:
             check_listener(self.address)
             if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
                 raise
+            # The error is the call itself, which its traceback's frames hold: without it they, and all that called
+            # them, a dataset with its embedded service too, would live until Python looks for cycles.
+            error.__traceback__ = None
 
     def call(self, name: str, request: Any, reply_type: type[T] | Any, timeout: float = 60.0) -> T:
         """Asks the dispatcher and waits for its reply.
