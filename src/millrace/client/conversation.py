@@ -445,7 +445,7 @@ class Conversation:
                 self.report()
                 begun = -1 if self._begun is None else self._begun.epoch
                 try:
-                    self._monitor.look(begun, self._measures.get(begun), came=self.feed.arrived[0] > 0)
+                    self._monitor.look(begun, self._measures.get(begun), came=self.feed.has_first)
                 except Exception:  # whatever that is, the dispatcher is still to hear of what is read
                     _logger.exception("cannot say how far reading is")
                 self._over.wait(SOON_S)

@@ -183,6 +183,14 @@ class Feed:
         with self._lock:
             return (0, False) if self._inbox is None else (self._inbox.arrived, self._inbox.all_here)
 
+    @property
+    def has_first(self) -> bool:
+        """Whether there is an element of the epoch that may be used: with equal steps all ranks have to have one."""
+        with self._lock:
+            return (
+                self._inbox is not None and self._inbox.arrived > 0 and (self._allowed is None or self._allowed[0] > 0)
+            )
+
     def _check(self) -> None:
         if self._failure is not None:
             raise anew(self._failure)

@@ -75,7 +75,7 @@ class Monitor:
         Args:
             epoch: that is read; -1: none is.
             measure: tells how many elements of it the user has, and how fast they came; None: none is read yet.
-            came: some of it is here.
+            came: some of it is here, and may be used.
         """
         self._came = self._came or came
         now = self._clock()
