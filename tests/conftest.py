@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 
 import pytest
@@ -10,12 +11,23 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+# Half a million objects of the frameworks are made while tests are collected, and live as long as the process: the
+# collector has no garbage to look for among them, neither now nor, as they are frozen below, in each test.
+gc.disable()
+
 # No test fails because the machine is slow.
 settings.register_profile("millrace", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("millrace")
 
 _PASSED_TESTS = os.environ.get("MILLRACE_PASSED_TESTS")
 """File that gets the names of the tests that pass, for tests/evidence.py."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()  # what is garbage now would be kept for ever
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
