@@ -375,6 +375,7 @@ async def test_a_deployment_that_is_not_there_is_said_with_what_to_do(stage, fak
 
 @on_a_fake
 async def test_what_the_role_does_not_allow_is_said(stage, fake, folder):
+    stage.cluster._api._patience_s = 0.1
     fake._rules = []
     with pytest.raises(
         ServiceError, match=r"docs/kubernetes.md on its role: .* 403: get deployments/scale is forbidden"
