@@ -119,6 +119,14 @@ def test_it_is_told_to_nobody_who_took_the_port(tmp_path, monkeypatch):
     check_listener("localhost:5050")
 
 
+def test_of_thousands_of_connections_none_is_read(tmp_path, monkeypatch):
+    (tmp_path / "tcp").write_text(TABLE.format(uid=os.geteuid()) + "no row\n" * 100)
+    monkeypatch.setattr(own_token, "TABLES", (str(tmp_path / "tcp"),))
+    check_listener("127.0.0.1:5050")
+    with pytest.raises(AuthenticationError, match="uid 4242"):
+        check_listener("127.0.0.1:5051")
+
+
 ROW = "   0: {local}:13BA 00000000:0000 0A 00000000:00000000 00:00000000 00000000  4242        0 1145 1 0"
 ADDRESSES = {
     "127.0.0.1": "0100007F",
