@@ -153,7 +153,7 @@ class Crowd:
     async def gather(self, at_once: int = 50) -> None:
         """Everybody connects, ``at_once`` at a time, and all jobs are served. Heartbeats begin."""
         dataset = Dataset.range(ELEMENTS).map(_same).map(_same).batch(64)
-        structure, slots = serialize.pack(dataset.graph)
+        structure, slots = serialize.pack(dataset.__pipeline__().graph)
         bundle = pack_functions([slot.value for slot in slots], [slot.name for slot in slots])
         spec = JobSpec("", structure, "", tasks=TASKS, seed=1, python=OWN.python)
         gate = asyncio.Semaphore(at_once)

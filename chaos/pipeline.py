@@ -105,7 +105,7 @@ def expect(pattern: str, rows: int, epochs: int, cache: str) -> list[Expected]:
     dataset = pipeline(pattern, 0.0, cache if cache == "frozen" else "compute")
     for epoch in range(epochs):
         expected: Expected = []
-        for batch in dataset.read_epoch(epoch):
+        for batch in dataset.__pipeline__().read_epoch(epoch):
             numbers = batch["number"].tolist()
             noises = [noise.tobytes() for noise in batch["noise"]]
             expected.append(

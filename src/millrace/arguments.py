@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from millrace.control.spec import MOST_CONSUMERS, MOST_WORKERS
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
-from millrace.graph.nodes import AUTOTUNE, Graph, Node, Opaque
+from millrace.graph.nodes import AUTOTUNE, Node, Opaque, graph_of
+from millrace.graph.notation import called
 from millrace.planning.units import INFINITE
 from millrace.policies.reads import MOST_CHOSEN
 from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
@@ -41,8 +43,8 @@ class WindowReducer:
 
 def node(operator: str, value: Any) -> Node:
     """The last node of a dataset."""
-    graph = getattr(value, "graph", None)
-    if not isinstance(graph, Graph):
+    graph = graph_of(value)
+    if graph is None:
         raise PipelineError(f"{operator} takes datasets, not {type(value).__name__} ({name_of(value)})")
     return graph.root
 
@@ -55,6 +57,13 @@ def members(operator: str, datasets: Any) -> dict[str, Any]:
     if not found:
         raise PipelineError(f"{operator} needs at least one dataset")
     return {"inputs": tuple(node(operator, member) for member in found), "keys": keys}
+
+
+def written(method: Callable[..., Any], *positional: Any, **named: Any) -> str:
+    """A call of a method as it is written, without what is its default."""
+    defaults = {name: each.default for name, each in inspect.signature(method).parameters.items()}
+    shown = {name: Opaque(each, name_of(each)) if inspect.isroutine(each) else each for name, each in named.items()}
+    return called(method.__name__, positional, shown, defaults)
 
 
 def one_of(operator: str, name: str, value: Any, choices: Sequence[Any]) -> None:
@@ -224,7 +233,7 @@ def parallel(operator: str, value: Any) -> int:
 
 def weights(operator: str, value: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """A weight for each of ``count`` datasets."""
-    if isinstance(getattr(value, "graph", None), Graph):
+    if graph_of(value) is not None:
         raise PipelineError(f"{operator} takes its datasets in one list: [a, b]")
     chosen = (1.0,) * count if value is None else _listed(operator, "weights", value)
     numbers = all(isinstance(weight, Real) for weight in chosen)

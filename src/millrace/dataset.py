@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millrace import arguments
 from millrace.distributed import DistributedDataset
-from millrace.errors import UnknownLengthError
-from millrace.frameworks.readable import Readable
-from millrace.functions.spawning import for_children
+from millrace.frameworks.readable import Viewable
 from millrace.graph import nodes as g
-from millrace.graph.notation import notation
 from millrace.guarantees import ShardingPolicy, Sharing, Visitation
 from millrace.operators import Operators
-from millrace.planning.checkpoint import Checkpoint, graph_digest
-from millrace.planning.passes import Number, Passes, Share
-from millrace.planning.plan import Plan, make_plan
-from millrace.planning.shapes import Varying, varying
-from millrace.planning.tables import SplitTable
-from millrace.planning.units import INFINITE, UnitMap
+from millrace.pipeline import Pipeline
+from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
     from millrace.engine.local import LocalIterator
 
 
-class Dataset(Operators, Readable):
+class Dataset(Operators, Viewable):
     """An immutable, lazy description of an input pipeline.
 
     Start with a source (:meth:`range`, :meth:`from_files`, ...), add operators, and iterate: in this process, or with
@@ -35,10 +26,10 @@ class Dataset(Operators, Readable):
     ``(element, rng)``; ``rng`` is a :class:`numpy.random.Generator` that depends on seed, epoch and element alone.
     """
 
+    _source: Pipeline
+
     def __init__(self, node: g.Node) -> None:
-        self._node = node
-        self._tables: dict[int, SplitTable] | None = None
-        self._passes = Passes()
+        super().__init__(Pipeline(node))
 
     # -- sources -------------------------------------------------------------------------------------------------------
 
@@ -119,35 +110,15 @@ class Dataset(Operators, Readable):
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """All of this dataset, then all of the other."""
-        ours = self._node.inputs if isinstance(self._node, g.Concatenate) else (self._node,)
+        node = self._source.node
+        ours = node.inputs if isinstance(node, g.Concatenate) else (node,)
         return Dataset(g.Concatenate(inputs=(*ours, arguments.node("concatenate", dataset))))
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> LocalIterator:
         """One epoch, computed in this process."""
-        return self.read_epoch()
-
-    def read_epoch(self, number: Number = None, share: Share | None = None) -> LocalIterator:
-        """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
-        from millrace.engine.local import read
-
-        return read(self, self._passes, number, share)
-
-    def peek(self, count: int) -> list[Any]:
-        """The first ``count`` elements of the first epoch."""
-        from millrace.engine.local import read
-
-        with read(self, Passes(), 0) as elements:
-            return [element for _, element in zip(range(count), elements, strict=False)]
-
-    def prepare_to_fork(self) -> None:
-        """Draws the seed, rather than each process its own."""
-        self.adopt_seed(self.seed)
-
-    def varying(self) -> Varying:
-        """See :class:`Readable`."""
-        return varying(UnitMap(self.graph, self.tables(), self.seed))
+        return self._source.read_epoch()
 
     def distribute(
         self,
@@ -204,75 +175,33 @@ class Dataset(Operators, Readable):
             ShippingError: a function or object cannot travel, with the name of what holds it back.
             PipelineError: choices that contradict each other.
         """
-        return DistributedDataset(
-            self,
-            service,
-            job_name=job_name,
-            sharding=sharding,
-            visitation=visitation,
-            deterministic=deterministic,
-            num_consumers=num_consumers,
-            equal_steps=equal_steps,
-            consumer_index=consumer_index,
-            sharing=sharing,
-            workers=workers,
-            target_workers=target_workers,
-            local_workers=local_workers,
-            accelerators=accelerators,
-            tasks=tasks,
-            compression=compression,
-            seed=seed,
-            priority=priority,
-            tenant=tenant,
-            untrusted_cache=untrusted_cache,
-            token=token,
-            progress=progress,
-        )
+        chosen: dict[str, Any] = {
+            "job_name": job_name,
+            "sharding": sharding,
+            "visitation": visitation,
+            "deterministic": deterministic,
+            "num_consumers": num_consumers,
+            "equal_steps": equal_steps,
+            "consumer_index": consumer_index,
+            "sharing": sharing,
+            "workers": workers,
+            "target_workers": target_workers,
+            "local_workers": local_workers,
+            "accelerators": accelerators,
+            "tasks": tasks,
+            "compression": compression,
+            "seed": seed,
+            "priority": priority,
+            "tenant": tenant,
+            "untrusted_cache": untrusted_cache,
+            "progress": progress,
+        }
+        made = arguments.written(type(self).distribute, service, **chosen)
+        return DistributedDataset(ServedPipeline(self._source, service, token=token, made=made, **chosen))
 
-    def __len__(self) -> int:
-        """Number of elements of an epoch, or UnknownLengthError if only reading can tell; may list files."""
-        length = UnitMap(self.graph, self.tables(), self.seed).length()
-        if length is None or length >= INFINITE:
-            why = "is known only after reading it" if length is None else "has no end; put take(n) behind repeat()"
-            raise UnknownLengthError(f"the length of {self} {why}")
-        return length
-
-    def __str__(self) -> str:
-        """The expression that makes it."""
-        return notation(self.graph)
-
-    __repr__ = __str__
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process starts with this seed and this epoch; a process being spawned gets lambdas too."""
-        state = {**self.__dict__, "seed": self.seed, "_node": for_children(self._node), "_passes": self._passes.copy()}
-        return {name: value for name, value in state.items() if name != "graph"}
-
-    @functools.cached_property
-    def graph(self) -> g.Graph:
-        """The graph, with user functions."""
-        return g.Graph(self._node)
-
-    @functools.cached_property
-    def seed(self) -> int:
-        """The pipeline's seed: of ``with_options``, else of the last shuffle that has one, else drawn once."""
-        chosen = self.graph.seed()
-        return secrets.randbits(63) if chosen is None else chosen
-
-    def tables(self) -> dict[int, SplitTable]:
-        """Split table of every source, by node id. Lists the data the first time."""
-        if self._tables is None:
-            from millrace.engine.program import list_sources
-
-            self._tables = list_sources(self.graph)
-        return self._tables
-
-    def plan(self, tasks: int | None = None) -> Plan:
-        """How an epoch is cut into tasks."""
-        return make_plan(self.graph, self.tables(), tasks=tasks, seed=self.seed)
-
-    def _fresh_state(self) -> Checkpoint:
-        return Checkpoint(seed=self.seed, epoch=self._passes.following, graph=graph_digest(self.graph))
+    def __pipeline__(self) -> Pipeline:
+        """What is behind it: for millrace's own use."""
+        return self._source
 
     def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:
-        return type(self)(node_type(inputs=(self._node,), **parameters))
+        return type(self)(node_type(inputs=(self._source.node,), **parameters))

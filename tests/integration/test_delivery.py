@@ -42,7 +42,7 @@ class Service:
     """A worker, and what it says."""
 
     def __init__(self, dataset, *, buffer_bytes=64 << 20, tasks=None, deterministic=False, seed=1):
-        structure, slots = serialize.pack(dataset.graph)
+        structure, slots = serialize.pack(dataset.__pipeline__().graph)
         self.blobs = {"bundle": pack([slot.value for slot in slots], [slot.name for slot in slots])}
         self.spec = JobSpec("job", structure, "bundle", tasks=tasks, deterministic=deterministic)
         self.seed = seed

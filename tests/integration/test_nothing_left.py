@@ -58,7 +58,7 @@ def step():
     seen += 1
     if seen == 1:
         status = dataset.status()
-        addresses = [dataset.service_address(), *[each["address"] for each in status["workers"]]]
+        addresses = [dataset.__pipeline__().service_address(), *[each["address"] for each in status["workers"]]]
         print(json.dumps(addresses), flush=True)
         sys.stdin.readline()
 

@@ -134,7 +134,7 @@ def test_mistakes_are_answered_where_they_are_made(build, said):
 def test_keys_of_functions_and_data_sets_reach_the_graph():
     pipeline = Dataset.from_map_style([1], key="a").map(identity, key="b").filter(identity, key="c")
     pipeline = pipeline.flat_map(identity, key="d").interleave(identity, key="e").map(identity)
-    keys = [opaque.key for node in pipeline.graph.nodes for _, opaque in node.opaques()]
+    keys = [opaque.key for node in pipeline.__pipeline__().graph.nodes for _, opaque in node.opaques()]
     assert keys == ["a", "b", "c", "d", "e", ""]
 
 
@@ -163,7 +163,7 @@ def test_numpy_numbers_become_plain_ones():
         .with_options(buffer_bytes=one, num_threads=one, seed=one)
     )
     dataset = Dataset.sample_from_datasets([dataset, TEN], halves, one, yes)
-    _, slots = serialize.pack(dataset.graph)
+    _, slots = serialize.pack(dataset.__pipeline__().graph)
     assert all(callable(slot.value) for slot in slots)
 
 
@@ -171,12 +171,12 @@ def test_a_chain_of_concatenations_is_one_node():
     dataset = TEN
     for start in range(10, 20_000, 10):
         dataset = dataset.concatenate(Dataset.range(start, start + 10))
-    assert isinstance(dataset.graph.root, g.Concatenate)
-    assert len(dataset.graph.root.inputs) == 2000
+    assert isinstance(dataset.__pipeline__().graph.root, g.Concatenate)
+    assert len(dataset.__pipeline__().graph.root.inputs) == 2000
     assert len(dataset) == 20_000
     with iter(dataset.batch(7000)) as batches:
         assert next(batches).tolist() == list(range(7000))
-    assert TEN.graph.root.inputs == ()
+    assert TEN.__pipeline__().graph.root.inputs == ()
 
 
 def test_zips_of_every_form():
@@ -205,10 +205,10 @@ def test_epochs_follow_one_another_and_can_be_named():
     dataset = TEN.shuffle(10, seed=1)
     first, second = list(dataset), list(dataset)
     assert first != second
-    assert list(dataset.read_epoch(0)) == first
-    assert list(dataset.read_epoch(1)) == second
-    assert list(dataset.read_epoch()) == list(dataset.read_epoch(2))
-    parts = [list(dataset.read_epoch(0, (part, 3))) for part in range(3)]
+    assert list(dataset.__pipeline__().read_epoch(0)) == first
+    assert list(dataset.__pipeline__().read_epoch(1)) == second
+    assert list(dataset.__pipeline__().read_epoch()) == list(dataset.__pipeline__().read_epoch(2))
+    parts = [list(dataset.__pipeline__().read_epoch(0, (part, 3))) for part in range(3)]
     assert sorted(n for part in parts for n in part) == list(range(10))
     assert dataset.peek(3) == first[:3]
     assert dataset.peek(100) == first
@@ -220,14 +220,14 @@ def test_a_copy_goes_on_where_the_original_was(copied):
     list(dataset)
     twin = copied(dataset)
     assert list(twin) == list(dataset)
-    assert twin.seed == dataset.seed
+    assert twin.__pipeline__().seed == dataset.__pipeline__().seed
 
 
 def test_seeds():
-    assert TEN.seed == TEN.seed
-    assert Dataset.range(3).seed != Dataset.range(3).seed
+    assert TEN.__pipeline__().seed == TEN.__pipeline__().seed
+    assert Dataset.range(3).__pipeline__().seed != Dataset.range(3).__pipeline__().seed
     four: Any = np.int64(4)
-    assert TEN.with_options(seed=four).seed == 4
+    assert TEN.with_options(seed=four).__pipeline__().seed == 4
     assert list(TEN.shuffle(9, seed=-1)) == list(TEN.shuffle(9, seed=2**64 - 1))
 
 
@@ -252,9 +252,9 @@ def test_prefetching_nothing_is_nothing():
 
 
 def test_a_plan_can_be_looked_at():
-    plan = TEN.plan(tasks=3)
+    plan = TEN.__pipeline__().plan(tasks=3)
     assert [(plan.task(n).start, plan.task(n).stop) for n in range(plan.length or 0)] == [(0, 4), (4, 8), (8, 10)]
-    assert "one task on one worker" in TEN.filter(bool).take(3).plan().warnings[0]
+    assert "one task on one worker" in TEN.filter(bool).take(3).__pipeline__().plan().warnings[0]
 
 
 def test_helpers_divide_the_workers_of_their_host_and_each_has_one_where_there_are_no_others() -> None:
@@ -283,7 +283,7 @@ def test_where_work_cannot_be_done_is_said(words: str, options: dict[str, Any]) 
 
 def test_shuffle_reshuffles_unless_told_otherwise():
     shuffled = [TEN.shuffle(10), TEN.shuffle(10, reshuffle_each_iteration=None), TEN.shuffle(10, None, False)]
-    nodes = [dataset.graph.root for dataset in shuffled]
+    nodes = [dataset.__pipeline__().graph.root for dataset in shuffled]
     assert [isinstance(node, g.Shuffle) and node.reshuffle_each_iteration for node in nodes] == [True, True, False]
 
 

@@ -11,7 +11,7 @@ from millrace.dataset import Dataset
 
 
 def pattern_of(dataset: Dataset) -> str:
-    (pattern,) = vars(dataset.graph.root)["patterns"]
+    (pattern,) = vars(dataset.__pipeline__().graph.root)["patterns"]
     assert isinstance(pattern, str)
     return pattern
 
@@ -35,7 +35,7 @@ def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_paths_as_objects() -> None:
     assert pattern_of(Dataset.from_files(Path("/data/a.jpg"))) == "/data/a.jpg"
-    assert vars(Dataset.from_files([Path("/a"), "/b"]).graph.root)["patterns"] == ("/a", "/b")
+    assert vars(Dataset.from_files([Path("/a"), "/b"]).__pipeline__().graph.root)["patterns"] == ("/a", "/b")
 
 
 @pytest.mark.parametrize("folder", ["plain", "with [brackets] and *"])

@@ -24,7 +24,7 @@ from millrace.engine.pool import Crew
 from millrace.engine.spread import in_order
 from millrace.engine.watch import Watch, WorkerEndedError
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
-from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle, graph_of
 from millrace.ops.contract import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.keys import derive, mix, mix_array
@@ -284,9 +284,9 @@ class NodeContext(Context):
 
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
         """What to iterate over in a user function's result."""
-        if isinstance(getattr(value, "graph", None), Graph):
+        if (graph := graph_of(value)) is not None:
             seed = derive(self._task.calls.key(self._number, parent.origin), int(parent.positions[index]))
-            return self._nested(value.graph, seed)
+            return self._nested(graph, seed)
         if isinstance(value, dict):  # of which Python would give the keys
             raise PipelineError(
                 f"{self._label} must return a dataset or something to iterate over, and returned one dict: put it in a"

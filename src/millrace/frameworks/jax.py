@@ -10,6 +10,7 @@ import numpy as np
 
 from millrace.elements.tree import flatten, unflatten
 from millrace.frameworks.readable import Converted, Readable, View
+from millrace.graph.notation import called
 
 
 class JaxDataset(View):
@@ -20,7 +21,7 @@ class JaxDataset(View):
     """
 
     def __init__(self, source: Readable, sharding: Any = None) -> None:
-        super().__init__(source)
+        super().__init__(source, called("jax", (), {"sharding": sharding}, {"sharding": None}))
         self._sharding = sharding
 
     def __iter__(self) -> Converted:

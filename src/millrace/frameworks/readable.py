@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -36,31 +37,17 @@ class Epoch(Protocol):
 
 
 class Readable(ABC):
-    """Something that is read epoch by epoch; its elements as the arrays of a framework."""
+    """What is behind a dataset and its views, and reads it epoch by epoch."""
 
     _passes: Passes
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the epoch begun last was read, as a dict of plain values that any checkpoint format takes.
-
-        Counts what was handed out, not what lies ready. May be asked for at any time: before the first epoch, between
-        two elements, after ``break``, at an epoch's end.
-        """
+        """See :meth:`Stateful.state_dict`."""
         return self._passes.state(self._fresh_state)
 
     def load_state_dict(self, state: Any) -> None:
-        """The next ``iter()`` goes on where ``state`` was taken, with the next epoch if that one had ended.
-
-        Args:
-            state: what ``state_dict()`` of this dataset, or of a service's, gave; or the list of all ranks' states, of
-                which there may have been another number.
-
-        Raises:
-            StateError: it is not of this pipeline, or not of one run.
-        """
+        """See :meth:`Stateful.load_state_dict`."""
         self._passes.load(state, self._fresh_state().identity)
-
-    get_state, set_state = state_dict, load_state_dict
 
     def adopt_seed(self, seed: int | None) -> None:
         """The seed of loaded states, in the place of one that was drawn; None: nothing was loaded."""
@@ -86,6 +73,10 @@ class Readable(ABC):
         """The first elements, computed in this process."""
 
     @abstractmethod
+    def __str__(self) -> str:
+        """The expression that makes the dataset."""
+
+    @abstractmethod
     def varying(self) -> Varying:
         """Dimensions in which elements may differ although the first ones don't."""
 
@@ -97,12 +88,78 @@ class Readable(ABC):
             UnknownLengthError: if only reading can tell.
         """
 
+    def prepare_to_fork(self) -> None:  # noqa: B027 (most have nothing to prepare)
+        """Called before copies of this object go to other processes, which will read parts of it."""
+
+
+class Stateful:
+    """Has the states and the length of what it reads.
+
+    Args:
+        source: what it reads.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch begun last was read, as a dict of plain values that any checkpoint format takes.
+
+        Counts what was handed out, not what lies ready. May be asked for at any time: before the first epoch, between
+        two elements, after ``break``, at an epoch's end.
+
+        A StatefulDataLoader asks for it in each of its worker processes.
+        """
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """The next ``iter()`` goes on where ``state`` was taken, with the next epoch if that one had ended.
+
+        Args:
+            state: what ``state_dict()`` of this dataset, or of a service's, gave; or the list of all ranks' states, of
+                which there may have been another number.
+
+        Raises:
+            StateError: it is not of this pipeline, or not of one run.
+        """
+        self._source.load_state_dict(state)
+
+    get_state, set_state = state_dict, load_state_dict
+
+    def __len__(self) -> int:
+        """Elements of an epoch; may list files.
+
+        Raises:
+            UnknownLengthError: if only reading can tell.
+        """
+        return len(self._source)
+
     def __bool__(self) -> bool:
         """A dataset is something, also when it is empty or its length unknown."""
         return True
 
-    def prepare_to_fork(self) -> None:  # noqa: B027 (most have nothing to prepare)
-        """Called before copies of this object go to other processes, which will read parts of it."""
+
+class Viewable(Stateful):
+    """A dataset as users see it: its elements as they are, or as the arrays of a framework."""
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        twin.__dict__ = {**self.__dict__, "_source": copy.copy(self._source)}  # each has iterators of its own
+        return twin
+
+    def __pipeline__(self) -> Readable:
+        """What is behind it: for millrace's own use."""
+        return self._source
+
+    def peek(self, count: int) -> list[Any]:
+        """The first ``count`` elements of the first epoch, computed in this process."""
+        return self._source.peek(count)
+
+    def __str__(self) -> str:
+        """The expression that makes it."""
+        return str(self._source)
+
+    __repr__ = __str__
 
     def torch(self) -> TorchDataset:
         """A torch ``IterableDataset`` of tensors that share memory with what arrived.
@@ -112,7 +169,7 @@ class Readable(ABC):
         """
         from millrace.frameworks.torch import TorchDataset
 
-        return TorchDataset(self)
+        return TorchDataset(self._source)
 
     def jax(self, sharding: Any = None) -> JaxDataset:
         """Elements as JAX arrays.
@@ -122,7 +179,7 @@ class Readable(ABC):
         """
         from millrace.frameworks.jax import JaxDataset
 
-        return JaxDataset(self, sharding)
+        return JaxDataset(self._source, sharding)
 
     def tensorflow(self, element_spec: Any = None) -> TensorflowDataset:
         """A ``tf.data.Dataset`` of the elements; lists become tuples, lists of strings tensors.
@@ -137,49 +194,32 @@ class Readable(ABC):
         """
         from millrace.frameworks.tensorflow import to_tensorflow
 
-        return to_tensorflow(self, element_spec)
+        return to_tensorflow(self._source, element_spec)
 
     def numpy(self) -> NumpyDataset:
         """Elements with numpy arrays or scalars for all numbers."""
         from millrace.frameworks.numpy import NumpyDataset
 
-        return NumpyDataset(self)
+        return NumpyDataset(self._source, "numpy()")
 
 
-class View:
-    """A dataset's elements as a framework wants them; its states are the dataset's own.
+class View(Stateful):
+    """A dataset's elements as a framework wants them.
 
     Args:
-        source: the dataset.
+        source: what is read.
+        made: the call that made the view of the dataset, e.g. ``numpy()``.
     """
 
-    def __init__(self, source: Readable) -> None:
-        self._source = source
+    def __init__(self, source: Readable, made: str) -> None:
+        super().__init__(source)
+        self._made = made
 
-    def state_dict(self) -> dict[str, Any]:
-        """How far this process has read, as plain values; see :meth:`millrace.Dataset.state_dict`.
+    def __str__(self) -> str:
+        """The expression that makes it."""
+        return f"{self._source}.{self._made}"
 
-        A StatefulDataLoader asks for it in each of its worker processes.
-        """
-        return self._source.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        """The next ``iter()`` goes on where ``state`` was taken; see :meth:`millrace.Dataset.load_state_dict`.
-
-        Raises:
-            StateError: it is not of this pipeline, or not of one run.
-        """
-        self._source.load_state_dict(state)
-
-    get_state, set_state = state_dict, load_state_dict
-
-    def __len__(self) -> int:
-        """Elements of an epoch, where that is known."""
-        return len(self._source)
-
-    def __bool__(self) -> bool:
-        """A dataset is something, also when it is empty or its length unknown."""
-        return True
+    __repr__ = __str__
 
 
 class Converted(Iterator[Any]):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.readable import Readable, View
+from millrace.graph.notation import called
 from millrace.planning.shapes import Varying
 
 _PEEKED = 4
@@ -25,10 +26,11 @@ class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorF
         source: the dataset.
         dataset: its elements, however many there are.
         length: of an epoch; None: unknown.
+        made: the call that made it.
     """
 
-    def __init__(self, source: Readable, dataset: tf.data.Dataset, length: int | None) -> None:
-        View.__init__(self, source)
+    def __init__(self, source: Readable, dataset: tf.data.Dataset, length: int | None, made: str) -> None:
+        View.__init__(self, source, made)
         self._any_length = self._dataset = dataset
         if length is not None:
             self._dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
@@ -56,6 +58,7 @@ class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorF
         """Pytree of ``tf.TensorSpec``."""
         return self._dataset.element_spec
 
+    __str__ = __repr__ = View.__str__  # tf.data's say nothing of where the elements come from
     __len__, __bool__ = tf.data.Dataset.__len__, tf.data.Dataset.__bool__
 
 
@@ -82,7 +85,8 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDatas
     if element_spec is None:  # else nothing is computed here, so that the data need not be within reach
         with suppress(UnknownLengthError):
             length = len(source)
-    return TensorflowDataset(source, dataset.with_options(options), length)
+    made = called("tensorflow", (), {"element_spec": element_spec}, {"element_spec": None})
+    return TensorflowDataset(source, dataset.with_options(options), length, made)
 
 
 def _infer(source: Readable) -> Any:

@@ -30,7 +30,7 @@ class TorchDataset(View, IterableDataset[Any]):
     """
 
     def __init__(self, source: Readable) -> None:
-        super().__init__(source)
+        super().__init__(source, "torch()")
         self._epochs = _Epochs()
         source.prepare_to_fork()
 

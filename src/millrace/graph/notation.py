@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from enum import Enum
 from typing import Any
 
 from millrace.graph.nodes import OP_NAMES, Concatenate, Graph, Node, Opaque, Range, SampleFromDatasets, Source, Zip
@@ -22,6 +24,13 @@ def notation(graph: Graph) -> str:
     for node in graph.reachable():
         texts[node] = _call(node, [texts[child] for child in node.inputs])
     return texts[graph.root]
+
+
+def called(name: str, positional: Sequence[Any], named: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """A call as it is written: positional arguments that are not None, and named ones other than their default."""
+    shown = [_value(value) for value in positional if value is not None]
+    shown += [f"{key}={_value(value)}" for key, value in named.items() if value != defaults[key]]
+    return f"{name}({', '.join(shown)})"
 
 
 def _call(node: Node, inputs: list[str]) -> str:
@@ -66,6 +75,8 @@ def _arguments(node: Node) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, Opaque):
         return value.name or "..."
+    if isinstance(value, Enum):
+        return str(value)
     return _cut(repr(value), _LONGEST_VALUE)
 
 

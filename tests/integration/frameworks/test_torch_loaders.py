@@ -136,16 +136,16 @@ class TestDistributed:
             assert [sorted(epoch) for epoch in epochs] == [ALL] * 3
             assert epochs[0] != epochs[1] != epochs[2]
             assert len(loader) == 32
-            services = {distributed.service_address()}
+            services = {distributed.__pipeline__().service_address()}
         assert len(services) == 1
 
     def test_one_service_for_all_and_gone_with_the_dataset(self):
         distributed = pipeline().distribute(workers=1)
         dataset = distributed.torch()
-        address = distributed.service_address()
+        address = distributed.__pipeline__().service_address()
         loader = load(dataset, persistent=True)
         assert sorted(values(loader)) == ALL
-        assert distributed.service_address() == address
+        assert distributed.__pipeline__().service_address() == address
         assert len(distributed.status()["workers"]) == 1
         del distributed, dataset, loader  # no process is left, says the fixture of all integration tests
 
@@ -214,8 +214,8 @@ def test_a_distributed_dataset_is_pickled_without_its_functions():
         copy = multiprocessing.reduction.ForkingPickler.loads(
             multiprocessing.reduction.ForkingPickler.dumps(distributed)
         )
-        distributed_state = distributed.__getstate__()
-        assert distributed_state["_dataset"] is None
+        distributed_state = distributed.__pipeline__().__getstate__()
+        assert distributed_state["_pipeline"] is None
         assert copy.peek(2) == [4, 5]
 
 

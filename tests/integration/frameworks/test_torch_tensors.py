@@ -24,7 +24,7 @@ def test_shares_memory_of_what_arrived_and_keeps_it():
         dataset = mr.Dataset.range(64).map(lambda i: np.full((32, 32), i, np.float32)).batch(8)
         distributed = dataset.distribute(service.address, deterministic=True)
         arrived = []
-        read_epoch = distributed.read_epoch
+        read_epoch = distributed.__pipeline__().read_epoch
 
         def watched(number=None, share=None):
             class Watched:
@@ -44,7 +44,7 @@ def test_shares_memory_of_what_arrived_and_keeps_it():
 
             return Watched()
 
-        distributed.read_epoch = watched  # type: ignore[method-assign]
+        distributed.__pipeline__().read_epoch = watched  # type: ignore[method-assign]
         tensors = list(distributed.torch())
         assert [tensor.data_ptr() for tensor in tensors] == arrived
         for tensor in tensors:

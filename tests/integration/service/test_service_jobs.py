@@ -1,6 +1,8 @@
 """Several jobs and several consumers on few workers: nobody waits for ever, and the status says who waits for what."""
 
 import contextlib
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -58,7 +60,7 @@ def test_three_jobs_on_one_worker_all_finish_and_say_who_waits(own_service, gate
 @pytest.mark.parametrize("service", [1, 2], indirect=True)
 def test_many_jobs_at_once(service, data):
     dataset = mr.Dataset.from_tfrecords(data.paths("tfrecord", 3)).map(number_of).shuffle(50, seed=1).batch(7)
-    here = Counter(n for batch in dataset.read_epoch(0) for n in batch.tolist())
+    here = Counter(n for batch in dataset.__pipeline__().read_epoch(0) for n in batch.tolist())
     for epochs in consume([dataset.distribute(service.address, tasks=6) for _ in range(6)], 3):
         for epoch in epochs:
             assert Counter(n for batch in epoch for n in batch.tolist()) == here
@@ -144,3 +146,26 @@ def test_whoever_joins_reads_on_with_the_others(service):
         epochs = [iter(stack.enter_context(reader)) for reader in readers]
         assert [each["index"] for each in job_of(service.status(), "open")["consumers"]] == [0, 1, 2]
         assert Counter(number for epoch in epochs for number in epoch) == NUMBERS
+
+
+NEVER_CLOSES = """
+import sys
+import millrace as mr
+
+dataset = mr.Dataset.range(300).batch(10).distribute(sys.argv[1], job_name="unclosed", num_consumers=1)
+batches = iter(dataset)
+print(sum(len(next(batches)) for _ in range(3)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("service", [1], indirect=True)
+def test_a_script_that_ends_without_close_leaves_its_job(service, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(NEVER_CLOSES)
+    command = [sys.executable, "-W", "error", str(script), service.address]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "30\n", "")
+    # A consumer that had only vanished would be waited for, and its job would go on in the middle of the epoch.
+    service.until(lambda status: not job_of(status, "unclosed"))
+    with mr.Dataset.range(300).batch(10).distribute(service.address, job_name="unclosed", num_consumers=1) as again:
+        assert Counter(n for batch in again for n in batch.tolist()) == NUMBERS

@@ -65,7 +65,7 @@ SHORT = {"shuffle, random map, filter, batch": 16, "filter, padded_batch": 9, "r
 
 def check(dataset, service, *, consumers=1, epochs=EPOCHS, **options):
     """On the service as in process, over epochs; returns the batches of each."""
-    here = [list(dataset.read_epoch(number)) for number in range(epochs)]
+    here = [list(dataset.__pipeline__().read_epoch(number)) for number in range(epochs)]
     for deterministic in (False, True):
         job = {"num_consumers": consumers, "job_name": f"job {deterministic}"} if consumers > 1 else {}
         readers = [
@@ -156,7 +156,7 @@ def test_the_number_of_tasks_changes_no_element(service, data):
     dataset = sources(data)["tfrecords"].map(augment).with_options(seed=14)
     for tasks in (1, 5, 50):
         with dataset.distribute(service.address, tasks=tasks) as elements:
-            assert as_set(elements) == as_set(dataset.read_epoch(0))
+            assert as_set(elements) == as_set(dataset.__pipeline__().read_epoch(0))
 
 
 @pytest.mark.parametrize("service", WORKERS, indirect=True)

@@ -10,8 +10,8 @@ from millrace.errors import ServiceError
 
 def test_an_iterator_that_was_made_before_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Dataset.range(3).distribute()
-    monkeypatch.setattr(dataset, "service_address", lambda: pytest.fail("a service was started"))
-    closings = dataset._closings
+    monkeypatch.setattr(dataset.__pipeline__(), "service_address", lambda: pytest.fail("a service was started"))
+    closings = dataset.__pipeline__()._closings
     dataset.close()
     with pytest.raises(ServiceError, match="the dataset was closed after this iterator was made"):
-        dataset._begin_beside(1, None, closings)
+        dataset.__pipeline__()._begin_beside(1, None, closings)

@@ -30,7 +30,7 @@ class Pictures:
 
 
 def said(dataset, rerun):
-    return impurity(serialize.unpack(serialize.pack(dataset.graph)[0]), 2, rerun)
+    return impurity(serialize.unpack(serialize.pack(dataset.__pipeline__().graph)[0]), 2, rerun)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def same(element):
     return element
 
 
-GRAPH = Dataset.range(100).map(same, num_parallel_calls=None).batch(4).graph
+GRAPH = Dataset.range(100).map(same, num_parallel_calls=None).batch(4).__pipeline__().graph
 RANGE, MAP, BATCH = range(3)
 
 

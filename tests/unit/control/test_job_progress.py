@@ -10,7 +10,7 @@ from millrace.control.reports import Pace
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
 
-STRUCTURE = pack(Dataset.range(100).batch(4).graph)[0]
+STRUCTURE = pack(Dataset.range(100).batch(4).__pipeline__().graph)[0]
 TASKS = 4
 
 

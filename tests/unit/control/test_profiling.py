@@ -16,7 +16,7 @@ from millrace.planning.points import CachePoint
 from millrace.policies.autocache import Look
 from millrace.policies.projection import Passed
 
-STRUCTURE = pack(Dataset.range(100).batch(4).autocache().unbatch().graph)[0]
+STRUCTURE = pack(Dataset.range(100).batch(4).autocache().unbatch().__pipeline__().graph)[0]
 RANGE, BATCH, POINT, UNBATCH = range(4)
 POINTS = [CachePoint(POINT, "batch(4)", "auto", "ab" * 16, items=25)]
 

@@ -90,8 +90,8 @@ class Case:
 
     def units(self) -> Units | None:
         """Units of the whole; None if it cannot be planned."""
-        units = UnitMap(self.dataset.graph, self.dataset.tables())
-        root = len(self.dataset.graph.nodes) - 1
+        units = UnitMap(self.dataset.__pipeline__().graph, self.dataset.__pipeline__().tables())
+        root = len(self.dataset.__pipeline__().graph.nodes) - 1
         return units.of(root) if units.plannable(root) else None
 
     def one_to_one(self) -> bool:

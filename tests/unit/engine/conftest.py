@@ -97,7 +97,9 @@ class Runs:
     ) -> Any:
         """A program, to be closed."""
         chosen = 7 if seed is None else seed
-        made = Program(dataset.graph, dataset.tables(), seed=chosen, tasks=tasks, threads=2)
+        made = Program(
+            dataset.__pipeline__().graph, dataset.__pipeline__().tables(), seed=chosen, tasks=tasks, threads=2
+        )
         if chunk is not None:
             made._sizers = [FixedSizer(size=chunk) for _ in made.graph.nodes]
         return made

@@ -77,7 +77,7 @@ def test_it_reads_so_far_ahead_and_no_farther(elements, budget, nbytes, ahead):
 
 
 def test_streams_of_one_operator_share_its_bytes():
-    graph = Dataset.range(1).prefetch().with_options(buffer_bytes=30_000).graph
+    graph = Dataset.range(1).prefetch().with_options(buffer_bytes=30_000).__pipeline__().graph
     program = Program(graph, list_sources(graph), seed=0)
     number = next(number for number, node in enumerate(program.graph.nodes) if isinstance(node, Prefetch))
     with program.run(program.plan.task(0), 0) as run:
@@ -101,7 +101,7 @@ def test_what_operators_may_hold_is_together_the_bound(windows):
     dataset = Dataset.range(10).map(lambda n: n).prefetch()
     for _ in range(windows):
         dataset = dataset.shuffle(5).map(lambda n: n)
-    graph = dataset.with_options(buffer_bytes=10**6).graph
+    graph = dataset.with_options(buffer_bytes=10**6).__pipeline__().graph
     program = Program(graph, list_sources(graph), seed=0)
     with program.run(program.plan.task(0), 0) as run:
         budgets = [NodeContext(run._task, number, 0).budget for number in range(len(program.graph.nodes))]

@@ -134,7 +134,7 @@ def test_nothing_is_made_twice(runs):
         runs.sequential(40, 60).map(counted).shuffle(10).autocache("cache"),
         runs.sequential(40, 60).map(counted).filter(kept_of).batch(3).autocache().map(numbers),
     ):
-        assert calls(dataset, runs, 3) == [100, 0, 0], dataset.graph.nodes
+        assert calls(dataset, runs, 3) == [100, 0, 0], dataset.__pipeline__().graph.nodes
 
 
 def fails_at_7(number: int) -> int:

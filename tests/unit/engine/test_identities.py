@@ -15,7 +15,7 @@ from millrace.planning.units import UnitMap, Yield
 def test_equal_identities_are_equal_elements(runs, data):
     case = pipeline(data.draw, runs)
     epoch = data.draw(st.integers(0, 1), label="epoch")
-    units = UnitMap(case.dataset.graph, case.dataset.tables())
+    units = UnitMap(case.dataset.__pipeline__().graph, case.dataset.__pipeline__().tables())
     root = len(units.graph.nodes) - 1
     assume(units.plannable(root) and units.of(root).yields is Yield.ONE and not units.of(root).task_local)
     elements = [numbers(element) for element in runs.epoch(case.dataset, epoch, seed=0)]

@@ -191,7 +191,7 @@ def test_two_threads_may_read_two_epochs_of_one_dataset(on_threads):
     found: list[list[int]] = []
 
     def read(number: int) -> None:
-        found.append([n for batch in dataset.read_epoch(number) for n in batch.tolist()])
+        found.append([n for batch in dataset.__pipeline__().read_epoch(number) for n in batch.tolist()])
 
     readers = [threading.Thread(target=read, args=(number,)) for number in range(4)]
     for reader in readers:
@@ -333,7 +333,9 @@ def test_an_error_of_a_nested_dataset_says_where_it_was_nested():
     dataset = Dataset.range(5).flat_map(lambda n: Dataset.range(4).map(lambda k: k // (n != 3)))
     with pytest.raises(ElementError, match="item 0") as caught:
         list(dataset)
-    assert caught.value.__notes__ == [f"in {next(str(node) for node in dataset.graph.nodes[1:])} of item 3"]
+    assert caught.value.__notes__ == [
+        f"in {next(str(node) for node in dataset.__pipeline__().graph.nodes[1:])} of item 3"
+    ]
     assert len(list(dataset.with_options(on_error="skip"))) == 16
 
 

@@ -87,9 +87,12 @@ def test_any_epoch_is_as_written(runs, data):
     dataset = pipeline(data.draw, runs).dataset.with_options(seed=data.draw(st.integers(0, 9)))
     if data.draw(st.booleans()):
         dataset = dataset.prefetch(data.draw(st.integers(1, 5)))
-    with dataset.read_epoch(1) as ours, dataset.with_options(rewrites=False).read_epoch(1) as plain:
+    with (
+        dataset.__pipeline__().read_epoch(1) as ours,
+        dataset.with_options(rewrites=False).__pipeline__().read_epoch(1) as plain,
+    ):
         assert same(list(ours), list(plain))
-    with dataset.read_epoch(1) as ours:
+    with dataset.__pipeline__().read_epoch(1) as ours:
         next(ours, None)
 
 

@@ -18,8 +18,8 @@ def test_what_its_operators_gave_is_summed_over_the_pieces(runs: Any) -> None:
             assert running.passed == []
             elements = [element for chunk in running for element in chunk.elements]
             assert elements == [11, 12, 13, 14, 51, 52, 53]
-            assert running.passed == [7] * len(DATASET.graph.nodes)
-            assert [running.made(number) for number in range(len(DATASET.graph.nodes))] == running.passed
+            assert running.passed == [7] * len(DATASET.__pipeline__().graph.nodes)
+            assert [running.made(number) for number in range(len(DATASET.__pipeline__().graph.nodes))] == running.passed
     finally:
         made.close()
 

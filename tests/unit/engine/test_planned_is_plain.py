@@ -34,7 +34,10 @@ def test_any_plan_gives_what_plain_lists_give(runs, data):
     case.check(found)
     case.check(runs.whole(case.dataset, seed=seed))
     try:
-        assert UnitMap(case.dataset.graph, case.dataset.tables(), seed).length() in (len(found), None)
+        assert UnitMap(case.dataset.__pipeline__().graph, case.dataset.__pipeline__().tables(), seed).length() in (
+            len(found),
+            None,
+        )
         assert len(case.dataset.with_options(seed=seed)) == len(found)
     except UnknownLengthError:
         assert not case.one_to_one()
@@ -97,7 +100,7 @@ def run(program: Any, task: Any) -> Any:
 @given(st.data())
 def test_structure_is_enough_to_plan(runs, data):
     case = pipeline(data.draw, runs)
-    graph, tables = case.dataset.graph, case.dataset.tables()
+    graph, tables = case.dataset.__pipeline__().graph, case.dataset.__pipeline__().tables()
     structure, slots = serialize.pack(graph)
     bare = serialize.unpack(structure)
     full = serialize.unpack(structure, [slot.value for slot in slots])

@@ -33,7 +33,7 @@ class Unsure:
 
 
 def points(dataset: Dataset) -> list[CachePoint]:
-    return find_points(dataset.graph, dataset.tables(), 7)
+    return find_points(dataset.__pipeline__().graph, dataset.__pipeline__().tables(), 7)
 
 
 def point(dataset: Dataset) -> CachePoint:

@@ -312,7 +312,7 @@ def test_what_was_learnt_in_one_task_is_known_in_the_next(monkeypatch, pool):
 
 def test_an_operator_settles_on_its_threads_and_says_why(monkeypatch, pool):
     dataset = Dataset.range(4).map(abs)
-    program = Program(dataset.graph, list_sources(dataset.graph), seed=0, threads=2)
+    program = Program(dataset.__pipeline__().graph, list_sources(dataset.__pipeline__().graph), seed=0, threads=2)
     number = program.graph.id_of(program.graph.root)
     crew, now = program._crews[number], 0.0
     monkeypatch.setattr(pools, "clock", lambda: now)

@@ -138,8 +138,8 @@ def test_a_shuffle_of_its_own_seed_does_not_follow_the_pipelines(runs):
     own, drawn = Dataset.range(40).shuffle(9, seed=4), Dataset.range(40).shuffle(9)
     assert runs.epoch(own, seed=1) == runs.epoch(own, seed=2)
     assert runs.epoch(drawn, seed=1) != runs.epoch(drawn, seed=2)
-    assert own.seed == 4
-    assert Dataset.range(3).with_options(seed=5).shuffle(2, seed=4).seed == 5
+    assert own.__pipeline__().seed == 4
+    assert Dataset.range(3).with_options(seed=5).shuffle(2, seed=4).__pipeline__().seed == 5
 
 
 def test_two_shuffles_in_a_row_are_two(runs):

@@ -31,7 +31,7 @@ def passed_on(state: dict[str, Any]) -> dict[str, Any]:
 
 def copy_of(dataset: Dataset) -> Dataset:
     """The same pipeline in another process."""
-    return Dataset(dataset._node)
+    return Dataset(dataset.__pipeline__().node)
 
 
 def texts(elements: Any) -> list[str]:
@@ -230,7 +230,7 @@ def test_a_drawn_seed_is_that_of_the_state_and_a_chosen_one_is_refused():
     head = [next(elements) for _ in range(40)]
     state = dataset.state_dict()
     other = copy_of(dataset)
-    assert other.seed != dataset.seed
+    assert other.__pipeline__().seed != dataset.__pipeline__().seed
     other.load_state_dict(state)
     assert sorted([*head, *other]) == list(range(100))
     assert list(other) == list(dataset)

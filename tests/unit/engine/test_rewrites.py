@@ -278,6 +278,6 @@ def test_what_lies_between_functions_is_bounded(runs):
 
     most: list[int] = []
     dataset = Dataset.range(2000).map(large).map(small).with_options(buffer_bytes=40_000)
-    assert rewritten(dataset.graph)[1]
+    assert rewritten(dataset.__pipeline__().graph)[1]
     assert sum(runs.epoch(dataset, tasks=1, chunk=1000)) == 2_000_000
     assert max(most) <= 20

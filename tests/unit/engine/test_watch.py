@@ -18,7 +18,7 @@ from millrace.engine.watch import RunStoppedError, Watch
 
 def run(dataset: Dataset, watches: Any, tasks: int = 4, seed: int = 3) -> list[Any]:
     """Elements of an epoch, each task with the watch that ``watches()`` gives."""
-    program = Program(dataset.graph, dataset.tables(), seed=seed, tasks=tasks)
+    program = Program(dataset.__pipeline__().graph, dataset.__pipeline__().tables(), seed=seed, tasks=tasks)
     left: dict[int, Any] = {}
     found: list[Any] = []
     try:

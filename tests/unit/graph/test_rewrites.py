@@ -18,11 +18,11 @@ def kept(element):
 
 
 def what_runs(dataset: Dataset) -> str:
-    return " | ".join(str(node) for node in rewritten(dataset.graph)[0].reachable())
+    return " | ".join(str(node) for node in rewritten(dataset.__pipeline__().graph)[0].reachable())
 
 
 def notes(dataset: Dataset) -> list[str]:
-    return rewritten(dataset.graph)[1]
+    return rewritten(dataset.__pipeline__().graph)[1]
 
 
 ONE = Dataset.range(9)
@@ -80,7 +80,7 @@ def test_what_two_operators_take_is_not_fused_with_one_of_them():
 
 
 def test_the_parts_of_a_chain_keep_their_numbers():
-    graph = ONE.map(plain).take(-1).map(plain).map(plain).graph
+    graph = ONE.map(plain).take(-1).map(plain).map(plain).__pipeline__().graph
     new, _ = rewritten(graph)
     assert isinstance(new.root, Fused)
     assert [new.id_of(part) for part in new.root.parts] == [1, 3, 4]
@@ -97,6 +97,6 @@ def test_notes_say_it_in_plain_words_and_an_option_forbids_it():
     ]
     assert notes(ONE.batch(2)) == []
     off = dataset.with_options(rewrites=False)
-    assert rewritten(off.graph) == (off.graph, [])
+    assert rewritten(off.__pipeline__().graph) == (off.__pipeline__().graph, [])
     with pytest.raises(PipelineError, match="rewrites must be one of None, True, False"):
         dataset.with_options(rewrites="fusion")  # type: ignore[arg-type]  # a user's mistake

@@ -163,7 +163,7 @@ def test_functions_options_and_what_only_passes_on_may_change():
     changed = (
         Dataset.range(100).shuffle(10).prefetch(3).map(str, num_parallel_calls=4).batch(4).with_options(num_threads=3)
     )
-    assert graph_digest(changed.graph) == graph_digest(same.graph)
+    assert graph_digest(changed.__pipeline__().graph) == graph_digest(same.__pipeline__().graph)
     for other in (
         pipeline(5),
         pipeline(drop=True),
@@ -172,10 +172,10 @@ def test_functions_options_and_what_only_passes_on_may_change():
         same.with_options(on_error="skip"),
         same.with_options(buffer_bytes=1 << 20),
     ):
-        assert graph_digest(other.graph) != graph_digest(same.graph)
+        assert graph_digest(other.__pipeline__().graph) != graph_digest(same.__pipeline__().graph)
 
 
-GRAPH = Dataset.from_tfrecords("a").graph
+GRAPH = Dataset.from_tfrecords("a").__pipeline__().graph
 SPLITS = [Split(f"part-{number}", count=5, bytes=40, version="yesterday") for number in range(100)]
 
 
@@ -195,7 +195,7 @@ def test_other_data_are_refused_with_what_changed(changed, words):
 
 
 def test_of_few_splits_the_one_that_changed_is_named():
-    graph = Dataset.from_files(["a", "b"]).graph
+    graph = Dataset.from_files(["a", "b"]).__pipeline__().graph
     there = identity(graph, {0: files_table([("a", 1, "x"), ("b", 2, "")])}, 1)
     with pytest.raises(StateError, match="split 1 is another"):
         fit(there, identity(graph, {0: files_table([("a", 1, ""), ("b", 3, "")])}, 1))

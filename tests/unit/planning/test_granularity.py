@@ -9,7 +9,7 @@ from millrace.dataset import Dataset
 
 def cuts(dataset: Dataset, tasks: int) -> list[list[int]]:
     """The elements of each task of the first epoch, by their numbers."""
-    plan = dataset.plan(tasks)
+    plan = dataset.__pipeline__().plan(tasks)
     assert plan.length is not None
     return [list(range(plan.task(index).start, plan.task(index).stop)) for index in range(plan.length)]
 

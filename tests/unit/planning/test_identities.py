@@ -22,7 +22,7 @@ def shuffled(seed, epoch=0, keys=None):
 
 
 def named(dataset, tables=None, at=None, epoch=0, **how):
-    units = UnitMap(dataset.graph, dataset.tables() if tables is None else tables)
+    units = UnitMap(dataset.__pipeline__().graph, dataset.__pipeline__().tables() if tables is None else tables)
     root = units.graph.id_of(units.graph.root)
     assert itemised(units, root)
     at = np.arange(units.of(root).count) if at is None else np.array(at)
@@ -46,12 +46,12 @@ def named(dataset, tables=None, at=None, epoch=0, **how):
 )
 def test_whoever_asks_for_the_same_numbers_names_them_alike(other):
     elements = list(other)
-    if any(isinstance(node, (g.Concatenate, g.Enumerate)) for node in other.graph.nodes):
+    if any(isinstance(node, (g.Concatenate, g.Enumerate)) for node in other.__pipeline__().graph.nodes):
         assert len(set(named(other))) == len(set(elements))
         return
     mine = dict(zip(range(1000), named(Dataset.range(1000)), strict=True))
     found = named(other)
-    if not any(isinstance(node, g.Shuffle) for node in other.graph.nodes):
+    if not any(isinstance(node, g.Shuffle) for node in other.__pipeline__().graph.nodes):
         assert found == [mine[element] for element in elements]
     assert set(found) == {mine[element] for element in elements}
 
@@ -97,5 +97,5 @@ def test_what_works_on_a_whole_task_has_no_items():
         Dataset.range(9).flat_map(lambda n: [n]).shuffle(3),
         Dataset.range(9).filter(bool).take(3),
     ):
-        units = UnitMap(dataset.graph, dataset.tables())
-        assert not itemised(units, len(dataset.graph.nodes) - 1)
+        units = UnitMap(dataset.__pipeline__().graph, dataset.__pipeline__().tables())
+        assert not itemised(units, len(dataset.__pipeline__().graph.nodes) - 1)

@@ -1,0 +1,102 @@
+"""What is behind a dataset: its graph, its seed, what its sources hold, and how far its iterators are."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from millrace.errors import UnknownLengthError
+from millrace.frameworks.readable import Readable
+from millrace.functions.spawning import for_children
+from millrace.graph import nodes as g
+from millrace.graph.notation import notation
+from millrace.planning.checkpoint import Checkpoint, graph_digest
+from millrace.planning.passes import Number, Passes, Share
+from millrace.planning.plan import Plan, make_plan
+from millrace.planning.shapes import Varying, varying
+from millrace.planning.tables import SplitTable
+from millrace.planning.units import INFINITE, UnitMap
+
+if TYPE_CHECKING:
+    from millrace.engine.local import LocalIterator
+
+
+class Pipeline(Readable):
+    """A graph that is read in this process. Its seed, and what its sources hold, are found once.
+
+    Args:
+        node: the last of the graph.
+
+    Attributes:
+        node: see there.
+    """
+
+    def __init__(self, node: g.Node) -> None:
+        self.node = node
+        self._tables: dict[int, SplitTable] | None = None
+        self._passes = Passes()
+
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> LocalIterator:
+        """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
+        from millrace.engine.local import read
+
+        return read(self, self._passes, number, share)
+
+    def peek(self, count: int) -> list[Any]:
+        """The first ``count`` elements of the first epoch."""
+        from millrace.engine.local import read
+
+        with read(self, Passes(), 0) as elements:
+            return [element for _, element in zip(range(count), elements, strict=False)]
+
+    def prepare_to_fork(self) -> None:
+        """Draws the seed, rather than each process its own."""
+        self.adopt_seed(self.seed)
+
+    def varying(self) -> Varying:
+        """See :class:`Readable`."""
+        return varying(UnitMap(self.graph, self.tables(), self.seed))
+
+    def __len__(self) -> int:
+        """Number of elements of an epoch, or UnknownLengthError if only reading can tell; may list files."""
+        length = UnitMap(self.graph, self.tables(), self.seed).length()
+        if length is None or length >= INFINITE:
+            why = "is known only after reading it" if length is None else "has no end; put take(n) behind repeat()"
+            raise UnknownLengthError(f"the length of {self} {why}")
+        return length
+
+    def __str__(self) -> str:
+        """The expression that makes it."""
+        return notation(self.graph)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process starts with this seed and this epoch; a process being spawned gets lambdas too."""
+        state = {**self.__dict__, "seed": self.seed, "node": for_children(self.node), "_passes": self._passes.copy()}
+        return {name: value for name, value in state.items() if name != "graph"}
+
+    @functools.cached_property
+    def graph(self) -> g.Graph:
+        """The graph, with user functions."""
+        return g.Graph(self.node)
+
+    @functools.cached_property
+    def seed(self) -> int:
+        """The pipeline's seed: of ``with_options``, else of the last shuffle that has one, else drawn once."""
+        chosen = self.graph.seed()
+        return secrets.randbits(63) if chosen is None else chosen
+
+    def tables(self) -> dict[int, SplitTable]:
+        """Split table of every source, by node id. Lists the data the first time."""
+        if self._tables is None:
+            from millrace.engine.program import list_sources
+
+            self._tables = list_sources(self.graph)
+        return self._tables
+
+    def plan(self, tasks: int | None = None) -> Plan:
+        """How an epoch is cut into tasks."""
+        return make_plan(self.graph, self.tables(), tasks=tasks, seed=self.seed)
+
+    def _fresh_state(self) -> Checkpoint:
+        return Checkpoint(seed=self.seed, epoch=self._passes.following, graph=graph_digest(self.graph))

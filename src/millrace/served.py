@@ -1,0 +1,481 @@
+"""What is behind a distributed dataset: its job, its place in the service, and its iterators."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import secrets
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from millrace import arguments
+from millrace.arguments import one_of
+from millrace.control.spec import MOST_ACCELERATORS, MOST_TASKS
+from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
+from millrace.frameworks.readable import Readable
+from millrace.functions.signature import describe
+from millrace.graph import serialize
+from millrace.graph.nodes import Graph, WithOptions
+from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
+from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
+from millrace.planning.passes import Number, Passes, Share
+from millrace.planning.shapes import Varying
+
+if TYPE_CHECKING:
+    from millrace.client.later import LaterReader
+    from millrace.client.session import ConsumerSession, EpochReader
+    from millrace.clusters.local import LocalService
+    from millrace.clusters.training_host import TrainingHost
+    from millrace.pipeline import Pipeline
+    from millrace.wire.compression import Compression
+
+
+class ServedPipeline(Readable):
+    """A pipeline that is computed by a service.
+
+    Holds its place in the service (and the service itself, if it is an embedded one) from the first epoch until
+    :meth:`close`, or the end of its life. Arguments are those of :meth:`millrace.Dataset.distribute`,
+    and the call as it is to be shown.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        service: str | None,
+        *,
+        job_name: str | None,
+        sharding: ShardingPolicy | ShardingFunction,
+        visitation: Visitation,
+        deterministic: bool,
+        num_consumers: int | None,
+        equal_steps: bool,
+        consumer_index: int | None,
+        sharing: Sharing | None,
+        workers: Any,
+        target_workers: Any,
+        local_workers: Any,
+        accelerators: int,
+        tasks: int | None,
+        compression: Compression | None,
+        seed: int | None,
+        priority: float,
+        tenant: str,
+        untrusted_cache: str,
+        token: str | None,
+        progress: bool,
+        made: str,
+    ) -> None:
+        self._pipeline: Pipeline | None = pipeline
+        self._expression = f"{pipeline}.{made}"
+        self._service = service
+        num_consumers, self._consumer_index = arguments.consumers(num_consumers, consumer_index)
+        arguments.asker(service, job_name, token, num_consumers, self._consumer_index)
+        if token is None and service is not None:
+            from millrace.clusters.service import token_of
+
+            token = token_of(service)
+        self._token = token or os.environ.get("MILLRACE_TOKEN")
+        self._compression = compression
+        one_of("distribute", "progress", progress, (False, True))
+        self._progress = progress
+        seed = arguments.seed("distribute", seed)
+        check(sharding, visitation, deterministic)
+        check_equal(equal_steps, num_consumers, visitation)
+        arguments.place(target_workers, local_workers, service)
+        arguments.claim(priority, tenant, sharing)
+        one_of("distribute", "untrusted_cache", untrusted_cache, ("recompute", "refuse"))
+        one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
+        self._parameters: dict[str, Any] = {
+            "name": job_name or f"job-{secrets.token_hex(4)}",
+            "visitation": visitation.value,
+            "deterministic": bool(deterministic),
+            "num_consumers": num_consumers,
+            "equal_steps": equal_steps,
+            "seed": _seed(pipeline, job_name) if seed is None else seed,
+            "tasks": None if tasks is None else arguments.positive("distribute", "tasks", tasks, MOST_TASKS),
+            "workers": arguments.workers(workers),
+            "cheapest": bool(workers == "cheapest"),
+            "accelerators": arguments.positive("distribute", "accelerators", accelerators, MOST_ACCELERATORS),
+            "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
+            "priority": float(priority),
+            "tenant": tenant,
+            "untrusted_cache": untrusted_cache,
+            "target_workers": "any" if service is None else target_workers,
+        }
+        self._named = job_name is not None
+        self._seed_is_chosen = seed is not None or pipeline.graph.seed() is not None
+        self._workers = workers
+        self._local_workers = _local_workers(service, target_workers, local_workers)
+        self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
+        self._structure, self._bundle = _ship(pipeline.graph, sharding)
+        self._embedded: LocalService | None = None
+        self._local: TrainingHost | None = None
+        self._session: ConsumerSession | None = None
+        self._share: Share | None = None
+        self._passes = Passes()
+        self._resumed: weakref.ref[EpochReader] | None = None
+        self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
+        self._closings = 0
+        self._lock = threading.RLock()
+
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochReader | LaterReader:
+        """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own.
+
+        Of several ranks each may make an iterator, and load its state into that, before or after the others do.
+        """
+        several = share is None and self._parameters["num_consumers"] not in (None, 1)
+        with self._lock:
+            try:
+                if several and not self._passes.loaded and self._session is None:
+                    return self._awaited(number)
+                return self._begun(number, share)
+            except BaseException:
+                if self._session is None or self._session.failed:
+                    self._leave(self._session)  # the traceback holds this dataset, and it an embedded service
+                raise
+
+    def _begun(self, number: Number, share: Share | None) -> EpochReader | LaterReader:
+        return self._resume(number, share) if self._passes.loaded else self._next_epoch(number, share)
+
+    def _awaited(self, number: Number) -> EpochReader | LaterReader:
+        """The first epoch of one of several ranks, of which others may have loaded states."""
+        try:
+            session = self._joined(None)
+            try:
+                return self._begun(number, None)
+            except ConsumerConflictError:  # another rank has loaded its state meanwhile: this one's comes, perhaps
+                self._session = None
+                session.close()
+                return self._begun(number, None)
+        except StateError as error:
+            from millrace.client.later import AwaitedReader
+
+            return AwaitedReader(error, self._fresh_state, functools.partial(self._reload, None))
+
+    def _next_epoch(self, number: Number, share: Share | None) -> EpochReader | LaterReader:
+        passes, session = self._passes, self._joined(share)
+        passes.following = max(session.next_epoch, passes.following)  # of which some may have been read beside others
+        chosen, _ = passes.choose(number)
+        if not session.reading:
+            return self._begin(session, chosen, passes, share)
+
+        from millrace.client.later import LaterReader
+
+        begin = functools.partial(self._begin_beside, chosen, share, self._closings)
+        reload = functools.partial(self._reload, share)
+        return LaterReader(chosen, begin, self._fresh_state(chosen), passes, reload)
+
+    def _begin_beside(self, number: int, share: Share | None, closings: int) -> EpochReader:
+        """Begins an epoch; in a job of its own, if another one is still being read.
+
+        Raises:
+            ServiceError: the dataset was closed since it had been so many times.
+        """
+        with self._lock:
+            if closings != self._closings:
+                raise ServiceError("the dataset was closed after this iterator was made: iterate over it anew")
+            session = self._joined(share)
+            alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
+            if alone:
+                return self._begin(session, number, Passes(), share)
+            other = self._join(None, {"name": f"job-{secrets.token_hex(4)}", "epochs": number + 1})
+            self._others.add(other)
+            return self._begin(other, number, Passes(), None, self._new_local(other.job, None))
+
+    def _begin(
+        self, session: ConsumerSession, number: int, passes: Passes, share: Share | None, keep: object = None
+    ) -> EpochReader:
+        reload = functools.partial(self._reload, share)
+        return session.epoch(
+            number, keep=(self, keep), passes=passes, reload=reload, failed=weakref.WeakMethod(self._leave)
+        )
+
+    def _resume(self, number: Number, share: Share | None) -> EpochReader:
+        """The epoch that the loaded states lead to."""
+        passes, reload, loaded = self._passes, functools.partial(self._reload, share), self._passes.loaded
+        resumed = self._resumed() if self._resumed is not None else None
+        if resumed is not None:
+            return resumed  # it is where these states lead, and nobody has asked it for anything
+        session = self._joined(share, loaded)
+        following = session.next_epoch
+        over = share is not None and any(each.epoch < following for each in loaded)  # for the loader, it is still that
+        passes.following = loaded[0].epoch if over else following
+        passes.choose(number)
+        if over:
+            reader = session.over(loaded[0], passes, reload)
+        else:
+            reader = session.epoch(
+                following,
+                read=said(loaded, following),
+                keep=self,
+                passes=passes,
+                reload=reload,
+                failed=weakref.WeakMethod(self._leave),
+            )
+        self._resumed = weakref.ref(reader)
+        if share is not None and (over or not reader.prime()):
+            self._session = None
+            session.close()  # a loader's next pass may have other processes, and that before this one has ended
+        return reader
+
+    def _leave(self, session: ConsumerSession | None) -> None:
+        """After a failure: ends the processes that belong to this dataset alone, unless something else is being read.
+
+        A service that others hold shows the job as failed until this dataset is closed, dropped or iterated anew.
+        """
+        with self._lock:
+            others = {self._session, *self._others} - {session, None}
+            if any(each.reading for each in others if each is not None):
+                return
+            if self._embedded is not None or session is None:
+                self._end()
+            elif self._local is not None:
+                self._local.close()
+
+    def _reload(self, share: Share | None, state: Any) -> EpochReader:
+        """What an iterator becomes into which ``state`` is loaded."""
+        with self._lock:
+            resumed = self._resumed() if self._resumed is not None else None
+            if resumed is not None and self._passes.loaded == parse_all(state):
+                return resumed  # it was loaded into the dataset before
+            self.load_state_dict(state)
+            (first, *others), session = self._passes.loaded, self._session
+            if share is None and first.ended and not others and session is not None:
+                return session.over(first, Passes(), functools.partial(self._reload, None))
+            reader = self._resume(None, share)
+            self._passes.started()
+            return reader
+
+    def load_state_dict(self, state: Any) -> None:
+        """See :class:`Readable`. The job begins anew with it, whatever has become of it since."""
+        super().load_state_dict(state)
+        first, chosen = self._passes.loaded[0], self._parameters["seed"]
+        if first.helpers or (first.seed is not None and chosen != first.seed and self._seed_is_chosen):
+            self._passes.loaded = ()
+            raise StateError(
+                f"the state is of seed {first.seed}, and this dataset has seed {chosen} by choice"
+                if not first.helpers
+                else "the state is of a process of a DataLoader without a service, which had tasks of its own"
+            )
+        self._resumed = None
+        if first.seed is not None:
+            self._parameters["seed"] = first.seed
+
+    def adopt_seed(self, seed: int | None) -> None:
+        """See :class:`Readable`."""
+        if seed is not None:
+            self._parameters["seed"] = seed
+
+    def _fresh_state(self, epoch: int | None = None) -> Checkpoint:
+        graph = graph_digest(serialize.unpack(self._structure))
+        following = self._passes.following if epoch is None else epoch
+        return Checkpoint(seed=self._parameters["seed"], epoch=following, graph=graph)
+
+    def peek(self, count: int) -> list[Any]:
+        """The first ``count`` elements, computed in this process."""
+        return self.pipeline.peek(count)
+
+    def varying(self) -> Varying:
+        """As of the dataset."""
+        return self.pipeline.varying()
+
+    def prepare_to_fork(self) -> None:
+        """Starts the embedded service, if there is to be one, here rather than once in each process."""
+        self.service_address()
+
+    def will_read(self, epochs: int) -> None:
+        """No more than so many epochs are read: nothing is prepared beyond, if this is said before the first."""
+        if self._session is None:
+            self._parameters["epochs"] = epochs
+
+    def __len__(self) -> int:
+        """As of the dataset, if one consumer reads all of it.
+
+        Raises:
+            UnknownLengthError: else, and where the dataset's own length is unknown.
+        """
+        if self._parameters["num_consumers"] not in (None, 1) or self._parameters["sharding"] == "off":
+            raise UnknownLengthError("how much of an epoch comes to one consumer is known only after reading it")
+        return len(self.pipeline)
+
+    def close(self) -> None:
+        """Leaves the job; stops the service if it is an embedded one. Idempotent."""
+        self._closings += 1
+        self._end()
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        local, self._local = self._local, None
+        service, self._embedded = self._embedded, None
+        try:
+            for joined in (session, *self._others):
+                if joined is not None:
+                    joined.close()
+        finally:
+            for each in (local, service):
+                if each is not None:
+                    each.close()
+
+    def status(self) -> dict[str, Any]:
+        """What the service is doing, as of ``millrace status --json``.
+
+        With ``bottleneck``, that of this dataset's job: its ``reason`` says in one sentence what keeps the loop from
+        being faster. None before the first ``iter()``, and once the job is over.
+        """
+        from millrace.client.status import fetch_status
+
+        found = fetch_status(self.service_address(), self._token)
+        own = [job["bottleneck"] for job in found["jobs"] if job["name"] == self._parameters["name"]]
+        return {**found, "bottleneck": own[0] if own else None}
+
+    def __str__(self) -> str:
+        """The expression that makes it, without the token."""
+        return self._expression
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process joins by itself; an embedded service stays with the original."""
+        service = self._embedded.address if self._embedded is not None else self._service
+        # The user's functions go along as they go to workers, and are not unpickled unless somebody asks for them.
+        return {
+            **self.__dict__,
+            "_pipeline": None,
+            "_embedded": None,
+            "_local": None,
+            "_session": None,
+            "_service": service,
+            "_passes": self._passes.copy(),
+            "_resumed": None,
+            "_others": None,
+            "_lock": None,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_others": weakref.WeakSet(), "_lock": threading.RLock()}
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What is distributed."""
+        if self._pipeline is None:
+            self._pipeline = _unship(self._structure, self._bundle, self._parameters["seed"])
+        return self._pipeline
+
+    def service_address(self) -> str:
+        """Address of the service; starts the embedded one if there is none."""
+        if self._service is not None:
+            return self._service
+        if self._embedded is None:
+            from millrace.clusters.local import LocalService
+
+            least, most = arguments.workers(self._workers) or (1, None)
+            self._embedded = LocalService(least, most)
+        return self._embedded.address
+
+    def _joined(self, share: Share | None, states: Sequence[Checkpoint] = ()) -> ConsumerSession:
+        """The session of this process, as the consumer or as one of its helpers; another one if it is to resume."""
+        former = self._session
+        if former is not None and not (former.closed or former.failed or share != self._share or states):
+            return former
+        self._session = None
+        if former is not None:
+            former.close()
+        self._session = session = self._join(share, {}, states)
+        self._share, self._passes.following = share, 0  # the job may have begun anew
+        self._start_local(session.job, share)
+        return session
+
+    def _join(self, share: Share | None, changes: dict[str, Any], states: Sequence[Checkpoint] = ()) -> ConsumerSession:
+        """Joins a job; ``changes``: what is another in it than in this dataset's own."""
+        address = self.service_address()
+
+        from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
+        from millrace.clusters.service import watch
+        from millrace.control.spec import JobSpec
+
+        python = ".".join(platform.python_version_tuple()[:2])
+        consumer, places = self._place(share)
+        parameters = {**self._parameters, **places, **changes}
+        return ConsumerSession(
+            address,
+            JobSpec(structure=self._structure, bundle="", python=python, **parameters),
+            self._bundle,
+            consumer=consumer,
+            token=self._token,
+            compression=self._compression,
+            buffer_bytes=max(LEAST_BUFFER_BYTES, self._buffer_bytes or BUFFER_BYTES),
+            gone=watch(address),
+            linger=share is not None,  # the same helper's next life comes back
+            states=states,
+            progress=self._progress,
+        )
+
+    def _start_local(self, job: str, share: Share | None) -> None:
+        """Starts the workers inside this host, unless they are there."""
+        if self._local is not None and self._local.usable and self._local.job == job:
+            return
+        if self._local is not None:
+            self._local.close()
+        self._local = self._new_local(job, share)
+
+    def _new_local(self, job: str, share: Share | None) -> TrainingHost | None:
+        """Workers of a job inside this host, if it is to have any."""
+        if not self._local_workers:
+            return None
+
+        from millrace.clusters.training_host import TrainingHost, local_share
+
+        count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
+        if not count:
+            return None
+        return TrainingHost(self.service_address(), job, count, self._token)
+
+    def _place(self, share: Share | None) -> tuple[int | None, dict[str, Any]]:
+        """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
+        if share is None:
+            return self._consumer_index, {}
+        part, parts = share
+        name, consumers = self._parameters["name"], self._parameters["num_consumers"] or 1
+        changes = {"num_consumers": consumers * parts, "name": name if self._named else f"{name}/{parts}"}
+        return (self._consumer_index or 0) * parts + part, changes
+
+
+def _seed(pipeline: Pipeline, job_name: str | None) -> int | None:
+    """The seed to ask for: a job of one's own has this pipeline's.
+
+    Processes that share a job would each draw another one, so there the dispatcher draws it.
+    """
+    return pipeline.seed if job_name is None else pipeline.graph.seed()
+
+
+def _ship(graph: Graph, sharding: ShardingPolicy | ShardingFunction) -> tuple[bytes, bytes]:
+    from millrace.functions.shipping import pack
+
+    structure, slots = serialize.pack(graph)
+    users = {id(slot): str(node) for node in graph.nodes for _, slot in node.opaques()}
+    values, names = [slot.value for slot in slots], [users.get(id(slot), slot.name) for slot in slots]
+    if not isinstance(sharding, ShardingPolicy):
+        values.append(sharding)
+        names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")
+    return structure, pack(values, names)
+
+
+def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Pipeline:
+    from millrace.functions.shipping import unpack
+    from millrace.pipeline import Pipeline
+
+    root = serialize.unpack(structure, unpack(bundle)).root
+    return Pipeline(WithOptions(inputs=(root,), seed=seed))
+
+
+def _local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:
+    """How many processes of this host to start: those that the user allows, or the cores but one of each training."""
+    if service is None:
+        return 0
+    if local_workers is not None or target_workers in {"auto", "remote"}:
+        return local_workers or 0
+
+    from millrace.clusters.training_host import free_cores
+
+    return free_cores()

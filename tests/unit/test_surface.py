@@ -1,0 +1,104 @@
+"""What users see of datasets, their views and their iterators: these names, and no others."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax
+import pytest
+import tensorflow as tf
+import torch
+
+import millrace as mr
+
+STATES = ["get_state", "load_state_dict", "set_state", "state_dict"]
+VIEWS = ["jax", "numpy", "tensorflow", "torch"]
+SOURCES = ["from_files", "from_list", "from_map_style", "from_parquet", "from_tfrecords", "from_webdataset", "range"]
+OPERATORS = [
+    *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
+    *("filter", "flat_map", "group_by_window", "interleave", "map", "padded_batch"),
+    *("prefetch", "rebatch", "repeat", "sample_from_datasets", "shard", "shuffle"),
+    *("skip", "take", "unbatch", "with_options", "zip"),
+]
+TEN = mr.Dataset.range(10).batch(2)
+
+
+def public(value: object) -> list[str]:
+    return [name for name in dir(value) if not name.startswith("_")]
+
+
+def distributed(**chosen: Any) -> mr.DistributedDataset:
+    return TEN.distribute("grpc://127.0.0.1:1", **chosen)
+
+
+@pytest.mark.parametrize(
+    ("shown", "names"),
+    [
+        (TEN, [*STATES, *VIEWS, *SOURCES, *OPERATORS, "distribute", "peek"]),
+        (distributed(), [*STATES, *VIEWS, "close", "epochs", "peek", "status"]),
+        (TEN.numpy(), STATES),
+        (TEN.jax(), STATES),
+        (iter(TEN.numpy()), [*STATES, "close"]),
+        (iter(TEN), [*STATES, "close", "measures", "rewrites", "skipped", "status"]),
+    ],
+    ids=lambda shown: type(shown).__name__ if not isinstance(shown, list) else "",
+)
+def test_these_names_are_public(shown: object, names: list[str]) -> None:
+    assert public(shown) == sorted(names)
+
+
+@pytest.mark.parametrize("made", [TEN.torch, distributed().torch])
+def test_a_torch_dataset_shows_what_torch_has_and_states(made: Any) -> None:
+    of_torch = public(torch.utils.data.IterableDataset)
+    assert sorted({*public(made()), *of_torch}) == sorted({*STATES, *of_torch})
+
+
+def test_a_tensorflow_dataset_shows_what_tf_data_has_and_states() -> None:
+    assert public(TEN.tensorflow()) == sorted({*public(tf.data.Dataset), *STATES})
+
+
+@pytest.mark.parametrize("gone", ["adopt_seed", "graph", "plan", "prepare_to_fork", "read_epoch", "tables", "varying"])
+def test_what_is_behind_a_dataset_is_not_on_it(gone: str) -> None:
+    assert not hasattr(TEN, gone)
+    assert not hasattr(distributed(), gone)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def first(tasks: Any, workers: Any) -> list[int]:
+    return [0 for _ in tasks]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expression"),
+    [
+        (distributed(), ".distribute('grpc://127.0.0.1:1')"),
+        (TEN.distribute(), ".distribute()"),
+        (
+            distributed(job_name="eval", num_consumers=2, consumer_index=1, token="secret"),
+            ".distribute('grpc://127.0.0.1:1', job_name='eval', num_consumers=2, consumer_index=1)",
+        ),
+        (
+            TEN.distribute(sharding=mr.ShardingPolicy.STATIC, workers=(1, 4), visitation=mr.Visitation.AT_MOST_ONCE),
+            ".distribute(sharding=ShardingPolicy.STATIC, visitation=Visitation.AT_MOST_ONCE, workers=(1, 4))",
+        ),
+        (TEN.distribute(sharding=first), ".distribute(sharding=first)"),
+        (TEN.numpy(), ".numpy()"),
+        (TEN.torch(), ".torch()"),
+        (TEN.jax(), ".jax()"),
+        (TEN.tensorflow(), ".tensorflow()"),
+        (TEN.distribute().numpy(), ".distribute().numpy()"),
+    ],
+)
+def test_what_is_made_of_a_dataset_is_shown_as_it_was_written(shown: object, expression: str) -> None:
+    assert repr(shown) == str(shown) == f"Dataset.range(10).batch(2){expression}"
+
+
+def test_arguments_of_views_are_shown() -> None:
+    device = jax.devices()[0]
+    spec = tf.TensorSpec((None,), tf.int64)
+    assert repr(TEN.jax(device)) == f"Dataset.range(10).batch(2).jax(sharding={device!r})"
+    assert repr(TEN.tensorflow(spec)).startswith("Dataset.range(10).batch(2).tensorflow(element_spec=TensorSpec(shape")
