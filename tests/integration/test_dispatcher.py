@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from millrace.cli import main
@@ -656,16 +657,17 @@ def test_a_folder_that_is_older_than_what_was_done_since_is_noticed(loop: Loop, 
     welcome, _ = live(tmp_path / "newest")
     shutil.copytree(tmp_path / "newest", tmp_path / "copy")
     again, lease = live(tmp_path / "newest")
-    assert welcome.service == again.service != ""
+    assert welcome.told.service == again.told.service != ""
     older = loop.dispatcher(work_dir=str(tmp_path / "copy"))
-    worker(peers, older.address, "late", service=again.service, lease=lease)
+    knows = msgspec.structs.replace(again.told, lease=lease)
+    worker(peers, older.address, "late", told=knows)
     loop.run(older.broken())
-    assert f"worker late was given lease {lease}" in older.failure
+    assert f"worker late heard of lease {lease}" in older.failure
     loop.running.remove(older)
     loop.run(older.stop(0.1))
     chosen = loop.dispatcher(work_dir=str(tmp_path / "copy"), recover=True)
-    late = worker(peers, chosen.address, "late", service=again.service, lease=lease)
-    assert late.wait(msg.WorkerWelcome).service == again.service
+    late = worker(peers, chosen.address, "late", told=knows)
+    assert late.wait(msg.WorkerWelcome).told.service not in ("", again.told.service)
 
 
 def test_a_number_that_cannot_be_sent_fails_the_job_that_it_was_for(loop: Loop, peers: list[Peer]):

@@ -42,6 +42,7 @@ from millrace.control.messages import (
     TaskProgress,
     ToConsumer,
 )
+from millrace.control.reports import Told
 from millrace.control.spec import JobSpec
 from millrace.errors import (
     AuthenticationError,
@@ -128,7 +129,7 @@ class Conversation:
         self._left: tuple[int, list[TaskProgress]] = (-1, [])  # all that was read of the epoch before
         self._measures: dict[int, Measure] = {}  # of the epoch that was begun last, and of the one before
         self._ended = -1  # the epoch that was, last
-        self._generation = 0
+        self._generation, self._heard = 0, Told()
         self.notices = Notices(self._fail)
         self._reruns = Reruns()
         self.left_out = self._unused = 0
@@ -146,7 +147,7 @@ class Conversation:
             raise
         self.job, self.consumer, self.seed = joined.job, joined.consumer, joined.seed
         self._heartbeat_s = joined.heartbeat_s
-        self._generation, self.states = joined.generation, joined.states
+        self._generation, self.states, self._heard = joined.generation, joined.states, joined.told
         self._following: int | None = None if joined.waits else joined.epoch + 1
         self._spec = msgspec.structs.replace(self._spec, name=self.job, seed=self.seed)
         self.feed = Feed(
@@ -219,7 +220,8 @@ class Conversation:
     ) -> tuple[ClientSession, JobJoined]:
         who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
         told = {"resume": resume, "generation": self._generation, "states": list(states), "lingers": self._linger}
-        return join(self._channel, msgspec.structs.replace(who, **told, age_s=process_age_s()), timeout)
+        heard = msgspec.structs.replace(self._heard, epoch=-1 if self._begun is None else self._begun.epoch)
+        return join(self._channel, msgspec.structs.replace(who, **told, told=heard, age_s=process_age_s()), timeout)
 
     # -- epochs --------------------------------------------------------------------------------------------------------
 
@@ -343,6 +345,7 @@ class Conversation:
     def _told(self, message: ToConsumer) -> None:
         match message:
             case ReadTasks(epoch=epoch, reads=reads, alone=alone):
+                self._heard = self._heard.hears_of(max((read.lease for read in reads), default=0))
                 self.feed.assign(epoch, reads, alone)
             case EpochEnds(epoch=epoch, tasks=tasks, unread=unread):
                 self.notices.unread(epoch, unread)
@@ -364,7 +367,7 @@ class Conversation:
             case Notice(text=text):
                 self.notices.say(text)
             case JobJoined(heartbeat_s=heartbeat_s, waits=waits, epoch=last):
-                self._heartbeat_s = heartbeat_s
+                self._heartbeat_s, self._heard = heartbeat_s, self._heard.let_in(message.told)
                 if not waits:
                     self._told(Resumed(last + 1))
 

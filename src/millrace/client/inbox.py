@@ -147,6 +147,8 @@ class EpochInbox:
                 heapq.heappush(self._unread, task)
         inbox.again |= inbox.complete and lease != inbox.lease
         inbox.rerun |= inbox.held > 0 and lease != inbox.lease
+        if lease != inbox.lease:
+            self._moved.add(task)  # who leases it again may not know what is here, and is told
         inbox.lease = lease
         inbox.address = address
         return inbox.start

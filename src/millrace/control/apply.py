@@ -12,7 +12,7 @@ from millrace.control import poison_events as pev
 from millrace.control.cache_apply import CACHE_APPLY, lease_ended, promise
 from millrace.control.scale_apply import SCALE_APPLY
 from millrace.control.share_apply import SHARE_APPLY
-from millrace.control.state import CARE, ENDED, Consumer, EndedJob, Epoch, Job, LiveTask, State, Worker
+from millrace.control.state import CARE, ENDED, Consumer, EndedJob, Epoch, Job, Life, LiveTask, State, Worker
 from millrace.control.step_events import StepsEnded
 from millrace.planning.progress import TaskSet
 
@@ -21,7 +21,7 @@ def _dispatcher_started(state: State, event: ev.DispatcherStarted) -> None:
     state.address = event.address
     state.started = event.at
     state.returning = event.until
-    state.service = event.service
+    state.service, state.life = event.service, Life(event.life, state.next_lease)
     peers: list[Worker | Consumer] = [*state.workers.values()]
     peers += [place for job in state.jobs.values() for place in job.consumers.values()]
     for peer in peers:

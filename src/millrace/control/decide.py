@@ -58,7 +58,7 @@ def react(turn: Turn, item: Input) -> None:
 
 
 def _started(turn: Turn, item: inp.Started) -> None:
-    membership.started(turn, item.address, item.service)
+    membership.started(turn, item.address, item.drawn)
     fleet.started(turn)
 
 

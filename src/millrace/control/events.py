@@ -34,13 +34,14 @@ class DispatcherStarted(Event, frozen=True):
     Attributes:
         at: seconds of the dispatcher's clock, which stands still between two lives.
         until: nobody who had a session then is given up before.
-        service: drawn in its first life, and the same in all of them.
+        service: drawn in its first life, and the same in all of them; ``life``: drawn in this one.
     """
 
     address: str
     at: float
     until: float
     service: str = ""
+    life: str = ""
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from millrace.control.messages import Failure, FromConsumer, FromWorker, JoinJob
 class Started(msgspec.Struct, frozen=True):
     """The dispatcher listens at ``address``, with the state that its journal gave; nobody has a session yet.
 
-    ``service`` is a name for the service, drawn in case that this is its first life.
+    ``drawn`` is a name for this life of the service, and for the service if it is the first one.
     """
 
     address: str
-    service: str = ""
+    drawn: str = ""
 
 
 class WorkerSaid(msgspec.Struct, frozen=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control import caching, job_progress, scaling
+from millrace.control import caching, job_progress, scaling, testimony
 from millrace.control import events as ev
-from millrace.control.actions import CloseClient, DropBlobs, SendToClient
+from millrace.control.actions import CloseClient, DropBlobs, EndService, SendToClient
 from millrace.control.epochs import (
     close_epochs,
     open_epoch,
@@ -60,6 +60,10 @@ LEFT = "left"
 def join(turn: Turn, item: JoinRequested) -> None:
     """A client wants to read: create the job or let it join, or refuse with a sentence."""
     message = item.message
+    older = testimony.of_consumer(turn.state, message)
+    if older:
+        turn.act(EndService(older))
+        return
     try:
         check_spec(turn.state.settings, message)
         if message.states:
@@ -98,7 +102,8 @@ def join(turn: Turn, item: JoinRequested) -> None:
     epoch, heartbeat_s = job.consumers[number].epoch, turn.state.settings.heartbeat_s
     waits = job.first is None
     states = name_of(job.states.values()) if first and job.states else ""
-    turn.to_consumer(job, number, JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states))
+    joined = JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states)
+    turn.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(turn.state, turn.now)))
     if said:
         turn.to_consumer(job, number, Notice(said))
     if known is not None and known.client == message.client:

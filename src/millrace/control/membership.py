@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.control import caching, keeping
+from millrace.control import caching, keeping, testimony
 from millrace.control import events as ev
 from millrace.control.actions import CloseWorker, EndService, StopWorkers
 from millrace.control.crew import fits
@@ -21,7 +21,7 @@ from millrace.control.messages import (
 )
 from millrace.control.places import versions_differ
 from millrace.control.poison import planning_died, suspect
-from millrace.control.state import Job, State, Worker
+from millrace.control.state import Job, Worker
 from millrace.control.supply import by_worker
 from millrace.control.turn import Turn
 from millrace.control.where import may_serve
@@ -38,8 +38,9 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     if differ:
         turn.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
         return
-    if message.service and message.service == turn.state.service and message.lease >= turn.state.next_lease:
-        turn.act(EndService(_older(turn.state, message)))
+    older = testimony.of_worker(turn.state, message)
+    if older:
+        turn.act(EndService(older))
         return
     known = turn.state.workers.get(message.worker)
     keeping.greeted(turn, message.worker)
@@ -53,7 +54,7 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     held = {entry.lease: entry for entry in message.held}
     stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
     welcome = WorkerWelcome(
-        settings.heartbeat_s, sorted(stale), settings.cache, settings.compression, turn.state.service
+        settings.heartbeat_s, sorted(stale), settings.cache, settings.compression, testimony.told(turn.state)
     )
     turn.to_worker(worker.id, welcome)
     for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
@@ -76,16 +77,6 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     _ask_again(turn, worker)
 
 
-def _older(state: State, hello: WorkerHello) -> str:
-    """Why the service must not go on: a lease is journalled before it is given, so that it can't be unknown here."""
-    return (
-        f"the journal is older than what this service has done since: worker {hello.worker} was given lease "
-        f"{hello.lease}, and the journal ends before lease {state.next_lease}. Was the folder restored from a copy? "
-        "What came to consumers since would be read again. Put the newest journal in its place, or go on with this one "
-        "all the same by --recover"
-    )
-
-
 def _ask_again(turn: Turn, worker: Worker) -> None:
     """What it was told before its session broke, and may not have heard."""
     if worker.released:
@@ -103,7 +94,7 @@ def started(turn: Turn, address: str, drawn: str) -> None:
     """The dispatcher listens (again). Whoever had a session with it before looks for it, where it was then."""
     state = turn.state
     patience = state.settings.return_s if address == state.address else 0.0
-    turn.emit(ev.DispatcherStarted(address, turn.now, turn.now + patience, state.service or drawn))
+    turn.emit(ev.DispatcherStarted(address, turn.now, turn.now + patience, state.service or drawn, drawn))
     keeping.started(turn)
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from millrace.control.base import Message
 from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
-from millrace.control.reports import Flow, LaneReport, NodeMeasure, Pace
+from millrace.control.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 from millrace.control.spec import JobSpec
 from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
@@ -81,11 +81,8 @@ class WorkerHello(Message, frozen=True):
     held: list[HeldTask] = []
     only: str = ""
     """The one job that it serves, on the host of a consumer of that job, which started it; empty: any."""
-    service: str = ""
-    """Which service it was a worker of before; empty: of none."""
-    lease: int = 0
-    """The highest lease that it was given there."""
     buffer_bytes: int = 0  # for outputs that wait to be read: no output may be larger
+    told: Told = Told()
 
 
 class WorkerReport(Message, frozen=True):
@@ -216,7 +213,7 @@ class WorkerWelcome(Message, frozen=True):
     cache: str = ""
     """Where the service keeps its blocks, compressed in this way; empty: nowhere."""
     compression: Literal["lz4", "zstd"] | None = None
-    service: str = ""
+    told: Told = Told()
 
 
 class OpenJob(Message, frozen=True):
@@ -328,6 +325,7 @@ class JoinJob(Message, frozen=True):
     states: list[Checkpoint] = []  # where to go on: its own, or those of all ranks; the job begins anew with them
     age_s: float = -1.0  # seconds since its process was started; negative: unknown
     lingers: bool = False  # who read in its place before left it to this one, and had read what it wanted
+    told: Told = Told()  # if it resumes
 
 
 class BeginEpoch(Message, frozen=True):
@@ -398,6 +396,7 @@ class JobJoined(Message, frozen=True):
     """The states of other ranks are awaited; :class:`Resumed` will say which epoch comes next."""
     states: str = ""
     """Name of the states that the job goes on from, for who is the first at its place: none need be loaded again."""
+    told: Told = Told()
 
 
 class Resumed(Message, frozen=True):

@@ -52,3 +52,30 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
     """Seconds for which it held that one, those in which it waited for other threads included."""
     reads_in_flight: int = 0
     """Reads of a store on another machine that it has under way at once; 0: it reads none ahead."""
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a peer was told, so that the journal of its service has to know it (:mod:`millrace.control.testimony`).
+
+    Attributes:
+        service: that it is a peer of; empty: of none yet.
+        life: of that service's dispatcher, in which the peer was let in last.
+        lease: the highest that it heard of there.
+        epoch: of a consumer, the last one that it has begun.
+        at: of a consumer, when it was let in last, in seconds of the dispatcher's clock, which never goes back.
+    """
+
+    service: str = ""
+    life: str = ""
+    lease: int = 0
+    epoch: int = -1
+    at: float = 0.0
+
+    def let_in(self, told: Told) -> Told:
+        """The same of a peer that is let in again, be it by another service."""
+        known = told.service == self.service
+        return Told(told.service, told.life, self.lease, self.epoch, told.at) if known else told
+
+    def hears_of(self, lease: int) -> Told:
+        """The same of a peer that hears of a lease."""
+        return Told(self.service, self.life, max(self.lease, lease), self.epoch, self.at)

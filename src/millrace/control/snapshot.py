@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.control.cached import Caches
 from millrace.control.scaled import FleetPlan
-from millrace.control.state import EndedJob, Job, State, Worker
+from millrace.control.state import EndedJob, Job, Life, State, Worker
 from millrace.planning.tables import summaries, unpack_tables
 
 
@@ -31,6 +31,7 @@ class Snapshot(msgspec.Struct):
     sizes: dict[str, int] = {}
     ended: dict[str, EndedJob] = {}
     service: str = ""
+    life: Life = Life()
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -339,6 +339,13 @@ class EndedJob(msgspec.Struct, frozen=True):
     absent: int
 
 
+class Life(msgspec.Struct, frozen=True):
+    """One life of the dispatcher, and the first lease that could be given in it."""
+
+    name: str = ""
+    first_lease: int = 0
+
+
 class State:
     """All of it.
 
@@ -361,6 +368,7 @@ class State:
         self.clients: dict[str, tuple[str, int]] = {}
         self.next_lease = 1
         self.service = ""
+        self.life = Life()
         self.turns = 0
         self.address = ""
         self.started = 0.0
@@ -430,6 +438,7 @@ class State:
             "started": self.started,
             "returning": self.returning,
             "service": self.service,
+            "life": self.life,
             "caches": self.caches,
             "fleet": self.fleet,
             "sizes": self.sizes,

@@ -22,8 +22,8 @@ from millrace.dispatcher.shortage import ShortageError, UnwritableError, unusabl
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 
-LEASES_BETWEEN = 1 << 32
-"""Left out where a journal is gone on with that may be older than what was done since: none is given twice."""
+LEFT_OUT = 1 << 32
+"""Leases and turns, where a journal is gone on with that may be older than what was done since: none comes twice."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         damage = past.damage or damage
         missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
         if recover:
-            state.next_lease += LEASES_BETWEEN
+            go_on_older(state)
         if journal is not None and not (damage or missing):
             journal.begin()
             if recover:
@@ -147,6 +147,13 @@ def _open(path: str) -> tuple[SqliteJournal | None, Past]:
     except OSError as error:
         journal.close()
         raise unusable(f"the journal {path} cannot be read", error) from error
+
+
+def go_on_older(state: State) -> None:
+    """What was done since the state was so, by choice never happened: it is another service's, and proves nothing."""
+    state.next_lease += LEFT_OUT
+    state.turns += LEFT_OUT
+    state.service = ""
 
 
 def rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:

@@ -93,7 +93,8 @@ class CacheChecks:
         for (place, name), block in self._town.store.blocks.items():
             cached = state.caches.points.get(place)
             known = cached is not None and name in cached.blocks
-            if not known and not _promised(state, block.lease) and (place, name) not in self._outside:
+            lost = (place, name) in self._outside or self._town.witnesses.put_back  # until the store is listed
+            if not (known or lost or _promised(state, block.lease)):
                 raise Violation(f"block {name} of {place} is in the store, of lease {block.lease}, and does not count")
 
 

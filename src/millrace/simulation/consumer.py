@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import EpochInbox, Outcome
 from millrace.control import messages as msg
-from millrace.control.reports import Pace
+from millrace.control.reports import Pace, Told
 from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
 from millrace.graph.serialize import unpack
@@ -83,6 +83,7 @@ class Consumer(Process):
         self._pauses = delays_of(world)
         self._heartbeat_s = 5.0
         self._wanted = self._begun = -1
+        self._heard = Told()
         self._left: tuple[int, list[msg.TaskProgress]] = (-1, [])
         self._allowed: tuple[int, bool] | None = None
         self._task = self._until = -1
@@ -114,8 +115,8 @@ class Consumer(Process):
         resume = self.joined is not None
         generation = self.joined.generation if self.joined is not None else 0
         join = msg.JoinJob(self.spec, self.client, self.consumer, resume=resume, generation=generation)
-        join = msgspec.structs.replace(join, states=[*self.states])
-        self._joining.send(self, msgspec.structs.replace(join, age_s=self.world.now - self._born))
+        join = replace(join, states=[*self.states], told=replace(self._heard, epoch=self._begun))
+        self._joining.send(self, replace(join, age_s=self.world.now - self._born))
         self.after(self._heartbeat_s if resume else JOIN_S, self._hurry, self._joining)
 
     def _hurry(self, connection: Connection) -> None:
@@ -157,6 +158,8 @@ class Consumer(Process):
         if isinstance(message, msg.JobJoined):
             self._joining, self.session = None, connection
             first, self.joined = self.joined is None, message
+            self._heard = self._heard.let_in(message.told)
+            self._town.witnesses.let_in(self)
             self._heartbeat_s = message.heartbeat_s
             if first:
                 self.after(self._heartbeat_s, self._beat)
@@ -228,6 +231,7 @@ class Consumer(Process):
     def _told(self, message: Any) -> None:
         match message:
             case msg.ReadTasks(epoch=epoch, reads=reads, alone=alone):
+                self._heard = self._heard.hears_of(max((read.lease for read in reads), default=0))
                 self._assign(epoch, reads, alone)
             case msg.EpochEnds(epoch=epoch, tasks=tasks, unread=unread):
                 self._unread = epoch, unread
@@ -293,7 +297,7 @@ class Consumer(Process):
         wait_s = max(0.0, each - self._slow)
         ended = number == self._ended
         report = msg.ConsumerReport(number, tasks, self._taken, each, wait_s, arrived=arrived, pace=pace, ended=ended)
-        self._say(msgspec.structs.replace(report, all_here=all_here) if self.spec.equal_steps else report)
+        self._say(replace(report, all_here=all_here) if self.spec.equal_steps else report)
 
     def _report_soon(self) -> None:
         if not self._report_due:

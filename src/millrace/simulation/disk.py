@@ -33,7 +33,7 @@ class Disk:
         self.at = 0.0
         self.blobs: dict[str, bytes] = {}
         self._every = every
-        self._groups: list[tuple[int, bytes]] = []
+        self._groups: list[tuple[int, bytes, float]] = []
         self._snapshots: list[tuple[int, bytes]] = []
 
     @property
@@ -46,7 +46,7 @@ class Disk:
         if self.full:
             self.failed += 1
             return False
-        self._groups.append((self.last + 1, body))
+        self._groups.append((self.last + 1, body, at))
         self.last += count
         self.at = at
         if snapshot is not None:
@@ -54,10 +54,23 @@ class Disk:
             self._groups = [group for group in self._groups if group[0] > self._snapshots[0][0]]
         return True
 
+    def older(self, groups: int) -> Disk:
+        """A copy from before the last groups of events, or fewer where not so many are kept."""
+        copy = Disk(self._every)
+        kept = len(self._groups) - min(groups, len(self._groups) - 1)
+        copy._groups, copy.blobs = self._groups[:kept], dict(self.blobs)
+        if kept < len(self._groups):
+            copy.last = self._groups[kept][0] - 1
+            copy.at = self._groups[kept - 1][2]
+        else:
+            copy.last, copy.at = self.last, self.at
+        copy._snapshots = [(last, snapshot) for last, snapshot in self._snapshots if last <= copy.last]
+        return copy
+
     def read(self) -> Past:
         """All of it, as a journal would give it."""
         base, snapshot = self._snapshots[-1] if self._snapshots else (0, None)
-        events = [_DECODER.decode(body) for first, body in self._groups if first > base]
+        events = [_DECODER.decode(body) for first, body, _ in self._groups if first > base]
         return Past(snapshot, events, base, self.last, self.at)
 
 

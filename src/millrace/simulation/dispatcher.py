@@ -47,6 +47,9 @@ class Fleet:
     def resize(self, workers: int) -> None:
         """Run so many."""
 
+    def end_service(self, reason: str) -> None:
+        """The dispatcher cannot go on."""
+
     def ended(self, worker: str) -> bool:
         """The process of a worker on the dispatcher's own host is no more."""
         return False
@@ -96,7 +99,7 @@ class Dispatcher(Process):
         self._decided: list[Decided] = []
         self._committing: list[Decided] = []
         self._writing: tuple[bytes, int, float, bytes | None] | None = None
-        self._feed(inp.Started(ADDRESS, "service"))
+        self._feed(inp.Started(ADDRESS, f"life at {world.now}"))
         self.after(0.0, self._tick)
 
     def undurable(self) -> list[AnyEvent]:
@@ -203,7 +206,7 @@ class Dispatcher(Process):
                 session.close(self)
                 self.after(0.0, self._over, session)
             case act.EndService(reason=reason):
-                raise Violation(f"the service would end: {reason}")
+                self._fleet.end_service(reason)
             case act.StopWorkers(workers=workers):
                 self._fleet.stop(workers)
             case act.ResizeFleet(workers=count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,19 @@ FIRST_S = 1.5
 """When the first fault happens, in seconds."""
 PAUSE_S = 1.5
 """From one fault to the next, on average."""
+EVENTS_BEFORE = 20
+"""That are durable before a copy of the journal is put back."""
+PUT_BACK = 0.15
+"""Share of the schedules in which the dispatcher is started on an older copy of its journal, once."""
 
 
 def arrange(town: Town) -> None:
     """Faults happen from now on, until as many have as are drawn here."""
     town.faults_to_come = town.world.rng.randrange(3, 12)
     town.world.after(town.world.rng.uniform(0.0, FIRST_S), _strike, town)
+    put_back = random.Random(f"put back {town.seed}")
+    if put_back.random() < PUT_BACK:
+        town.world.after(put_back.uniform(2.0, 30.0), _put_back, town, put_back.choice((1, 3, 10, 30, 100)))
 
 
 def _strike(town: Town) -> None:
@@ -134,6 +142,18 @@ def _dispatcher_killed(town: Town) -> bool:
     town.kill_dispatcher()
     town.world.after(town.world.rng.uniform(0.05, 8.0), town.start_dispatcher)
     return True
+
+
+def _put_back(town: Town, groups: int) -> None:
+    """Somebody starts the dispatcher on a copy of its folder, which lacks the last events."""
+    if town.dispatcher is None or town.disk.last < EVENTS_BEFORE:
+        town.world.after(1.0, _put_back, town, groups)
+        return
+    town.kill_dispatcher()
+    town.put_back(groups)
+    town.world.note("FAULT", "journal put back")
+    town.fired["journal put back"] += 1
+    town.world.after(town.world.rng.uniform(0.05, 8.0), town.start_dispatcher)
 
 
 def _dispatcher_paused(town: Town) -> bool:

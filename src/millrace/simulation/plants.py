@@ -23,6 +23,7 @@ from millrace.control import (
     membership,
     snapshot,
     supply,
+    testimony,
     turns,
 )
 from millrace.control import cache_events as cev
@@ -269,6 +270,11 @@ def _untold_absence() -> AbstractContextManager[Any]:
     return mock.patch.object(epochs, "told", return_value="")
 
 
+def _deaf_to_consumers() -> AbstractContextManager[Any]:
+    """Of an older journal only workers say that it is."""
+    return mock.patch.object(testimony, "of_consumer", return_value="")
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -297,6 +303,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "begun-again": _begun_again,
     "silent-loss": _silent_loss,
     "untold-absence": _untold_absence,
+    "deaf-to-consumers": _deaf_to_consumers,
 }
 
 

@@ -27,6 +27,7 @@ from millrace.simulation.ranks import Ranks
 from millrace.simulation.resumes import Resumes
 from millrace.simulation.state_checks import difference
 from millrace.simulation.store import Store
+from millrace.simulation.witnesses import Witnesses
 from millrace.simulation.worker import Worker
 from millrace.simulation.world import Violation, World
 
@@ -116,6 +117,7 @@ class Town(Fleet):
             trust=rng.choice(({}, {"small": ["default"]}, {"small": ["default"], "default": ["small"]})),
         )
         self.store = Store()
+        self.witnesses = Witnesses(self)
         self.checks = Checks(self)
         self.disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
@@ -162,6 +164,9 @@ class Town(Fleet):
 
     def start_dispatcher(self) -> None:
         """Another life of the dispatcher, with what the one before has left."""
+        if not self.witnesses.go_on(self.disk, restored(self.disk, self.settings)):
+            self.world.after(1.0, self.start_dispatcher)
+            return
         self.dispatcher = Dispatcher(self.world, self.settings, self.disk, self.checks, self, self.store)
         if self._count and self._local and self.cluster is None:
             for _ in range(self.least):
@@ -178,6 +183,22 @@ class Town(Fleet):
             for worker in self.alive_workers():
                 if not worker.only:
                     worker.die()
+
+    def put_back(self, groups: int) -> None:
+        """The journal is a copy from before the last groups of events."""
+        self.disk = self.disk.older(groups)
+        self.witnesses.put_back = True
+        self.stirred()
+
+    def end_service(self, reason: str) -> None:
+        """The dispatcher will not go on with its journal, and somebody chooses that it does."""
+        self.witnesses.end_service(reason)
+        self.world.after(0.0, self._start_all_the_same)
+
+    def _start_all_the_same(self) -> None:
+        if self.dispatcher is not None:  # others may have had it ended at the same time
+            self.kill_dispatcher()
+            self.world.after(self.world.rng.uniform(0.05, 8.0), self.start_dispatcher)
 
     def check_replay(self) -> None:
         """What the journal gives, with what is still to be written, is the state."""

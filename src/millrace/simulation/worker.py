@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.control import messages as msg
 from millrace.control.cache_messages import BlocksKnown, MeasureStore, StoreMeasured
 from millrace.control.cached import StoreCost
-from millrace.control.reports import NodeMeasure
+from millrace.control.reports import NodeMeasure, Told
 from millrace.planning.tables import summaries
 from millrace.policies.transfer import TransferCost
 from millrace.simulation.caching import Catalogs
@@ -88,7 +88,7 @@ class Worker(Process):
         self.careful: Lane | None = None
         self.obeying = False
         self._heartbeat_s = 5.0
-        self._service, self._highest = "", 0
+        self._told_before = Told()
         self._current = ""
         self._pauses = delays_of(world)
         self._serving: dict[Connection, Lane] = {}
@@ -123,9 +123,8 @@ class Worker(Process):
             *(self.name, self.address, self.host, 1, 1),
             held=self.held(),
             only=self.only,
-            service=self._service,
-            lease=self._highest,
             buffer_bytes=self.buffer,
+            told=self._told_before,
         )
         self.session.send(self, hello)
         if self._leaving:
@@ -192,7 +191,7 @@ class Worker(Process):
     def _welcome(self, message: msg.WorkerWelcome) -> None:
         self._pauses = delays_of(self.world)
         self._heartbeat_s = message.heartbeat_s
-        self._service = message.service
+        self._told_before = self._told_before.let_in(message.told)
         self._drop(message.stale)
         for lane in self.lanes.values():
             if lane.said is not None:
@@ -201,7 +200,7 @@ class Worker(Process):
 
     def _lease(self, message: msg.LeaseTask) -> None:
         self._current = message.ref.job
-        self._highest = max(self._highest, message.lease)
+        self._told_before = self._told_before.hears_of(message.lease)
         lane = None if self._leaving else self.lane(message.ref.job, message.consumer)
         if lane is None:
             self.tell(msg.TaskReturned(message.ref, message.lease))

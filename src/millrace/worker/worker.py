@@ -23,6 +23,7 @@ from millrace.control.messages import (
     WorkerLeaving,
     WorkerWelcome,
 )
+from millrace.control.reports import Told
 from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import (
     AuthenticationError,
@@ -99,7 +100,7 @@ class Worker:
         self._session: ClientSession | None = None
         self._report_now = threading.Event()
         self._heartbeat_s = 5.0
-        self._service, self._lease = "", 0
+        self._told_before = Told()
         self._want = 0
         self._over = threading.Event()
         self._leaving = False
@@ -240,9 +241,8 @@ class Worker:
                     f"{sys.version_info.major}.{sys.version_info.minor}",
                     self._desk.held(),
                     self._job,
-                    self._service,
-                    self._lease,
                     self._buffer_bytes,
+                    self._told_before,
                 )
             )
             if self._leaving:
@@ -251,10 +251,9 @@ class Worker:
 
     def _told(self, message: ToWorker) -> None:
         match message:
-            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale, service=service):
+            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale, told=told):
                 self._heartbeat_s = heartbeat_s
-                if service != self._service:
-                    self._service, self._lease = service, 0
+                self._told_before = self._told_before.let_in(told)
                 self._desk.caches.location = message.cache
                 self._desk.caches.compression = message.compression
                 self._desk.drop(set(stale))
@@ -265,7 +264,7 @@ class Worker:
                 raise error_of(failure)
             case _:
                 if isinstance(message, LeaseTask):
-                    self._lease = max(self._lease, message.lease)
+                    self._told_before = self._told_before.hears_of(message.lease)
                 self._desk.told(message)
 
     def _tell(self, message: FromWorker) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.client.inbox import EpochInbox, Outcome
+from millrace.control.messages import TaskProgress
 from millrace.elements import codec
 from millrace.errors import ProtocolError
 
@@ -39,6 +40,18 @@ def test_a_message_that_overlaps_gives_only_what_is_new():
     assert inbox.ready == 7
     assert taken(inbox) == [0, 1, 2, 3, 4, 5, 6]
     assert inbox.ready == 0
+
+
+def test_who_leases_a_task_again_is_told_what_of_it_is_here():
+    """A dispatcher on an older journal, say, which does not know that it dealt the task before."""
+    inbox = EpochInbox(0, in_order=False)
+    inbox.assign(3, 1, "a:1")
+    deliver(inbox, 3, 0, 4, last=True)
+    assert inbox.progress() == [TaskProgress(3, 4, complete=True)]
+    inbox.assign(3, 1, "a:1")
+    assert not inbox.progress()
+    inbox.assign(3, 2, "b:1")
+    assert inbox.progress() == [TaskProgress(3, 4, complete=True)]
 
 
 def test_a_gap_is_an_error_that_names_it():

@@ -134,7 +134,7 @@ class FakeWorker:
         elif isinstance(message, msg.StopWorker):
             self.stopped = True
         elif isinstance(message, msg.WorkerWelcome):
-            self.stale = message.stale
+            self.welcome, self.stale = message, message.stale
             for lease in message.stale:
                 self.leases.pop(lease, None)
             for key, lease in list(self.finished.items()):
@@ -408,7 +408,7 @@ class Service:
     def join(
         self, client: str, job: str = "a", *, consumer: int | None = None, begin: bool = True, **fields: Any
     ) -> FakeConsumer:
-        known = ("resume", "generation", "states", "version", "host", "pid", "age_s", "lingers")
+        known = ("resume", "generation", "states", "version", "host", "pid", "age_s", "lingers", "told")
         extra = {k: fields.pop(k) for k in known if k in fields}
         spec = JobSpec(job, **{"structure": STRUCTURE, "bundle": "b", "python": "3.11", **fields})
         peer = self.consumers.setdefault(client, FakeConsumer(client))
@@ -538,7 +538,7 @@ class Service:
             fill_in(job, {digest: b"" for _, digest in self.held}.__getitem__)
         return state
 
-    def restart(self, address: str = "here:1") -> None:
+    def restart(self, address: str = "here:1", drawn: str = "") -> None:
         """The dispatcher died, and another goes on with its journal; nobody has found that one yet."""
         self.deaf = False
         self.asked_of_store.clear()
@@ -548,4 +548,4 @@ class Service:
         peers: list[FakeWorker | FakeConsumer] = [*self.workers.values(), *self.consumers.values()]
         for peer in peers:
             peer.connected = False
-        self.say(inp.Started(address))
+        self.say(inp.Started(address, drawn))

@@ -1,11 +1,16 @@
 """A dispatcher that goes on with its journal: who is waited for, and what everybody is told anew."""
 
+import msgspec
+import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
+from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control import messages as msg
+from millrace.control.reports import Told
 from millrace.control.snapshot import dump, load
+from millrace.dispatcher.recovery import go_on_older
 
 
 def running(address="here:1", **fields):
@@ -112,38 +117,116 @@ def test_who_comes_back_to_a_job_that_is_over_is_told_so():
     assert "job 'a' is over: its consumers were away for too long; start" in peer.failure.message
 
 
-def ends(dispatcher, **fields):
-    dispatcher.add_worker("late", **fields)
-    return [action.reason for action in dispatcher.last if isinstance(action, act.EndService)]
+def ends(service):
+    return [action.reason for action in service.last if isinstance(action, act.EndService)]
 
 
 def leased(drawn):
+    """A service whose worker has leases, and whose consumer reads."""
     service = Service(FakePlan(8))
     service.say(inp.Started("here:1", drawn))
     service.add_worker("w")
-    service.join("c")
+    service.now = 10.0
+    peer = service.join("c", num_consumers=2)
     service.plan_tasks(service.workers["w"])
-    return service
+    return service, peer
+
+
+def put_back(service, copy, now=10.0):
+    """Another life, with what the journal was when there were so many events, and its clock."""
+    service.now = now
+    service.events = service.events[:copy]
+    service.saved = (dump(service.fresh_state()), 0)
+    service.restart(drawn="the next life")
+
+
+def come_back(service, peer, lease=0, epoch=-1):
+    told = msgspec.structs.replace(peer.joined.told, lease=lease, epoch=epoch)
+    service.consumers[peer.client].connected = True
+    service.join(peer.client, consumer=0, num_consumers=2, resume=True, begin=False, told=told)
+    return ends(service)
 
 
 def test_a_worker_that_knows_more_than_the_journal_ends_the_service():
     """A folder was restored from a copy that was older than what was done since."""
-    service = leased("the service")
-    assert not ends(service, service="the service", lease=service.state.next_lease - 1)
-    (reason,) = ends(service, service="the service", lease=service.state.next_lease)
-    assert reason.startswith("the journal is older than what this service has done since: worker late was given lease")
+    service, _ = leased("the first life")
+    told = service.workers["w"].welcome.told
+    highest = service.state.next_lease - 1
+    service.restart(drawn="the second life")
+    service.hello("w", told=msgspec.structs.replace(told, lease=highest))
+    assert not ends(service)
+    service.restart(drawn="the third life")
+    service.hello("w", told=msgspec.structs.replace(told, lease=highest + 1))
+    (reason,) = ends(service)
+    assert reason.startswith("the journal is older than what this service has done since: worker w heard of lease")
     assert "--recover" in reason
+
+
+def test_leases_that_are_given_again_do_not_hide_that_they_were_given_before():
+    service, peer = leased("the first life")
+    told = msgspec.structs.replace(service.workers["w"].welcome.told, lease=max(service.workers["w"].leases))
+    put_back(service, service.events.index(next(each for each in service.events if isinstance(each, ev.TaskLeased))))
+    service.add_worker("another")
+    assert not come_back(service, peer)
+    service.begin(peer, 0)
+    service.run()
+    assert service.state.next_lease > told.lease
+    service.hello("w", told=told)
+    assert ends(service)
 
 
 def test_a_worker_of_another_service_knows_nothing_of_this_one():
     """The folder is a new one, or there is none: then its leases are no news."""
-    service = leased("this one")
-    assert not ends(service, service="another", lease=1 << 40)
+    service, _ = leased("this one")
+    service.add_worker("late", told=Told("another", "its life", 1 << 40))
+    assert not ends(service)
     assert service.state.workers["late"].lost_at is None
 
 
+def test_a_consumer_that_knows_more_than_the_journal_ends_the_service():
+    service, peer = leased("the first life")
+    lease = service.state.next_lease - 1
+    service.restart(drawn="the second life")
+    assert not come_back(service, peer, lease, 0)
+    service.restart(drawn="the third life")
+    assert "consumer 0 of job 'a' heard of lease" in come_back(service, peer, lease + 1, 0)[0]
+    service.restart(drawn="the fourth life")
+    (reason,) = come_back(service, peer, lease, 1)
+    assert "consumer 0 of job 'a' has begun epoch 1, and the journal knows of epoch 0 at most" in reason
+    assert "--recover" in reason
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "sentence"),
+    [
+        (ev.JobCreated, 8.0, "was let in 2 s after the journal's end"),
+        (ev.ConsumerJoined, 8.0, "was let in 2 s after the journal's end"),
+        (ev.EpochBegan, 10.0, "has begun epoch 0, and the journal knows of epoch -1 at most"),
+    ],
+)
+def test_a_consumer_is_missed_by_a_journal_that_ended_before_it_came(before, now, sentence):
+    service, peer = leased("the first life")
+    put_back(service, next(number for number, event in enumerate(service.events) if isinstance(event, before)), now)
+    assert sentence in come_back(service, peer, 0, 0)[0]
+
+
+def test_an_older_journal_that_is_gone_on_with_by_choice_is_another_service():
+    service, peer = leased("the first life")
+    put_back(service, next(n for n, event in enumerate(service.events) if isinstance(event, ev.EpochBegan)))
+    known = service.state.next_lease
+    go_on_older(service.state)
+    service.say(inp.Started("here:1", "the chosen life"))
+    assert service.state.service == service.state.life.name == "the chosen life"
+    assert not come_back(service, peer, 1000, 5)
+    service.begin(peer, 0)
+    service.hello("w", told=service.workers["w"].welcome.told)
+    service.run()
+    assert peer.complete
+    assert min(read.lease for read in peer.reads.values()) > known + 1000
+
+
 def test_a_service_keeps_its_name_in_all_of_its_lives():
-    service = leased("the first life")
+    service, _ = leased("the first life")
     service.say(inp.Started("here:1", "the second"))
     assert service.state.service == "the first life"
     state = service.fresh_state()

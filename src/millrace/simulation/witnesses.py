@@ -1,0 +1,58 @@
+"""A dispatcher that is started on an older copy of its journal: what comes of it is said, or nobody knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millrace.control.snapshot import dump
+from millrace.control.state import State
+from millrace.dispatcher.recovery import go_on_older
+from millrace.simulation.disk import Disk, encoded
+from millrace.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from millrace.simulation.consumer import Consumer
+    from millrace.simulation.town import Town
+
+
+class Witnesses:
+    """Which consumers know that the journal is older, as what they have read comes again.
+
+    Args:
+        town: finds them.
+
+    Attributes:
+        put_back: a copy was; ``refused``: the dispatcher would not go on with it, and somebody chose that it does.
+    """
+
+    def __init__(self, town: Town) -> None:
+        self.put_back = False
+        self.refused = self._gone_on = False
+        self._town = town
+        self._twice: set[str] = set()
+
+    def end_service(self, reason: str) -> None:
+        """The dispatcher would not go on."""
+        if not self.put_back or self._gone_on:
+            raise Violation(f"the service would end: {reason}")
+        self.refused = True
+
+    def go_on(self, disk: Disk, state: State) -> bool:
+        """Have it go on with it all the same, once; False if the disk is full."""
+        if self.refused and not self._gone_on:
+            go_on_older(state)
+            self._gone_on = disk.write(encoded([]), 0, disk.at, dump(state))
+        return self._gone_on or not self.refused
+
+    def came_again(self, client: str) -> bool:
+        """What this one had read came to another one: as was said, or before it could say so, or after it was gone."""
+        if not self.put_back:
+            return False
+        self._twice.add(client)
+        reader = next(each for each in self._town.consumers if each.client == client)
+        return self.refused or not (reader.session is not None and reader.session.ends[1] is self._town.dispatcher)
+
+    def let_in(self, consumer: Consumer) -> None:
+        """A consumer has a session (again)."""
+        if consumer.client in self._twice and not self.refused:
+            raise Violation(f"what {consumer.name} had read came again as the journal is older, and nobody says so")
