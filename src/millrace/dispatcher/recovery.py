@@ -24,6 +24,8 @@ from millrace.errors import ServiceError
 
 LEFT_OUT = 1 << 32
 """Leases and turns, where a journal is gone on with that may be older than what was done since: none comes twice."""
+WHOLE = ".new"
+"""Behind the name of a journal that is to take another one's place."""
 
 _logger = logging.getLogger(__name__)
 
@@ -42,6 +44,10 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         ServiceError: the journal is damaged, or of a newer version.
     """
     blobs = BlobFolder(work_dir.blobs)
+    try:
+        _take_place(work_dir.journal)
+    except OSError as error:
+        raise _unwritable(work_dir, error) from error
     gone = _gone(work_dir.journal, blobs)
     journal, past = _open(work_dir.journal)
     past.damage = gone or past.damage
@@ -92,10 +98,12 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
 def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, str]:
     """A journal with this alone in the place of the one there, and that one's new name: it moves once there is another.
 
+    From when it has its second name it is whole, and a start that finds it under that goes on with it.
+
     Raises:
         OSError, sqlite3.Error, UnwritableError: there is no room for it, say.
     """
-    draft = f"{path}.new"
+    draft = f"{path}.draft"
     remove_journal(draft)
     try:
         journal = SqliteJournal(draft)
@@ -108,8 +116,8 @@ def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, s
         with contextlib.suppress(OSError):
             remove_journal(draft)
         raise
-    aside = set_aside(path)
-    move_journal(draft, path)
+    move_journal(draft, path + WHOLE)
+    aside = _exchange(path)
     journal = SqliteJournal(path)
     try:
         journal.read()
@@ -118,6 +126,25 @@ def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, s
         journal.close()
         raise
     return journal, aside
+
+
+def _exchange(path: str) -> str:
+    """Puts the new journal in the place of the one there, if that still is; returns that one's new name, or ""."""
+    aside = set_aside(path) if os.path.exists(path) else ""
+    move_journal(path + WHOLE, path)
+    return aside
+
+
+def _take_place(path: str) -> None:
+    """Ends what a dispatcher had begun that was ended while a new journal was to take the place of a damaged one."""
+    if os.path.exists(path + WHOLE):
+        aside = _exchange(path)
+        _logger.warning(
+            "%s was to take its place when the dispatcher that was to go on with it (--recover) ended: it is now %s%s",
+            path + WHOLE,
+            path,
+            f", and the damaged one {aside}" if aside else "",
+        )
 
 
 def _unwritable(work_dir: WorkDir, error: OSError | sqlite3.Error | UnwritableError) -> ServiceError:

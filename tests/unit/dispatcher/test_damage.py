@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import shutil
@@ -224,7 +225,7 @@ def test_a_full_disk_while_recovering_keeps_the_old_journal_in_its_place(left, t
     copy = shutil.copytree(left, tmp_path / "copy")
     if damaged:
         (copy / "journal.db-last").write_bytes(bytes(24))
-    (copy / "journal.db.new").write_bytes(b"of an attempt before")
+    (copy / "journal.db.draft").write_bytes(b"of an attempt before")
 
     def full_disk(*_args):
         raise UnwritableError("the journal cannot be written: database or disk is full")
@@ -237,6 +238,51 @@ def test_a_full_disk_while_recovering_keeps_the_old_journal_in_its_place(left, t
     assert full(started(copy))
     assert (copy / "journal.db.damaged-1").exists() == damaged
     assert not (copy / "journal.db.damaged-2").exists()
+
+
+class CrashError(BaseException):
+    pass
+
+
+def crash_at(number: int) -> Callable[[str, str], None]:
+    """A rename that ends the process the so manieth time."""
+    calls = itertools.count()
+    rename = os.rename
+
+    def crashing(source: str, target: str) -> None:
+        if next(calls) >= number:
+            raise CrashError
+        rename(source, target)
+
+    return crashing
+
+
+def test_a_crash_while_one_journal_takes_the_place_of_another_loses_neither(left, memory, monkeypatch, caplog):
+    adopted = 0
+    for number in itertools.count():
+        copy = shutil.copytree(left, memory / str(number))
+        (copy / "journal.db-last").write_bytes(bytes(24))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", crash_at(number))
+            try:
+                started(copy, recover=True)
+            except CrashError:
+                done = False
+            else:
+                done = True
+        caplog.clear()
+        try:
+            assert full(started(copy)), f"after rename {number} an older state is taken for the newest"
+        except ServiceError:
+            assert not (copy / "journal.db.damaged-1").exists()
+            assert full(started(copy, recover=True))
+        adopted += "was to take its place" in caplog.text
+        assert full(started(copy))
+        assert (copy / "journal.db.damaged-1").exists()
+        assert not list(copy.glob("journal.db.new*"))
+        if done:
+            break
+    assert adopted >= 3
 
 
 def test_a_job_whose_functions_are_damaged_ends_and_others_go_on(left, tmp_path, caplog):
