@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from millrace.control import actions as act
@@ -107,14 +107,20 @@ class Dispatcher(Process):
         return [event for each in [*self._committing, *self._decided] for event in each.events]
 
     def owes(self, worker: str) -> bool:
-        """Something was decided about a worker that is not on its way yet."""
-        pending = [action for each in [*self._committing, *self._decided] for action in each.actions]
-        return any(isinstance(each, act.SendToWorker | act.CloseWorker) and each.worker == worker for each in pending)
+        """Something was decided about a worker, or about all, that is not on its way yet."""
+        about = (act.SendToWorker, act.CloseWorker)
+        return any(isinstance(each, about) and each.worker == worker for each in self._pending()) or self._ending()
 
     def owes_client(self, client: str) -> bool:
         """The same about a client."""
-        pending = [action for each in [*self._committing, *self._decided] for action in each.actions]
-        return any(isinstance(each, act.SendToClient | act.CloseClient) and each.client == client for each in pending)
+        about = (act.SendToClient, act.CloseClient)
+        return any(isinstance(each, about) and each.client == client for each in self._pending()) or self._ending()
+
+    def _ending(self) -> bool:
+        return any(isinstance(each, act.EndService) for each in self._pending())
+
+    def _pending(self) -> Iterator[act.Action]:
+        return (action for each in [*self._committing, *self._decided] for action in each.actions)
 
     def now(self) -> float:
         """Of its clock."""
