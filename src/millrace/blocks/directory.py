@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import os
 import platform
+import re
 import stat
 import uuid
 from collections import deque
@@ -26,6 +27,7 @@ from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreF
 from millrace.private_folder import make_private, private
 
 _DRAFTS = ".drafts"
+_POINT = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
 _MOST_RANGES = 512
 """Of one read: systems take 1,024 buffers, and between two ranges may be some bytes that are skipped."""
 _SKIPPED = memoryview(bytearray(4 << 10))
@@ -47,7 +49,7 @@ class DirectoryStore:
     the store is opened.
 
     Args:
-        path: of the folder; it is made if it isn't there, and becomes its owner's alone.
+        path: of the folder; it is made if it isn't there, and becomes its owner's alone, unless it holds other files.
         durable: publish when a block is on the disk.
 
     Raises:
@@ -59,7 +61,7 @@ class DirectoryStore:
         self._durable = durable
         self._drafts = os.path.join(self.location, _DRAFTS)
         with _errors(self.location):
-            make_private(self.location)
+            make_private(self.location, lambda name: name == _DRAFTS or bool(_POINT.fullmatch(name)))
             make_private(self._drafts)
             self._sweep()
 

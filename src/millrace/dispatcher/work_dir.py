@@ -15,7 +15,7 @@ class WorkDir:
     """Made if need be, for this user alone, and locked until :meth:`close` or the end of the process, however it ends.
 
     Args:
-        path: of the folder.
+        path: of the folder. One that was there and holds other files keeps its mode.
 
     Attributes:
         path: absolute.
@@ -32,7 +32,7 @@ class WorkDir:
         self.journal = os.path.join(self.path, "journal.db")
         self.blobs = os.path.join(self.path, "blobs")
         try:
-            make_private(self.path)
+            make_private(self.path, lambda name: name == "blobs" or self._is_file_of_ours(name))
             make_private(self.blobs)
             self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -63,9 +63,16 @@ class WorkDir:
         """
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
-            ours = name == "lock" or name.startswith(os.path.basename(self.journal))
-            if ours and os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_uid == os.geteuid():
+            if (
+                self._is_file_of_ours(name)
+                and os.path.isfile(path)
+                and not os.path.islink(path)
+                and os.stat(path).st_uid == os.geteuid()
+            ):
                 os.chmod(path, 0o600)
+
+    def _is_file_of_ours(self, name: str) -> bool:
+        return name == "lock" or name.startswith(os.path.basename(self.journal))
 
     def close(self) -> None:
         """Lets another dispatcher have it."""

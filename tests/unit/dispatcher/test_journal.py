@@ -171,7 +171,10 @@ def test_only_its_own_files_of_a_work_dir_become_private(tmp_path):
     for name in names:
         (tmp_path / name).touch(mode=0o755)
         (tmp_path / name).chmod(0o755)
+    tmp_path.chmod(0o755)
     first = WorkDir(str(tmp_path))
+    assert tmp_path.stat().st_mode & 0o777 == 0o755  # it holds run.sh
+    assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
     found = {name for name in names if (tmp_path / name).stat().st_mode & 0o777 == 0o600}
     assert found == {"lock", "journal.db", "journal.db-wal", "journal.db.damaged-1"}
     (tmp_path / "journal.db").chmod(0o640)

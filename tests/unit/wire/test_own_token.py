@@ -172,6 +172,24 @@ def test_a_folder_that_depends_on_the_current_directory_is_none(tmp_path, monkey
     assert [each.parent for each in tmp_path.rglob("token")] == [kept]
 
 
+def test_a_folder_that_holds_other_files_keeps_its_mode_and_is_refused_if_others_write_there(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    folder.chmod(0o775)
+    (folder / "journal.db").touch()
+    kept = {"journal.db"}.__contains__
+    make_private(str(folder), kept)
+    assert mode(folder) == 0o700
+    (folder / "train.py").touch()
+    folder.chmod(0o755)
+    make_private(str(folder), kept)
+    assert mode(folder) == 0o755
+    folder.chmod(0o775)
+    with pytest.raises(PermissionError, match=r"others may write there \(mode 775\).*such as train\.py: name a folder"):
+        make_private(str(folder), kept)
+    assert mode(folder) == 0o775
+
+
 def test_a_folder_becomes_its_owners_alone(tmp_path, monkeypatch):
     folder = tmp_path / "work"
     make_private(str(folder))
