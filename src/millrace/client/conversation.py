@@ -218,10 +218,11 @@ class Conversation:
     def _join(
         self, consumer: int | None, timeout: float, *, resume: bool = False, states: Sequence[Checkpoint] = ()
     ) -> tuple[ClientSession, JobJoined]:
-        who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid)
-        told = {"resume": resume, "generation": self._generation, "states": list(states), "lingers": self._linger}
+        age_s = process_age_s(self._spec.name)
+        who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid, age_s=age_s)
         heard = msgspec.structs.replace(self._heard, epoch=-1 if self._begun is None else self._begun.epoch)
-        return join(self._channel, msgspec.structs.replace(who, **told, told=heard, age_s=process_age_s()), timeout)
+        told = {"generation": self._generation, "states": list(states), "lingers": self._linger, "told": heard}
+        return join(self._channel, msgspec.structs.replace(who, **told, resume=resume), timeout)
 
     # -- epochs --------------------------------------------------------------------------------------------------------
 

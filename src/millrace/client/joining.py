@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from millrace.client.age import refused
 from millrace.control.messages import JobFailed, JobJoined, JoinJob, ToConsumer
-from millrace.errors import PipelineError, ServiceUnreachableError
+from millrace.errors import JobFailedError, PipelineError, ServiceUnreachableError
 from millrace.wire.channel import ClientSession, ControlChannel
 from millrace.wire.failures import error_of
 from millrace.wire.rpc import UnsendableError
@@ -29,8 +30,10 @@ def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientS
                 return session, message
             if isinstance(message, JobFailed):
                 raise error_of(message.failure)  # noqa: TRY301 (whatever ends this closes the session)
-    except BaseException:
+    except BaseException as error:
         session.close()
+        if isinstance(error, JobFailedError):
+            refused(who.spec.name)
         raise
     finally:
         hurry.cancel()

@@ -86,8 +86,9 @@ def late_for(state: State, spec: JobSpec, message: JoinJob, now: float) -> str:
         raise Refused(
             Failure(
                 "JobFailedError",
-                f"{ago}: this process is too late, and what was kept for it has gone. Start all consumers again, "
-                "or have the dispatcher wait longer (--job-gc-timeout)",
+                f"{ago}: this process is too late, and what was kept for it has gone. Start all consumers again; a "
+                "process that asks a second time, such as a notebook, begins the job anew. The dispatcher waits longer "
+                "with --job-gc-timeout",
             )
         )
     return f"{ago}; this process begins it anew. If it belongs to that run, end it and start all consumers again"

@@ -323,7 +323,7 @@ class JoinJob(Message, frozen=True):
     resume: bool = False  # the session broke and this is the same iterator again
     generation: int = 0  # if so, that of the job it had joined
     states: list[Checkpoint] = []  # where to go on: its own, or those of all ranks; the job begins anew with them
-    age_s: float = -1.0  # seconds since its process was started; negative: unknown
+    age_s: float = -1.0  # seconds since its process was started, or refused by this job; negative: unknown
     lingers: bool = False  # who read in its place before left it to this one, and had read what it wanted
     told: Told = Told()  # if it resumes
 

@@ -1,0 +1,40 @@
+"""How old a process is for a job, which decides whether it may have been part of a run that is over."""
+
+import time
+
+import pytest
+
+from millrace.client import age, joining
+from millrace.control.messages import Failure, JobFailed, JoinJob
+from millrace.control.spec import JobSpec
+from millrace.errors import JobFailedError
+
+LONG_S = 1e6
+
+
+class RefusingChannel:
+    """A dispatcher that lets nobody in."""
+
+    address = "here:1"
+
+    def open_session(self, _messages):
+        return self
+
+    def send(self, _message):
+        pass
+
+    def __iter__(self):
+        yield JobFailed(Failure("JobFailedError", "this process is too late"))
+
+    def close(self):
+        pass
+
+
+def test_a_process_that_was_refused_is_as_young_as_that_when_it_asks_again(monkeypatch):
+    monkeypatch.setattr(time, "clock_gettime", lambda _clock: 2 * LONG_S)
+    monkeypatch.setattr(age, "_refused", {})
+    assert age.process_age_s("job") > LONG_S
+    with pytest.raises(JobFailedError, match="too late"):
+        joining.join(RefusingChannel(), JoinJob(JobSpec("job", b"", "b"), "c"), 10.0)
+    assert age.process_age_s("job") == 0
+    assert age.process_age_s("another") > LONG_S
