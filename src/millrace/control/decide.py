@@ -181,7 +181,7 @@ def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
         turn.to_consumer(job, consumer, msg.JobFailed(job.failure))
     elif isinstance(message, msg.BeginEpoch):
         jobs.begin_epoch(turn, job, consumer, message)
-    elif isinstance(message, msg.ConsumerReport):
+    elif isinstance(message, msg.ConsumerReport) and not jobs.refused_report(turn, job, consumer, message):
         jobs.progressed(turn, job, consumer, message)
         job_progress.reported(turn, job, consumer, message)
         if job.points:

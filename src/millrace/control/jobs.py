@@ -213,6 +213,21 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
     send_epoch(turn, job, consumer)
 
 
+def refused_report(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> bool:
+    """Whether a report is of an epoch that nobody can read yet: it counts for nothing, and its sender is told.
+
+    That of the next one may come before the word that it begins.
+    """
+    last = newest(job)
+    if 0 <= message.epoch <= last + 1:
+        return False
+    text = f"consumer {consumer} of job {job.name!r} reports about epoch {message.epoch}, and the job has begun "
+    begun = f"epoch {last} at most" if last >= 0 else "none"
+    if message.batches or message.tasks:  # else it is about to begin it
+        turn.to_consumer(job, consumer, Notice(f"{text}{begun}: the report does not count"))
+    return True
+
+
 def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> None:
     """A consumer says what it has."""
     epoch = job.epochs.get(message.epoch)

@@ -1,6 +1,7 @@
 """How old a process is for a job, which decides whether it may have been part of a run that is over."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ def test_a_process_that_was_refused_is_as_young_as_that_when_it_asks_again(monke
     monkeypatch.setattr(time, "clock_gettime", lambda _clock: 2 * LONG_S)
     monkeypatch.setattr(age, "_refused", {})
     assert age.process_age_s("job") > LONG_S
+    channel: Any = RefusingChannel()
     with pytest.raises(JobFailedError, match="too late"):
-        joining.join(RefusingChannel(), JoinJob(JobSpec("job", b"", "b"), "c"), 10.0)
+        joining.join(channel, JoinJob(JobSpec("job", b"", "b"), "c"), 10.0)
     assert age.process_age_s("job") == 0
     assert age.process_age_s("another") > LONG_S

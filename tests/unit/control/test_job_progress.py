@@ -40,6 +40,24 @@ def rows(service, name="a"):
     return epochs(service.observed, service.state.jobs[name])
 
 
+@pytest.mark.parametrize(
+    ("epoch", "begun"), [(2, "epoch 0 at most"), (2**53, "epoch 0 at most"), (-1, "epoch 0 at most")]
+)
+def test_a_report_of_an_epoch_that_nobody_can_read_counts_for_nothing_and_says_so(service, epoch, begun):
+    peer = joined(service)
+    service.begin(peer)
+    read(service, "c", 0, 4)
+    for number in range(2 * EPOCHS):  # as many as would push out those that are read
+        read(service, "c", epoch + number * (epoch > 0), 7)
+    assert [(row["epoch"], row["elements"]) for row in rows(service)] == [(0, 4)]
+    assert f"reports about epoch {epoch}, and the job has begun epoch 0 at most" in peer.notices[0]
+    before = len(peer.notices)
+    read(service, "c", 9, 0)  # the word that it begins may come later
+    read(service, "c", 1, 0)
+    assert len(peer.notices) == before
+    assert [row["epoch"] for row in rows(service)] == [0, 1]
+
+
 def test_an_epochs_elements_are_counted_by_consumer_and_operator(service):
     peer = joined(service)
     service.begin(peer)
