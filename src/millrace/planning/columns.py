@@ -19,6 +19,9 @@ import numpy.typing as npt
 BLOCK = 16
 """Strings from one that is written in full to the next."""
 
+_AT_ONCE = 4096
+"""Strings that are compressed at a time, in a matrix of at most :data:`_MATRIX_BYTES`."""
+_MATRIX_BYTES = 1 << 20
 _EMPTY = 4096
 """Strings without a byte of their own that a column may have; others have at least one, in a length or in the text."""
 _WIDTHS = {0: "u1", 1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -171,32 +174,60 @@ class Strings(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class StringsWriter:
-    """Makes a column of strings, one after the other, without holding more than the column.
-
-    Raises:
-        UnicodeEncodeError: by :meth:`add`, of a string that is no file name and no text.
-    """
+    """Makes a column of strings, some at a time, without holding more than the column and these."""
 
     def __init__(self) -> None:
         self._shared, self._added = array("I"), array("I")
         self._text = bytearray()
+        self._waiting: list[bytes] = []
         self._last = b""
 
     def __len__(self) -> int:
-        return len(self._shared)
+        return len(self._shared) + len(self._waiting)
 
     def add(self, string: str) -> None:
-        """Appends one."""
-        data = string.encode("utf-8", "surrogateescape")
-        shared = _in_common(self._last, data) if len(self._shared) % BLOCK else 0
-        self._shared.append(shared)
-        self._added.append(len(data) - shared)
-        self._text += data[shared:]
-        self._last = data
+        """Appends one.
+
+        Raises:
+            UnicodeEncodeError: the string is no file name and no text.
+        """
+        self.extend([string.encode("utf-8", "surrogateescape")])
+
+    def extend(self, strings: Iterable[bytes]) -> None:
+        """Appends strings as their bytes."""
+        self._waiting += strings
+        if len(self._waiting) >= _AT_ONCE:
+            self._write()
 
     def column(self) -> Strings:
         """All that were added."""
+        self._write()
         return Strings(integers(self._shared), integers(self._added), bytes(self._text))
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        start = 0
+        while start < len(waiting):
+            some = waiting[start : start + _AT_ONCE]
+            while len(some) > 1 and len(some) * max(map(len, some)) > _MATRIX_BYTES:
+                some = some[: len(some) // 2]
+            self._compress(some)
+            start += len(some)
+
+    def _compress(self, some: list[bytes]) -> None:
+        """Writes strings as rows of a matrix, all at a time."""
+        listed = [self._last[: max(map(len, some))], *some]
+        matrix = np.array(listed, bytes).view(np.uint8).reshape(len(listed), -1)
+        lengths = np.fromiter(map(len, listed), np.int64, len(listed))
+        differs = matrix[1:] != matrix[:-1]
+        shared = np.where(differs.any(1), differs.argmax(1), matrix.shape[1])
+        shared = np.minimum(shared, np.minimum(lengths[1:], lengths[:-1]))  # zeros behind the shorter one are no bytes
+        shared[-len(self._shared) % BLOCK :: BLOCK] = 0
+        at = np.arange(matrix.shape[1])
+        self._text += matrix[1:][(at >= shared[:, None]) & (at < lengths[1:, None])].tobytes()
+        self._shared.frombytes(shared.astype(np.uintc).tobytes())
+        self._added.frombytes((lengths[1:] - shared).astype(np.uintc).tobytes())
+        self._last = some[-1]
 
 
 def strings(values: Iterable[str]) -> Strings:
@@ -205,17 +236,3 @@ def strings(values: Iterable[str]) -> Strings:
     for value in values:
         writer.add(value)
     return writer.column()
-
-
-def _in_common(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high - 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

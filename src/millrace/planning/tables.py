@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import msgspec
 
@@ -17,6 +17,8 @@ from millrace.planning.columns import Integers, Strings, StringsWriter, integers
 HASH_BYTES = 16
 """Of an item's content hash."""
 
+_AT_ONCE = 4096
+"""Locations that are put together at a time."""
 _FORMAT = 2
 _MOST_BYTES = 1 << 62
 _NOTHING = Integers()
@@ -176,14 +178,39 @@ def positions_table(count: int) -> SplitTable:
     return SplitTable(cheap=True, count=count)
 
 
-def files_table(files: Iterable[tuple[str, int, str]]) -> SplitTable:
-    """Table of a source whose elements are files: (location, size in bytes, version) of each, asked for one by one."""
+class Files(NamedTuple):
+    """Files of one folder.
+
+    Attributes:
+        folder: what their locations begin with, as ``os.fsencode`` has it.
+        names: what follows, of each.
+        sizes: in bytes.
+        stamps: their versions, see :func:`stamp_of`.
+    """
+
+    folder: bytes
+    names: list[bytes]
+    sizes: list[int]
+    stamps: list[int]
+
+
+def table_of(found: Iterable[Files]) -> SplitTable:
+    """Table of a source whose elements are files, which are asked for a folder at a time."""
     names, sizes, stamps = StringsWriter(), array("q"), array("Q")
-    for location, size, version in files:
-        names.add(location)
-        sizes.append(size)
-        stamps.append(stamp_of(version))
+    for files in found:
+        for start in range(0, len(files.names), _AT_ONCE):
+            names.extend([files.folder + name for name in files.names[start : start + _AT_ONCE]])
+        sizes.extend(files.sizes)
+        stamps.extend(files.stamps)
     return SplitTable(True, len(names), names.column(), integers(sizes), integers(stamps))
+
+
+def files_table(files: Iterable[tuple[str, int, str]]) -> SplitTable:
+    """Table of a source whose elements are files: (location, size in bytes, version) of each."""
+    return table_of(
+        Files(b"", [location.encode("utf-8", "surrogateescape")], [size], [stamp_of(version)])
+        for location, size, version in files
+    )
 
 
 def stamp_of(version: str) -> int:

@@ -2,72 +2,98 @@
 
 from __future__ import annotations
 
-import heapq
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import chain
 
+import numpy as np
+
+from millrace.planning.tables import Files, stamp_of
 from millrace.sources.storage import Found
 
-_END = b"\0/"
-"""Of a file's record. No name has these bytes, and nothing else in a record can."""
+_RUN = b"\0"
+"""Before files of a folder that were found one right after the other. No name has this byte, nor a slash."""
 
 
 class FileList:
-    """Millions of files: by folder, the names, sizes and versions of the files in it in one piece of memory.
+    """Millions of files: names by folder, each folder's in one piece of memory; sizes and versions as they were found.
 
     Paths are compared as they are written, so that ``a-b`` comes before ``a/b``, as with :func:`sorted`. A file that is
     added twice is given once.
     """
 
     def __init__(self) -> None:
-        self._records: dict[str, bytearray] = {}
+        self._names: dict[str, bytearray] = {}
         self._below: dict[str, set[bytes]] = {}
+        self._sizes, self._stamps = array("q"), array("Q")
+        self._latest: tuple[str, bytearray] | None = None
 
     def add(self, file: Found) -> None:
         """Takes note of a file."""
         cut = file.location.rfind("/") + 1
         folder = file.location[:cut]
-        records = self._records.get(folder)
-        if records is None:
-            records = self._enter(folder)
-        records += b"%b\0%d\0=%b%b" % (_bytes(file.location[cut:]), file.size, _bytes(file.version), _END)
+        if self._latest is None or self._latest[0] != folder:
+            self._latest = folder, self._enter(folder)
+        names = self._latest[1]
+        names += file.location[cut:].encode("utf-8", "surrogateescape")
+        names += b"/"
+        self._sizes.append(file.size)
+        self._stamps.append(stamp_of(file.version))
 
     def _enter(self, folder: str) -> bytearray:
-        records = self._records[folder] = bytearray()
-        while folder:
-            cut = folder.rfind("/", 0, -1) + 1
-            self._below.setdefault(folder[:cut], set()).add(_bytes(folder[cut:]))
-            folder = folder[:cut]
-        return records
+        """Names in a folder, of which more are to come."""
+        names = self._names.get(folder)
+        if names is None:
+            names = self._names[folder] = bytearray()
+            while folder:
+                cut = folder.rfind("/", 0, -1) + 1
+                self._below.setdefault(folder[:cut], set()).add(folder[cut:].encode("utf-8", "surrogateescape"))
+                folder = folder[:cut]
+        names += b"%b%d/" % (_RUN, len(self._sizes))
+        return names
 
-    def take(self) -> Iterator[Found]:
+    def take(self) -> Iterator[Files]:
         """All files, in order; each folder is forgotten as it comes."""
-        walks = [("", self._entries(""))]
+        self._latest = None
+        walks = [(b"", self._entries(b""))]
         while walks:
             folder, entries = walks[-1]
             for entry in entries:
-                name, mark, rest = entry.partition(b"\0")
-                if not mark:
-                    walks.append((folder + _text(name), self._entries(folder + _text(name))))
+                if isinstance(entry, bytes):
+                    walks.append((folder + entry, self._entries(folder + entry)))
                     break
-                size, _, version = rest.partition(b"\0=")
-                yield Found(folder + _text(name), int(size), _text(version))
+                yield entry
             else:
                 walks.pop()
 
-    def _entries(self, folder: str) -> Iterator[bytes]:
-        """Records of files, and names of folders with their slash, in order."""
-        files = bytes(self._records.pop(folder, b"")).split(_END)[:-1]
-        files.sort()
-        last = b""
-        for entry in heapq.merge(files, sorted(self._below.pop(folder, ()))):
-            if entry != last:
-                yield entry
-            last = entry
+    def _entries(self, folder: bytes) -> Iterator[Files | bytes]:
+        """Files, and names of folders with their slash, in order."""
+        path = folder.decode("utf-8", "surrogateescape")
+        names, found = _sorted(bytes(self._names.pop(path, b"")))
+        sizes, stamps = (np.frombuffer(column, column.typecode) for column in (self._sizes, self._stamps))
+        start = 0
+        for below in chain(sorted(self._below.pop(path, ())), [b""]):
+            stop = bisect_left(names, below, start) if below else len(names)
+            if start < stop:
+                where = found[start:stop]
+                yield Files(folder, names[start:stop], sizes[where].tolist(), stamps[where].tolist())
+            if below:
+                yield below
+            start = stop
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+def _sorted(text: bytes) -> tuple[list[bytes], list[int]]:
+    """Names in order, each once, and as how many-eth each was found."""
+    names: list[bytes] = []
+    found: list[int] = []
+    for run in text.split(_RUN)[1:]:
+        first, *more = run.split(b"/")[:-1]
+        names += more
+        found += range(int(first), int(first) + len(more))
+    order = sorted(range(len(names)), key=names.__getitem__)
+    if len(set(names)) < len(names):
+        order = [
+            at for before, at in zip([-1, *order], order, strict=False) if before < 0 or names[before] != names[at]
+        ]
+    return [names[at] for at in order], [found[at] for at in order]

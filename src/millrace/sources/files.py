@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from millrace.graph.nodes import FromFiles
 from millrace.planning.columns import Strings
-from millrace.planning.tables import SplitTable, files_table
+from millrace.planning.tables import SplitTable, table_of
 from millrace.sources import storage
 from millrace.sources.contract import Seen, nobody
-from millrace.sources.listing import each_file
+from millrace.sources.listing import expand_many
 
 
 def list_source(node: FromFiles, seen: Seen = nobody) -> SplitTable:
     """One position per file, with its size in bytes and its version."""
-    return files_table(each_file(node.patterns, seen))
+    return table_of(expand_many(node.patterns, seen))
 
 
 def open_source(node: FromFiles, table: SplitTable) -> _Files:

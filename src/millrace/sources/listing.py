@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
-from millrace.planning.tables import SplitTable, stamp_of
+from millrace.planning.tables import Files, SplitTable, stamp_of
 from millrace.sources import patterns as language
 from millrace.sources import storage
 from millrace.sources.contract import Seen, nobody
@@ -21,14 +21,10 @@ _AT_ONCE = 1024
 """Names that are resolved at one time."""
 _TOLD = 256
 """Files from one word about them to the next."""
+T = TypeVar("T")
 
 
 def expand(patterns: Sequence[str]) -> list[Found]:
-    """As :func:`each_file`, all at once."""
-    return list(each_file(patterns))
-
-
-def each_file(patterns: Sequence[str], seen: Seen = nobody) -> Iterator[Found]:
     """The files that paths, URLs and patterns name: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.patterns`; a path that
@@ -39,14 +35,39 @@ def each_file(patterns: Sequence[str], seen: Seen = nobody) -> Iterator[Found]:
         PipelineError: there is no pattern, or one is none that can be read.
         SourceNotFoundError: a path does not exist, or a pattern matches nothing; says how far it matched.
     """
+    return list(_each(patterns, _in_order, nobody))
+
+
+def expand_many(patterns: Sequence[str], seen: Seen) -> Iterator[Files]:
+    """As :func:`expand`, of so many files that they are not held as objects; ``seen`` is told as they are looked at."""
+    return _each(patterns, _by_folder, seen)
+
+
+def _each(patterns: Sequence[str], collect: Callable[[Iterator[Found]], Iterable[T]], seen: Seen) -> Iterator[T]:
+    """What ``collect`` makes of the files that each name stands for, which come in no order."""
     if not patterns:
         raise PipelineError("No files given: the list of paths is empty. Give a path, a pattern, or a list of them")
+
+    def resolve(name: str) -> Iterable[T]:
+        return collect(_resolve(name, seen))
+
     names = (name for pattern in patterns for name in _names(pattern))
     while some := list(islice(names, _AT_ONCE)):
         remote = any(storage.is_remote(name) for name in some)
-        resolve = functools.partial(_resolve, seen=seen)
-        for files in storage.concurrently(resolve, some) if remote else map(resolve, some):
-            yield from files
+        for found in storage.concurrently(resolve, some) if remote else map(resolve, some):
+            yield from found
+
+
+def _in_order(found: Iterator[Found]) -> list[Found]:
+    by_location = {file.location.encode("utf-8", "surrogateescape"): file for file in found}
+    return [by_location[location] for location in sorted(by_location)]
+
+
+def _by_folder(found: Iterator[Found]) -> Iterator[Files]:
+    files = FileList()
+    for file in found:
+        files.add(file)
+    return files.take()
 
 
 def changed_file(table: SplitTable) -> str:
@@ -74,19 +95,23 @@ def _names(pattern: str) -> Iterator[str]:
     yield from [pattern] if literal else language.expand_braces(pattern)
 
 
-def _resolve(name: str, seen: Seen) -> Iterable[Found]:
-    """The file, or the files that match a pattern, found by now and given one by one."""
+def _resolve(name: str, seen: Seen) -> Iterator[Found]:
+    """The file, or the files that match a pattern, in no order and some perhaps twice."""
     if storage.is_remote(name):
-        if language.has_glob(name) and not storage.scheme_of(name).startswith("http"):
-            return _match_remote(name, seen)
+        http = storage.scheme_of(name).startswith("http")
+        if language.has_glob(name) and not http:
+            yield from _match_remote(name, seen)
+            return
         seen(1)
-        return [_http(name) if storage.scheme_of(name).startswith("http") else storage.stat(name)]
+        yield _http(name) if http else storage.stat(name)
+        return
     path = storage.local_path(name)
     if language.has_glob(path) and not os.path.lexists(path):
-        return _match_local(path, seen)
+        yield from _match_local(path, seen)
+        return
     seen(1)
     try:
-        return [storage.stat(path)]
+        yield storage.stat(path)
     except SourceNotFoundError as error:
         if os.path.isdir(path):
             raise
@@ -109,10 +134,10 @@ def _http(url: str) -> Found:
 
 
 def _match_local(pattern: str, seen: Seen) -> Iterator[Found]:
-    files, count, folders = FileList(), 0, False
+    count, folders = 0, False
     for path in glob.iglob(pattern, recursive=True):
         try:
-            files.add(storage.stat(path))
+            yield storage.stat_local(path)
         except SourceNotFoundError:  # a folder, a dangling link, or a file deleted since
             folders = True
             continue
@@ -123,7 +148,6 @@ def _match_local(pattern: str, seen: Seen) -> Iterator[Found]:
         reason = "only folders match it" if folders else _reach_local(pattern)
         raise SourceNotFoundError(f"{pattern!r} matches no file: {reason}")
     seen(count % _TOLD)
-    return files.take()
 
 
 def _reach_local(pattern: str) -> str:
@@ -151,26 +175,28 @@ def _match_remote(pattern: str, seen: Seen) -> Iterator[Found]:
     folder = language.fixed_folder(pattern)
     rest = pattern[len(folder) :]
     match = language.compile_glob(rest).match
-    listed = storage.list_folder(folder, recursive="/" in rest or "**" in rest)
     folders: set[str] = set()
-    files, count = FileList(), 0
-    for file in listed:
+    empty: list[Found] = []
+    count = 0
+    for file in storage.list_folder(folder, recursive="/" in rest or "**" in rest):
         above = file.location.rpartition("/")[0]
         while len(above) > len(folder) and above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
         if match(file.location, len(folder)):
-            files.add(file)
             count += 1
             if not count % _TOLD:
                 seen(_TOLD)
+            if file.size:
+                yield file
+            else:
+                empty.append(file)
     seen(count % _TOLD)
     # Consoles mark a folder by an empty object of its name.
-    found = (file for file in files.take() if file.size or file.location not in folders)
-    first = next(found, None)
-    if first is None:
+    files = [file for file in empty if file.location not in folders]
+    if len(empty) == count and not files:
         raise SourceNotFoundError(f"{pattern!r} matches no file: {_reach_remote(folder, rest)}")
-    return chain([first], found)
+    yield from files
 
 
 def _reach_remote(folder: str, rest: str) -> str:

@@ -166,17 +166,24 @@ def stat(location: str) -> Found:
         SourceNotFoundError: it does not exist, or is a folder.
     """
     if not is_remote(location):
-        path = local_path(location)
-        with _local_errors(path):
-            info = os.stat(path)
-        if S_ISDIR(info.st_mode):
-            raise SourceNotFoundError(f"{path} is a folder; for the files in it write {os.path.join(path, '*')!r}")
-        return Found(path, info.st_size, f"{info.st_mtime_ns}-{info.st_size}")
+        return stat_local(local_path(location))
     import obstore
 
     with _remote_errors(location):
         store, key = _open_store(location)
         return _found(location, obstore.head(store, key))
+
+
+def stat_local(path: str) -> Found:
+    """As :func:`stat`, of a path."""
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        with _local_errors(path):
+            raise
+    if S_ISDIR(info.st_mode):
+        raise SourceNotFoundError(f"{path} is a folder; for the files in it write {os.path.join(path, '*')!r}")
+    return Found(path, info.st_size, f"{info.st_mtime_ns}-{info.st_size}")
 
 
 def _found(location: str, meta: Any) -> Found:

@@ -22,7 +22,7 @@ from millrace.planning.tables import (
 
 SIGNED = st.lists(st.integers(-(1 << 63), (1 << 63) - 1))
 UNSIGNED = st.lists(st.integers(0, (1 << 64) - 1))
-NAMES = st.lists(st.text("ab/-é\udc80", max_size=6), max_size=80)
+NAMES = st.lists(st.text("ab/-é\0\udc80", max_size=6), max_size=80)
 SIZES = st.integers(0, 1 << 40)
 
 
@@ -66,6 +66,23 @@ def test_strings_that_resemble_one_another_take_few_bytes():
     assert len(msgspec.msgpack.encode(strings(names))) < 12 * len(names) < len("".join(names)) / 4
     same = strings(["one/and/the/same"] * 1000)
     assert len(msgspec.msgpack.encode(same)) < 1000 + 1000 + 16 * (1000 // BLOCK + 1) + 50
+
+
+def test_strings_are_compressed_in_little_memory_however_long_some_are():
+    names = [
+        "a" * 200_000,
+        *(f"{'a' * (number % 7)}{number}" for number in range(9000)),
+        "b" * 200_000 + "\0",
+        "b" * 200_000,
+    ]
+    tracemalloc.start()
+    try:
+        column = strings(names)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert list(column) == names
+    assert most < 16 << 20
 
 
 @given(st.lists(st.tuples(st.text("ab/\udc80", max_size=5), SIZES, st.sampled_from(["", "v1", "v2"])), max_size=50))

@@ -3,10 +3,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.planning.tables import stamp_of, table_of
 from millrace.sources.file_list import FileList
 from millrace.sources.storage import Found
 
 PATHS = st.lists(st.text("ab/-.é\udc80", min_size=1, max_size=8))
+
+
+def raw(path):
+    return path.encode(errors="surrogateescape")
+
+
+def taken(files):
+    return [
+        (each.folder + name, size, stamp)
+        for each in files.take()
+        for name, size, stamp in zip(each.names, each.sizes, each.stamps, strict=True)
+    ]
 
 
 @given(PATHS, st.booleans())
@@ -14,14 +27,24 @@ def test_the_order_is_that_of_paths_as_bytes_each_once(paths, absolute):
     files = FileList()
     for path in paths:
         files.add(Found("/" * absolute + path, len(path), f"v/{path}\udc80"))
-    found = list(files.take())
-    wanted = sorted(set(paths), key=lambda path: path.encode(errors="surrogateescape"))
-    assert [file.location for file in found] == ["/" * absolute + path for path in wanted]
-    assert found == [Found("/" * absolute + path, len(path), f"v/{path}\udc80") for path in wanted]
-    assert list(files.take()) == []
+    wanted = sorted(set(paths), key=raw)
+    assert taken(files) == [(raw("/" * absolute + path), len(path), stamp_of(f"v/{path}\udc80")) for path in wanted]
+    assert taken(files) == []
+
+
+@given(PATHS)
+def test_a_table_is_made_of_them_folder_by_folder(paths):
+    files = FileList()
+    for path in paths:
+        files.add(Found(path, len(path), path))
+    table = table_of(files.take())
+    wanted = sorted(set(paths), key=raw)
+    assert list(table.names) == wanted
+    assert list(table.sizes) == [len(path) for path in wanted]
+    assert list(table.stamps) == [stamp_of(path) for path in wanted]
 
 
 def test_deep_folders():
     files, path = FileList(), "/".join(["d"] * 3000)
     files.add(Found(path, 1, ""))
-    assert list(files.take()) == [Found(path, 1, "")]
+    assert taken(files) == [(raw(path), 1, 0)]

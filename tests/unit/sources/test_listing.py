@@ -1,9 +1,11 @@
 import os
+import sys
 
 import pytest
 
 from millrace.errors import PipelineError, SourceNotFoundError
-from millrace.sources import storage
+from millrace.graph import nodes as g
+from millrace.sources import list_source, storage
 from millrace.sources.listing import expand
 
 
@@ -37,6 +39,29 @@ def test_sizes_and_versions(tree):
     before = file.version
     os.utime(file.location, ns=(1, 1))
     assert expand([file.location])[0].version not in ("", before)
+
+
+def test_little_is_left_to_do_once_all_files_were_looked_at(tmp_path):
+    calls = looked_at = 0
+
+    def count(_frame, event, _argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    def seen(files):
+        nonlocal looked_at
+        looked_at += files
+        if looked_at == 1024:
+            sys.setprofile(count)
+
+    for number in range(1024):
+        (tmp_path / f"{number}.jpg").touch()
+    try:
+        table = list_source(g.FromFiles(patterns=(str(tmp_path / "*.jpg"),)), seen)
+    finally:
+        sys.setprofile(None)
+    assert (table.count, looked_at) == (1024, 1024)
+    assert 0 < calls < 512
 
 
 def test_a_path_that_exists_is_taken_as_written(tree):
