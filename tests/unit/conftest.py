@@ -10,6 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
@@ -60,3 +61,25 @@ def _confined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _watch["on"] = True
     yield
     _watch["on"] = False
+
+
+@pytest.fixture
+def calls() -> Callable[..., int]:
+    """Counts the calls that a function makes, those into C among them: work, rather than time."""
+
+    def count(function: Callable[[], object]) -> int:
+        found = 0
+
+        def note(_frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
+        return found
+
+    return count

@@ -198,10 +198,7 @@ def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
     epoch.reused = event.reused
     epoch.pieces, epoch.anew, epoch.tasks = event.pieces, event.anew, event.tasks
     if job.spec.deterministic or job.spec.equal_steps:
-        every = job.spec.num_consumers or 1
-        for consumer in range(every):
-            theirs = range(consumer, done.low + done.bits.bit_length(), every)
-            epoch.dealt[consumer] = sum(epoch.over(task) for task in theirs)
+        epoch.dealt = dict(enumerate(done.counts(job.spec.num_consumers or 1)))
     else:
         epoch.dealt[-1] = len(done)
     heir = min(job.consumers, default=0)

@@ -279,7 +279,7 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
             message.points,
         )
     )
-    failure = check_data(turn.state, job) or _refused_cache(turn, job)
+    failure = check_data(turn.state, job, job.states.values()) or _refused_cache(turn, job)
     if failure is not None:
         fail_job(turn, job, failure)
         return

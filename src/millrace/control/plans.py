@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from millrace.graph.nodes import Graph
@@ -42,6 +42,15 @@ class PlanLike(Protocol):
 
     def main(self, number: int) -> int:
         """Index of the ``number``-th task that is no tail."""
+
+    def before(self, index: int) -> int:
+        """Outputs of the tasks before ``index``, where each unit gives one; without tails."""
+
+    def between(self, start: int, stop: int) -> Iterator[Piece]:
+        """Outputs ``start`` to ``stop`` of all that its tasks give in their order, where each unit gives one."""
+
+    def undivided(self) -> list[Piece]:
+        """What no task has."""
 
     def __hash__(self) -> int:
         """By identity will do."""

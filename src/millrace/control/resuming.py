@@ -6,6 +6,8 @@ what one has done another must not get; or each brings the list of them all, and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from millrace.control import events as ev
@@ -20,6 +22,7 @@ from millrace.control.turn import Turn
 from millrace.errors import StateError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, Identity, alike, check, fit, graph_digest, merge
+from millrace.planning.plan import Piece
 
 
 def check_states(message: JoinJob) -> JoinJob:
@@ -100,7 +103,7 @@ def load(turn: Turn, job: Job, states: list[Checkpoint]) -> Failure | None:
             return Failure("StateError", str(error))
         for consumer in job.consumers:
             send_resumed(turn, job, consumer)
-    return check_data(turn.state, job)
+    return check_data(turn.state, job, states)
 
 
 def make_up(turn: Turn, job: Job) -> None:
@@ -124,13 +127,17 @@ def make_up(turn: Turn, job: Job) -> None:
                 key, ahead = walk(job, epoch, share, consumer)
 
 
-def check_data(state: State, job: Job) -> Failure | None:
-    """Why the states are not of the job's data, if these are known and so."""
-    if job.tables is None or not job.states:
+def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure | None:
+    """Why these states of the job are not of its data, if that is known and so; states that are alike cost one look."""
+    if job.tables is None:
         return None
+    lengths: dict[tuple[int, tuple[Piece, ...]], int | None] = {}
     try:
-        for loaded in job.states.values():
-            fit(loaded.identity, Identity("", job.prints, plan_of_state(state, job, loaded).length))
+        for loaded in states:
+            cut = loaded.shares, tuple(loaded.pieces)
+            if cut not in lengths:
+                lengths[cut] = plan_of_state(state, job, loaded).length
+            fit(loaded.identity, Identity("", job.prints, lengths[cut]))
     except StateError as error:
         return Failure("StateError", str(error))
     return None

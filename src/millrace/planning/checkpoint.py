@@ -23,6 +23,8 @@ from millrace.planning.tables import SplitTable
 VERSION = 1
 MOST_READ = 1 << 27
 """Tasks of an epoch that a state can tell of, with as many elements each as there are."""
+MOST_ALONE = 1 << 20
+"""Tasks of which it can say that they leave nothing over."""
 MOST_RANKS = 1 << 16
 """That one run can have had."""
 _BLOCKS = 32
@@ -159,6 +161,8 @@ def check(found: Checkpoint) -> None:
         raise StateError(f"the state is damaged: task {max(tops) - 1} of {found.tasks}")
     if max(tops, default=0) > MOST_READ:
         raise StateError(f"the state is damaged: task {max(tops) - 1:,}, and no epoch was read that far")
+    if len(known[1]) > MOST_ALONE:
+        raise StateError(f"the state is damaged: {len(known[1]):,} tasks of which nothing is left over")
     if max(found.ranks, found.shares) > MOST_RANKS:
         raise StateError(f"the state is damaged: rank {found.rank} of {max(found.ranks, found.shares):,}")
 

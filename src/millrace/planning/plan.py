@@ -15,7 +15,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -183,6 +184,20 @@ class Plan:
         turn, within = divmod(number, self._mains) if self._period < self._units else (0, number)
         return turn * self._round + within + sum(within // _full(level) for level in range(1, self._levels))
 
+    def before(self, index: int) -> int:
+        """Outputs of the tasks before ``index``, where each unit gives one; without tails."""
+        turn, within = divmod(index, self._mains) if self._mains else (0, 0)
+        return min(turn * self._period + min(within * self._size, self._period), self._units)
+
+    def between(self, start: int, stop: int) -> Iterator[Piece]:
+        """Outputs ``start`` to ``stop`` of all that its tasks give in their order, where each unit gives one."""
+        if start < stop:
+            yield Piece.of(start, stop)
+
+    def undivided(self) -> list[Piece]:
+        """What no task has."""
+        return []
+
     def _main(self, index: int, turn: int, number: int, parent: int) -> Task:
         start = number * self._size
         stop = min(start + self._size, self._period)
@@ -262,7 +277,10 @@ def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[li
     freed: list[int] = []
     end = done.low + done.bits.bit_length()
     if end and task(0).parent >= 0:  # else nothing is left over by any
-        for index in range(end):
+        last = 0
+        while task(last).parent >= 0:
+            last = task(last).parent
+        for index in range(done.low - done.low % (last + 1), end):  # of whole rounds nothing is needed any more
             parent = tail_of(index)
             if parent >= 0 and (index in done) != is_spent(parent):
                 (again if index in done else freed).append(index)
@@ -310,58 +328,77 @@ class EqualPlan(Plan):
         """
         if not 0 <= index < self._rounds * self._ranks:
             raise IndexError(f"task {index} of a plan of {self.length}")
-        turn, rank = divmod(index, self._ranks)
-        before = self._each * turn // self._rounds
-        size = self._each * (turn + 1) // self._rounds - before
-        start = self._ranks * before + rank * size
-        parts = tuple(self._between(start, start + size))
+        parts = tuple(self.between(self.before(index), self.before(index + 1)))
         alone = len(parts) == 1 and parts[0].whole
         return Task(index, parts[0].start, parts[0].stop, parts=() if alone else parts)
 
+    def before(self, index: int) -> int:
+        """Outputs of the tasks before ``index``."""
+        turn, rank = divmod(index, self._ranks)
+        each, size = self._of_rank(turn), self._of_rank(turn + 1) - self._of_rank(turn)
+        return self._ranks * each + rank * size
+
+    def _of_rank(self, turn: int) -> int:
+        """Outputs that a rank has before a round."""
+        return self._each * turn // self._rounds if turn < self._rounds else self._each
+
     def undivided(self) -> list[Piece]:
         """What no task has."""
-        return list(self._between(self._ends[-1] - self.left_out, self._ends[-1]))
+        return list(self.between(self._ends[-1] - self.left_out, self._ends[-1]))
 
-    def _between(self, start: int, stop: int) -> Iterator[Piece]:
+    def between(self, start: int, stop: int) -> Iterator[Piece]:
+        """Outputs ``start`` to ``stop`` of all that its tasks give in their order."""
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
             piece, end = self._pieces[number], self._ends[number]
-            before = end - len(piece)
-            yield piece.cut(start - before, min(stop, end) - before)
+            begin = end - len(piece)
+            yield piece.cut(start - begin, min(stop, end) - begin)
             start, number = end, number + 1
 
 
-class Tasks(Protocol):
-    """What is needed of a plan to say what is left of it."""
+class Divisible(Protocol):
+    """What is needed of a plan, of units that each give one output, to say what is left of it."""
 
     @property
     def length(self) -> int | None:
         """Number of tasks."""
 
-    def task(self, index: int) -> Task:
-        """Task number ``index``."""
+    def before(self, index: int) -> int:
+        """Outputs of the tasks before ``index``."""
+
+    def between(self, start: int, stop: int) -> Iterator[Piece]:
+        """Outputs ``start`` to ``stop`` of all that its tasks give in their order."""
+
+    def undivided(self) -> list[Piece]:
+        """What no task has."""
 
 
 NOTHING = Piece(0, 0, 0, 0)
 """What is left of an epoch that is over."""
 
 
-def left_of(plan: Tasks, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]:
+def left_of(plan: Divisible, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]:
     """What is left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece.
+
+    The work is by what ``done`` and ``begun`` name, however many tasks there are.
 
     Args:
         plan: of the epoch.
         done: tasks of which all outputs were read.
         begun: outputs read of others.
     """
-    found = plan.undivided() if isinstance(plan, EqualPlan) else []
-    for index in range(plan.length or 0):
-        read = begun.get(index, 0)
-        for piece in () if index in done else plan.task(index).pieces:
-            count = min(read, len(piece))
-            read -= count
-            if count < len(piece):
-                found.append(piece.behind(count, index))
+    found = plan.undivided()
+    parts = deque(sorted(begun.items()))
+    for first, stop in done.absent(plan.length or 0):
+        at = plan.before(first)
+        while parts and parts[0][0] < stop:
+            index, read = parts.popleft()
+            if index >= first:
+                start, end = plan.before(index), plan.before(index + 1)
+                found += plan.between(at, start)
+                found += _unread(plan.between(start, end), read, index)
+                at = end
+        found += plan.between(at, plan.before(stop))
     joined: list[Piece] = []
     for piece in sorted(found, key=lambda each: (each.start, each.first)):
         if joined and piece.whole and joined[-1].whole and joined[-1].stop == piece.start:
@@ -371,13 +408,35 @@ def left_of(plan: Tasks, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]
     return joined or [NOTHING]
 
 
-def is_even(plan: Tasks, done: TaskSet, begun: Mapping[int, int], ranks: int) -> bool:
-    """Whether all ranks, which were dealt the tasks in turn, have equally many outputs to read."""
-    left = [0] * ranks
-    for index in range(plan.length or 0):
-        if index not in done:
-            left[index % ranks] += sum(map(len, plan.task(index).pieces)) - begun.get(index, 0)
-    return len(set(left)) == 1
+def _unread(pieces: Iterable[Piece], read: int, index: int) -> Iterator[Piece]:
+    """The pieces of a task behind ``read`` outputs."""
+    for piece in pieces:
+        count = min(read, len(piece))
+        read -= count
+        if count < len(piece):
+            yield piece.behind(count, index)
+
+
+def is_even(plan: Divisible, done: TaskSet, begun: Mapping[int, int], ranks: int) -> bool:
+    """Whether ranks that are to have equally many outputs of an epoch have read equally many.
+
+    The work is by what ``done`` and ``begun`` name, however many tasks there are.
+
+    Args:
+        plan: of the epoch, whose tasks the ranks were dealt in turn, each of a round of as many outputs.
+        done: tasks of which all outputs were read.
+        begun: outputs read of others.
+        ranks: number of ranks.
+    """
+    read = [0] * ranks
+    for tasks in done.beyond():
+        for index in tasks.tolist():
+            read[index % ranks] += plan.before(index + 1) - plan.before(index)
+    for index in range(done.low - done.low % ranks, done.low):
+        read[index % ranks] += plan.before(index + 1) - plan.before(index)
+    for index, outputs in begun.items():
+        read[index % ranks] += 0 if index in done else outputs
+    return len(set(read)) == 1
 
 
 def make_plan(

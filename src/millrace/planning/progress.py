@@ -8,8 +8,15 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
 PLAIN_BYTES = 2048
 """Bytes of a set that are written as they are: deflating more takes longer than a step should wait."""
+_AT_ONCE = 1 << 14
+"""Bytes of a bitmap that are looked at together."""
 MOST_TASKS = 1 << 27
 """Tasks that a set read from text may have beyond its first gap: a bound on what 64 KiB of it could become."""
 
@@ -74,6 +81,31 @@ class TaskSet:
     def bitmap(self) -> bytes:
         """``bits`` as bytes, the lowest first: quick to look up."""
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
+
+    def beyond(self) -> Iterator[Numbers]:
+        """Tasks of the set from ``low`` on, some at a time, int64."""
+        bitmap = np.frombuffer(self.bitmap(), np.uint8)
+        for start in range(0, len(bitmap), _AT_ONCE):
+            bits = np.unpackbits(bitmap[start : start + _AT_ONCE], bitorder="little")
+            yield self.low + 8 * start + np.flatnonzero(bits)
+
+    def absent(self, end: int) -> Iterator[tuple[int, int]]:
+        """Runs of tasks below ``end`` that are not in the set, as (first, one past the last)."""
+        first = self.low
+        for tasks in self.beyond():
+            before = np.concatenate([[first - 1], tasks[:-1]])
+            gaps = tasks - before > 1
+            yield from zip((before[gaps] + 1).tolist(), tasks[gaps].tolist(), strict=True)
+            first = int(tasks[-1]) + 1 if len(tasks) else first
+        if first < end:
+            yield first, end
+
+    def counts(self, every: int) -> list[int]:
+        """For each remainder by ``every``, how many tasks of the set have it."""
+        found = np.array([len(range(rest, self.low, every)) for rest in range(every)], np.int64)
+        for tasks in self.beyond():
+            found += np.bincount(tasks % every, minlength=every)
+        return [int(count) for count in found]
 
     def text(self) -> str:
         """``bits`` in base64; deflated if there are many, after a ``~``: that is short where readers take turns."""

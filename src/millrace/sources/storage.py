@@ -178,7 +178,7 @@ def stat_local(path: str) -> Found:
     """As :func:`stat`, of a path."""
     try:
         info = os.stat(path)
-    except OSError as error:
+    except OSError:
         with _local_errors(path):
             raise
     if S_ISDIR(info.st_mode):

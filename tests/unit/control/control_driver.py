@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from millrace.control.spec import JobSpec
 from millrace.control.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
-from millrace.planning.plan import Task
+from millrace.planning.plan import Piece, Task
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import positions_table
 
@@ -49,6 +50,15 @@ class FakePlan:
 
     def main(self, number: int) -> int:
         return [task.index for task in self.tasks if not task.inputs][number]
+
+    def before(self, index: int) -> int:
+        return index
+
+    def between(self, start: int, stop: int) -> Iterator[Piece]:
+        yield Piece.of(start, stop)
+
+    def undivided(self) -> list[Piece]:
+        return []
 
     def put_out(self, task: Task, left: list[str], *, flush: bool) -> tuple[list[str], list[str]]:
         """(outputs, what is left to the tail): three elements of a task, or those ``left`` to a tail, two an output."""

@@ -138,11 +138,13 @@ def test_what_cannot_be_equal_is_refused(fields):
 class Divided(Service):
     """A service where counts are known: 64 units, in tasks of four, for as many ranks as there are to be."""
 
+    units = 64
+
     def fresh_state(self):
         return State(self.settings, planner=self._planned)
 
     def _planned(self, graph, tables, *, tasks, seed, ranks, pieces):
-        return EqualPlan(64, 4, ranks or 1, pieces) if ranks or pieces else Plan(64, 4, exact=True)
+        return EqualPlan(self.units, 4, ranks or 1, pieces) if ranks or pieces else Plan(self.units, 4, exact=True)
 
 
 def state(rank, ranks, done=(), begun=(), *, ended=False, epoch=0, **fields):
@@ -260,3 +262,50 @@ def test_a_state_of_more_than_there_is_is_refused():
     peer = service.join("c0", states=[damaged], num_consumers=1, equal_steps=True)
     service.plan_tasks(service.workers["w0"])
     assert peer.failure.kind == "StateError"
+
+
+class Vast(Divided):
+    """The same of a million tasks, which are never looked at one by one."""
+
+    units = 4_000_000
+
+
+@pytest.mark.parametrize(("ranks", "ahead", "anew"), [(2, 0, False), (2, 1, True), (3, 0, True), (1, 1, True)])
+def test_a_resume_costs_what_its_states_name_and_not_as_much_as_there_are_tasks(ranks, ahead, anew, calls):
+    service = Vast()
+    service.add_worker("w0")
+    steps = 200_000
+    states = []
+    for rank in (0, 1):  # each has every other task
+        read = TaskSet(0, int("01" * (steps + ahead * (1 - rank)), 2) << rank)
+        done = {"tasks": 1_000_000, "done": read.low, "later": read.text()}
+        states.append(msgspec.structs.replace(state(rank, 2), **done))
+
+    def resume():
+        fields = {"num_consumers": ranks, "equal_steps": True, "states": states, "begin": False}
+        peers = [service.join(f"c{index}", consumer=index, **fields) for index in range(ranks)]
+        for peer in peers:
+            service.begin(peer, peer.resumed)
+        service.plan_tasks(service.workers["w0"])
+
+    assert calls(resume) < 20_000
+    epoch = service.state.jobs["a"].epochs[0]
+    read = 4 * (2 * steps + ahead)
+    assert (epoch.anew, sum(map(len, epoch.pieces))) == (anew, service.units - read if anew else 0)
+    assert sum(epoch.dealt.values()) - len(epoch.live) == (0 if anew else 2 * steps)
+
+
+def test_alike_states_of_many_ranks_cost_one_plan():
+    class Counting(Divided):
+        plans = 0
+
+        def _planned(self, *args, **fields):
+            self.plans += 1
+            return super()._planned(*args, **fields)
+
+    service = Counting()
+    service.add_worker("w0")
+    states = [state(rank, 40) for rank in range(40)]
+    service.join("c0", consumer=0, num_consumers=1, states=states, equal_steps=True, begin=False)
+    service.plan_tasks(service.workers["w0"])
+    assert 0 < service.plans < 10

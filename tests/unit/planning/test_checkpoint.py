@@ -63,6 +63,7 @@ def test_a_state_of_before_tasks_that_leave_nothing_over_were_told():
         ({**pack(STATE), "done": 21}, "task 20 of 20"),
         ({**pack(STATE), "begun": [[20, 1]]}, "task 20 of 20"),
         ({**pack(STATE), "alone": [21, ""]}, "task 20 of 20"),
+        ({**pack(STATE), "tasks": None, "alone": [1 << 21, ""]}, "2,097,152 tasks of which nothing is left over"),
         ({**pack(STATE), "alone": [0, "?"]}, "damaged: not a set of tasks"),
         ({**pack(STATE), "alone": [3]}, "damaged: Expected `array` of length 2"),
         ([], "empty list"),

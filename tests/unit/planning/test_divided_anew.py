@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,3 +128,43 @@ def test_nothing_left_is_an_epoch_without_tasks():
     left = left_of(plan, TaskSet.of(range(4)), {})
     assert left == [NOTHING]
     assert (EqualPlan(8, 2, 3, left).length, EqualPlan(8, 2, 3, left).left_out) == (0, 0)
+
+
+MANY = 1_000_000
+PIECES = [Piece.of(0, 5 * MANY), Piece(5 * MANY, 6 * MANY, 7, MANY, 3), Piece.of(6 * MANY, 10 * MANY)]
+PLANS = {
+    "equal": EqualPlan(10 * MANY, 10, 4),
+    "equal, of pieces": EqualPlan(10 * MANY, 10, 4, PIECES),
+    "any": Plan(10 * MANY, 10, exact=True),
+    "any, repeated": Plan(10 * MANY, 10, exact=True, period=MANY),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_work_is_by_what_states_name_and_not_by_the_number_of_tasks(plan, calls):
+    done, begun = TaskSet(400_000) | TaskSet.of([400_007]), {400_002: 3, 400_009: 1}
+    found = []
+    assert calls(lambda: found.extend(left_of(plan, done, begun))) < 1000
+    assert calls(lambda: is_even(plan, done, begun, 4)) < 1000
+    assert (
+        sum(map(len, found))
+        == plan.before(plan.length)
+        + plan.left_out
+        - sum(plan.before(task + 1) - plan.before(task) for task in done)
+        - 4
+    )
+
+
+@given(units=st.integers(0, 300), size=st.integers(1, 9), rounds=st.integers(1, 4), cut=st.integers(1, 9))
+def test_outputs_before_a_task_are_those_of_the_tasks_before_it(units, size, rounds, cut):
+    pieces = [Piece.of(0, units // cut), Piece(units // cut, units + 9, 2, 5, 1), Piece.of(units + 9, 2 * units + 9)]
+    for plan in (
+        EqualPlan(units, size, cut),
+        EqualPlan(0, size, cut, pieces),
+        Plan(rounds * units, size, period=units),
+    ):
+        at = 0
+        for index in range(plan.length or 0):
+            assert plan.before(index) == at
+            at += sum(map(len, plan.task(index).pieces))
+        assert plan.before(plan.length or 0) == at

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.graph import nodes as g
-from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
+from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan, owed
+from millrace.planning.progress import TaskSet
 from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
 
 units = st.integers(1, 3000)
@@ -225,3 +226,14 @@ def test_counts_that_are_not_known_cannot_be_divided_beforehand():
     plans = [make_plan(g.Graph(node), {0: positions_table(100)}, ranks=3) for node in (known, unknown)]
     assert [plan.equal for plan in plans] == [True, False]
     assert [plan.left_out for plan in plans] == [1, 0]
+
+
+def test_of_rounds_that_are_over_nothing_is_owed_and_none_is_looked_at(calls):
+    plan = Plan(40 * 100_000, 1, period=40, tails=True)
+    length = plan.length
+    assert length is not None
+    each = length // 100_000
+    done = TaskSet(99_990 * each + 3) | TaskSet.of([99_990 * each + 5])
+    found: list[tuple[list[int], list[int]]] = []
+    assert calls(lambda: found.append(owed(plan.task, done, TaskSet()))) < 2000
+    assert found == [([99_990 * each + within for within in (0, 1, 2, 5)], [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,21 @@ def test_a_task_set_is_a_set(ours, theirs):
     assert [task for task in range(310) if task in both] == sorted({*ours, *theirs})
     assert both == other | one == TaskSet.of([*theirs, *ours])
     assert one.copy() == one == TaskSet.of(ours)
+
+
+@given(TASKS, st.integers(0, 320), st.integers(1, 9), st.integers(1, 4))
+def test_a_set_tells_what_is_absent_and_how_many_remainders_there_are(tasks, end, every, at_once):
+    ours = TaskSet.of(tasks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "_AT_ONCE", at_once)
+        assert [task for part in ours.beyond() for task in part.tolist()] == [task for task in ours if task >= ours.low]
+        runs = list(ours.absent(max(end, *tasks, 0)))
+        assert ours.counts(every) == [sum(task % every == rest for task in ours) for rest in range(every)]
+    assert [task for run in runs for task in range(*run)] == [
+        task for task in range(max(end, *tasks, 0)) if task not in ours
+    ]
+    assert all(first < stop for first, stop in runs)
+    assert all(one[1] < other[0] for one, other in pairwise(runs))
 
 
 @given(TASKS, st.sampled_from([0, 2048]))
