@@ -46,4 +46,6 @@ def _say_first(session: ClientSession, message: JoinJob) -> None:
     try:
         session.send(message)
     except UnsendableError as error:
-        raise PipelineError(f"the pipeline cannot be sent: {error}; give from_files() patterns, no lists") from error
+        raise PipelineError(
+            f"the pipeline cannot be sent: {error}; keep what is large in the functions that use it, or in files"
+        ) from error

@@ -1,8 +1,8 @@
 """A graph as bytes, without its user's functions.
 
 The structure is what the dispatcher plans with: operators, numbers, names. Everything that only the user's Python can
-interpret (functions, data sets, pytrees of shapes) is replaced by a numbered slot; who runs the graph gets the values
-of the slots separately, see :mod:`millrace.functions.shipping`.
+interpret (functions, data sets, pytrees of shapes) is replaced by a numbered slot, and so are long lists of paths; who
+runs the graph gets the values of the slots separately, see :mod:`millrace.functions.shipping`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class _GraphRecord(msgspec.Struct, frozen=True):
     nodes: list[_NodeRecord]
 
 
+LONG = 1 << 18
+"""Bytes of a list beyond which it is no part of the structure, but travels with the functions."""
 _FORMAT = 1
 PASSING = (Prefetch, Cache, Autocache, WithOptions)
 _BESIDES = {"inputs", "num_parallel_calls"}
@@ -54,6 +56,24 @@ def is_plain(value: Any) -> bool:
     if type(value) is int:
         return -(1 << 63) <= value < 1 << 64  # what msgpack holds
     return value is None or type(value) in (bool, float, str)
+
+
+def brief(value: Any) -> Any:
+    """What structures and outlines have of a parameter: of a long list its length and digest, as one name.
+
+    The dispatcher needs none of what is in it. Other values are returned as they are.
+    """
+    if type(value) is not tuple or _fits(value):
+        return value
+    data = "\0".join(map(str, value)).encode("utf-8", "surrogatepass")
+    return (f"{len(value):,} values {hashlib.blake2b(data, digest_size=16).hexdigest()}",)
+
+
+def _fits(value: tuple[Any, ...]) -> bool:
+    try:
+        return len(msgspec.msgpack.encode(value)) <= LONG
+    except UnicodeEncodeError:  # names of files that are no text
+        return False
 
 
 def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
@@ -70,10 +90,11 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
             if isinstance(value, Opaque):
                 held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng, key=value.key)
                 slots.append(replace(value, name=f"{node.op}({value.name})"))
-            elif is_plain(value):
+            elif is_plain(value) and brief(value) is value:
                 plain[spec.name] = value
             else:
-                held[spec.name] = _Slot(len(slots), spec.name, wrapped=False)
+                key = brief(value)[0] if is_plain(value) else ""
+                held[spec.name] = _Slot(len(slots), spec.name, wrapped=False, key=key)
                 slots.append(Opaque(value, f"{node.op}({spec.name}=...)"))
         records.append(_NodeRecord(node.op, [graph.id_of(child) for child in node.inputs], plain, held))
     return msgspec.msgpack.encode(_GraphRecord(_FORMAT, records)), slots
@@ -93,7 +114,7 @@ def outline(graph: Graph) -> list[Any]:
             continue
         places[number] = len(records)
         values = {spec.name: getattr(node, spec.name) for spec in fields(node) if spec.name not in _BESIDES}
-        plain = sorted((name, value) for name, value in values.items() if is_plain(value))
+        plain = sorted((name, brief(value)) for name, value in values.items() if is_plain(value))
         records.append([node.op, inputs, plain])
     options = graph.options()
     windows = any(isinstance(node, Shuffle) for node in graph.nodes)  # they are bounded in bytes
@@ -127,7 +148,8 @@ def _node(entry: _NodeRecord, earlier: Sequence[Node], values: Sequence[Any] | N
         if name in known  # a newer writer may know more
     }
     for name, slot in entry.slots.items():
-        value = None if values is None else values[slot.slot]
+        unknown = (slot.key,) if slot.key and not slot.wrapped else None
+        value = unknown if values is None else values[slot.slot]
         params[name] = Opaque(value, slot.name, slot.where, slot.takes_rng, slot.key) if slot.wrapped else value
     return node_type(inputs=tuple(earlier[number] for number in entry.inputs), **params)
 
@@ -136,7 +158,11 @@ def digest(structure: bytes) -> str:
     """Identity of the pipeline's shape: operators and parameters, not the functions' code nor where it stands."""
     record = _DECODER.decode(structure)
     bare = [
-        (entry.op, entry.inputs, sorted(entry.plain.items()), sorted((k, s.name) for k, s in entry.slots.items()))
+        (entry.op, entry.inputs, sorted(entry.plain.items()), sorted((k, _named(s)) for k, s in entry.slots.items()))
         for entry in record.nodes
     ]
     return hashlib.blake2b(msgspec.json.encode(bare), digest_size=16).hexdigest()
+
+
+def _named(slot: _Slot) -> str:
+    return slot.name if slot.wrapped else slot.name + slot.key

@@ -45,6 +45,23 @@ def test_structure_alone_has_no_values():
     assert [node.op for node in bare.nodes] == [node.op for node in graph().nodes]
 
 
+@pytest.mark.parametrize("names", [tuple(f"{n:06}.jpg" for n in range(30_000)), ("b\udcff",)])
+def test_long_lists_and_names_that_are_no_text_travel_with_the_functions(names):
+    graph = g.Graph(g.FromFiles(patterns=names))
+    structure, slots = serialize.pack(graph)
+    assert len(structure) < 300
+    assert [slot.name for slot in slots] == ["from_files(patterns=...)"]
+    back, bare = serialize.unpack(structure, [names]), serialize.unpack(structure)
+    assert back.nodes[0].patterns == names  # type: ignore[attr-defined]
+    assert serialize.pack(back)[0] == structure
+    assert serialize.outline(back) == serialize.outline(bare) == serialize.outline(graph), "states fit on any side"
+    msgspec.json.encode(serialize.outline(graph))
+    other = g.Graph(g.FromFiles(patterns=(*names[:-1], "c")))
+    assert serialize.outline(other) != serialize.outline(graph)
+    if len(names) > 1:
+        assert serialize.digest(serialize.pack(other)[0]) != serialize.digest(structure)
+
+
 def test_numbers_of_any_size():
     for number in (0, -1, 2**63, 2**64 - 1, -(2**63)):
         back = serialize.unpack(serialize.pack(g.Graph(g.Range(start=number, stop=5)))[0])
