@@ -33,7 +33,7 @@ from millrace.control.supply import (
 from millrace.control.turn import Turn
 from millrace.control.unread import record_deserted, told
 from millrace.planning.checkpoint import Checkpoint, Merged, merge
-from millrace.planning.plan import NOTHING, is_even, left_of, owed
+from millrace.planning.remainder import NOTHING, is_even, left_of, owed
 
 
 def open_epoch(turn: Turn, job: Job, number: int) -> None:

@@ -25,7 +25,8 @@ from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
 from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
 from millrace.planning.passes import Number, Passes, Share, start_of
-from millrace.planning.plan import FAN_IN, Piece, Plan, Task, left_of, make_plan
+from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
+from millrace.planning.remainder import left_of
 from millrace.planning.tables import SplitTable
 
 _COMING = 8

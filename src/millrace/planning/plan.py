@@ -15,15 +15,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
-from millrace.planning.progress import TaskSet
 from millrace.planning.tables import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
@@ -249,44 +246,6 @@ def _tree(mains: int, level: int) -> int:
     return whole * full + (_tree(rest, level - 1) if rest else 0) + 1
 
 
-def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[list[int], list[int]]:
-    """Whose leftovers are needed, and whose no longer, when tasks in any order are done.
-
-    Leftovers have become outputs that were read once the tail at the end of their round is done. Before that, tasks
-    that are done have to run again for what they leave over.
-
-    Args:
-        task: of a plan, by index.
-        done: those whose outputs were all read.
-        alone: those that leave nothing over, as their tails began without them.
-
-    Returns:
-        Tasks that are done and whose leftovers are needed; tasks that are not done and whose leftovers are not.
-    """
-    spent: dict[int, bool] = {-1: True}  # by tail: what it took has been read
-
-    def is_spent(tail: int) -> bool:
-        if tail not in spent:
-            spent[tail] = tail in done and is_spent(tail_of(tail))
-        return spent[tail]
-
-    def tail_of(index: int) -> int:
-        return -1 if index in alone else task(index).parent
-
-    again: list[int] = []
-    freed: list[int] = []
-    end = done.low + done.bits.bit_length()
-    if end and task(0).parent >= 0:  # else nothing is left over by any
-        last = 0
-        while task(last).parent >= 0:
-            last = task(last).parent
-        for index in range(done.low - done.low % (last + 1), end):  # of whole rounds nothing is needed any more
-            parent = tail_of(index)
-            if parent >= 0 and (index in done) != is_spent(parent):
-                (again if index in done else freed).append(index)
-    return again, freed
-
-
 class EqualPlan(Plan):
     """Outputs for ``ranks`` consumers that are dealt its tasks in turn.
 
@@ -354,89 +313,6 @@ class EqualPlan(Plan):
             begin = end - len(piece)
             yield piece.cut(start - begin, min(stop, end) - begin)
             start, number = end, number + 1
-
-
-class Divisible(Protocol):
-    """What is needed of a plan, of units that each give one output, to say what is left of it."""
-
-    @property
-    def length(self) -> int | None:
-        """Number of tasks."""
-
-    def before(self, index: int) -> int:
-        """Outputs of the tasks before ``index``."""
-
-    def between(self, start: int, stop: int) -> Iterator[Piece]:
-        """Outputs ``start`` to ``stop`` of all that its tasks give in their order."""
-
-    def undivided(self) -> list[Piece]:
-        """What no task has."""
-
-
-NOTHING = Piece(0, 0, 0, 0)
-"""What is left of an epoch that is over."""
-
-
-def left_of(plan: Divisible, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]:
-    """What is left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece.
-
-    The work is by what ``done`` and ``begun`` name, however many tasks there are.
-
-    Args:
-        plan: of the epoch.
-        done: tasks of which all outputs were read.
-        begun: outputs read of others.
-    """
-    found = plan.undivided()
-    parts = deque(sorted(begun.items()))
-    for first, stop in done.absent(plan.length or 0):
-        at = plan.before(first)
-        while parts and parts[0][0] < stop:
-            index, read = parts.popleft()
-            if index >= first:
-                start, end = plan.before(index), plan.before(index + 1)
-                found += plan.between(at, start)
-                found += _unread(plan.between(start, end), read, index)
-                at = end
-        found += plan.between(at, plan.before(stop))
-    joined: list[Piece] = []
-    for piece in sorted(found, key=lambda each: (each.start, each.first)):
-        if joined and piece.whole and joined[-1].whole and joined[-1].stop == piece.start:
-            joined[-1] = Piece.of(joined[-1].start, piece.stop)
-        else:
-            joined.append(piece)
-    return joined or [NOTHING]
-
-
-def _unread(pieces: Iterable[Piece], read: int, index: int) -> Iterator[Piece]:
-    """The pieces of a task behind ``read`` outputs."""
-    for piece in pieces:
-        count = min(read, len(piece))
-        read -= count
-        if count < len(piece):
-            yield piece.behind(count, index)
-
-
-def is_even(plan: Divisible, done: TaskSet, begun: Mapping[int, int], ranks: int) -> bool:
-    """Whether ranks that are to have equally many outputs of an epoch have read equally many.
-
-    The work is by what ``done`` and ``begun`` name, however many tasks there are.
-
-    Args:
-        plan: of the epoch, whose tasks the ranks were dealt in turn, each of a round of as many outputs.
-        done: tasks of which all outputs were read.
-        begun: outputs read of others.
-        ranks: number of ranks.
-    """
-    read = [0] * ranks
-    for tasks in done.beyond():
-        for index in tasks.tolist():
-            read[index % ranks] += plan.before(index + 1) - plan.before(index)
-    for index in range(done.low - done.low % ranks, done.low):
-        read[index % ranks] += plan.before(index + 1) - plan.before(index)
-    for index, outputs in begun.items():
-        read[index % ranks] += 0 if index in done else outputs
-    return len(set(read)) == 1
 
 
 def make_plan(

@@ -33,8 +33,8 @@ from millrace.control.cached import Caches, split_place
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
 from millrace.dispatcher import recovery
-from millrace.planning.plan import left_of
 from millrace.planning.points import CachePoint
+from millrace.planning.remainder import left_of
 from millrace.policies import capacity
 from millrace.simulation import dispatcher
 from millrace.simulation.consumer import Consumer

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.planning.plan import NOTHING, EqualPlan, Piece, Plan, is_even, left_of
+from millrace.planning.plan import EqualPlan, Piece, Plan
 from millrace.planning.progress import Progress, TaskSet
+from millrace.planning.remainder import NOTHING, is_even, left_of
 
 
 def run(task):

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.graph import nodes as g
-from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan, owed
+from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
 from millrace.planning.progress import TaskSet
+from millrace.planning.remainder import owed
 from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
 
 units = st.integers(1, 3000)
