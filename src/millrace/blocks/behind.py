@@ -20,7 +20,7 @@ _UNDER_WAY = 8
 
 
 class Behind:
-    """A :class:`~millrace.blocks.store.Draft`. One thread at a time writes to it; what is written may not change.
+    """A :class:`~millrace.blocks.store.Draft`, for one thread at a time; what is written may not change.
 
     Args:
         draft: that is written.

@@ -79,7 +79,7 @@ class _Pod:
 
 
 class KubernetesCluster:
-    """Scales a Deployment of workers; see :class:`millrace.dispatcher.cluster.Cluster`. Belongs to the event loop.
+    """Scales a Deployment of workers, on the event loop; see :class:`millrace.dispatcher.cluster.Cluster`.
 
     The Deployment belongs to the service: nobody else may scale it. Its pods' workers are named by their pods, and
     find the dispatcher by their own arguments. Pods that are there from the beginning, because a dispatcher has died,

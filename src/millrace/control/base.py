@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all messages."""
 
 
-class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all events."""

@@ -7,8 +7,8 @@ from millrace.control.cached import KeptBlock, StoreCost
 from millrace.policies.autocache import Kind
 
 
-class ModeChosen(Event, frozen=True):
-    """What the job does about its cache points from now on; fields as in :class:`millrace.control.cached.ModeOf`."""
+class ModeChosen(Event, frozen=True, tag="ModeChosen"):
+    """What the job does about its cache points from now on; fields as in ``ModeOf``."""
 
     job: str
     kind: Kind
@@ -20,8 +20,8 @@ class ModeChosen(Event, frozen=True):
     saves: dict[int, float] = {}
 
 
-class PointUsed(Event, frozen=True):
-    """The job reads from a point, or will; the last three as in :class:`millrace.control.cached.CachedPoint`.
+class PointUsed(Event, frozen=True, tag="PointUsed"):
+    """The job reads from a point, or will; the last three fields as in ``CachedPoint``.
 
     ``whole`` 0: as before.
     """
@@ -35,7 +35,7 @@ class PointUsed(Event, frozen=True):
     writer: str = ""
 
 
-class BlocksPublished(Event, frozen=True):
+class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):
     """They are in the store; some may have been before.
 
     Attributes:
@@ -51,7 +51,7 @@ class BlocksPublished(Event, frozen=True):
     writer: str = ""
 
 
-class BlocksGivenUp(Event, frozen=True):
+class BlocksGivenUp(Event, frozen=True, tag="BlocksGivenUp"):
     """Nobody is told of them any more; what runs may still read them, and when that is over they are deleted."""
 
     place: str
@@ -59,20 +59,20 @@ class BlocksGivenUp(Event, frozen=True):
     reason: str
 
 
-class BlocksDeleted(Event, frozen=True):
+class BlocksDeleted(Event, frozen=True, tag="BlocksDeleted"):
     """They are not in the store any more."""
 
     place: str
     names: list[str]
 
 
-class PromisesKept(Event, frozen=True):
+class PromisesKept(Event, frozen=True, tag="PromisesKept"):
     """The store was listed after these leases had ended: whatever they added is known."""
 
     leases: list[int]
 
 
-class StoreCalibrated(Event, frozen=True):
+class StoreCalibrated(Event, frozen=True, tag="StoreCalibrated"):
     """What reads and writes of a store take."""
 
     path: str

@@ -8,7 +8,7 @@ from millrace.control.base import Message
 from millrace.control.cached import KeptBlock, StoreCost
 
 
-class CacheUsed(Message, frozen=True):
+class CacheUsed(Message, frozen=True, tag="CacheUsed"):
     """What a run did with a cache point; before it is said how the run ended.
 
     Of what it read beside its own it says only what was lost, in another message.
@@ -38,7 +38,7 @@ class CacheUsed(Message, frozen=True):
     wanted: int = 0
 
 
-class StoreMeasured(Message, frozen=True):
+class StoreMeasured(Message, frozen=True, tag="StoreMeasured"):
     """Answer to MeasureStore; without ``cost`` it could not be used, for this reason."""
 
     path: str
@@ -46,14 +46,14 @@ class StoreMeasured(Message, frozen=True):
     why: str = ""
 
 
-class MeasureStore(Message, frozen=True):
+class MeasureStore(Message, frozen=True, tag="MeasureStore"):
     """Find out what reads and writes of the store take, beside other work, with no more than ``room`` bytes in it."""
 
     path: str
     room: int
 
 
-class BlocksKnown(Message, frozen=True):
+class BlocksKnown(Message, frozen=True, tag="BlocksKnown"):
     """Blocks of a point that can be read from now on, and some that can't any more; ``whole``: nor can any others."""
 
     place: str

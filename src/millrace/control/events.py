@@ -28,7 +28,7 @@ from millrace.planning.points import CachePoint
 from millrace.planning.tables import TableSummary
 
 
-class DispatcherStarted(Event, frozen=True):
+class DispatcherStarted(Event, frozen=True, tag="DispatcherStarted"):
     """It began to listen at ``address``: all sessions of its life before, if there was one, have ended.
 
     Attributes:
@@ -47,7 +47,7 @@ class DispatcherStarted(Event, frozen=True):
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-class WorkerJoined(Event, frozen=True):
+class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
     """A worker registered, or came back after its session broke (then only its address may have changed).
 
     ``only``: the one job that it is local to; ``buffer_bytes``: its outputs may have.
@@ -62,34 +62,34 @@ class WorkerJoined(Event, frozen=True):
     buffer_bytes: int = 0
 
 
-class WorkerDisconnected(Event, frozen=True):
+class WorkerDisconnected(Event, frozen=True, tag="WorkerDisconnected"):
     """Its session broke at ``at`` (seconds of the dispatcher's clock); it has a moment to come back."""
 
     worker: str
     at: float
 
 
-class WorkerRetiring(Event, frozen=True):
+class WorkerRetiring(Event, frozen=True, tag="WorkerRetiring"):
     """It wants to leave and gets no more leases. What it has at ``until`` (0: never) goes to others."""
 
     worker: str
     until: float = 0.0
 
 
-class WorkerReleased(Event, frozen=True):
+class WorkerReleased(Event, frozen=True, tag="WorkerReleased"):
     """A leaving worker was told that nothing of it is needed any more."""
 
     worker: str
 
 
-class WorkerLost(Event, frozen=True):
+class WorkerLost(Event, frozen=True, tag="WorkerLost"):
     """It is gone; its tasks were released or dropped before."""
 
     worker: str
     reason: str
 
 
-class WorkerAssigned(Event, frozen=True):
+class WorkerAssigned(Event, frozen=True, tag="WorkerAssigned"):
     """It serves this job from now on; ``reason`` is the policy's sentence."""
 
     worker: str
@@ -98,14 +98,14 @@ class WorkerAssigned(Event, frozen=True):
     reason: str
 
 
-class WorkerDismissed(Event, frozen=True):
+class WorkerDismissed(Event, frozen=True, tag="WorkerDismissed"):
     """It was told to close the job: nothing of it is needed there any more."""
 
     worker: str
     job: str
 
 
-class TurnCut(Event, frozen=True):
+class TurnCut(Event, frozen=True, tag="TurnCut"):
     """A job's worker was taken away in the middle of a task; the next cut comes later, so that it gets on."""
 
     job: str
@@ -114,7 +114,7 @@ class TurnCut(Event, frozen=True):
 # -- jobs and consumers ------------------------------------------------------------------------------------------------
 
 
-class JobCreated(Event, frozen=True):
+class JobCreated(Event, frozen=True, tag="JobCreated"):
     """A job began. ``anonymous``: the service named it."""
 
     spec: JobSpec
@@ -124,7 +124,7 @@ class JobCreated(Event, frozen=True):
     at: float
 
 
-class ConsumerJoined(Event, frozen=True):
+class ConsumerJoined(Event, frozen=True, tag="ConsumerJoined"):
     """A client took a consumer's place, or came back to it.
 
     Attributes:
@@ -143,7 +143,7 @@ class ConsumerJoined(Event, frozen=True):
     past: int = -1
 
 
-class ConsumerDisconnected(Event, frozen=True):
+class ConsumerDisconnected(Event, frozen=True, tag="ConsumerDisconnected"):
     """Its session broke; its place is kept for a while."""
 
     job: str
@@ -151,7 +151,7 @@ class ConsumerDisconnected(Event, frozen=True):
     at: float
 
 
-class ConsumerLeft(Event, frozen=True):
+class ConsumerLeft(Event, frozen=True, tag="ConsumerLeft"):
     """It will not come back; its tasks were dropped or moved before."""
 
     job: str
@@ -159,14 +159,14 @@ class ConsumerLeft(Event, frozen=True):
     reason: str
 
 
-class JobBroke(Event, frozen=True):
+class JobBroke(Event, frozen=True, tag="JobBroke"):
     """The job cannot go on. Everything leased for it is void."""
 
     job: str
     failure: Failure
 
 
-class JobKept(Event, frozen=True):
+class JobKept(Event, frozen=True, tag="JobKept"):
     """Nobody reads it any more, but expected consumers that were never seen may still come.
 
     Attributes:
@@ -177,7 +177,7 @@ class JobKept(Event, frozen=True):
     at: float
 
 
-class JobRemoved(Event, frozen=True):
+class JobRemoved(Event, frozen=True, tag="JobRemoved"):
     """Nobody reads it any more.
 
     Attributes:
@@ -191,21 +191,21 @@ class JobRemoved(Event, frozen=True):
     absent: int = 0
 
 
-class StatesLoaded(Event, frozen=True):
+class StatesLoaded(Event, frozen=True, tag="StatesLoaded"):
     """The job goes on where these consumers were, of which there may have been another number."""
 
     job: str
     states: list[Checkpoint]
 
 
-class ListingAsked(Event, frozen=True):
+class ListingAsked(Event, frozen=True, tag="ListingAsked"):
     """``worker`` lists the job's sources ("": nobody does)."""
 
     job: str
     worker: str
 
 
-class TableRecorded(Event, frozen=True):
+class TableRecorded(Event, frozen=True, tag="TableRecorded"):
     """The job's sources are known, and with them how many tasks consumers get in an epoch (None: without end).
 
     Attributes:
@@ -226,7 +226,7 @@ class TableRecorded(Event, frozen=True):
 # -- epochs and tasks --------------------------------------------------------------------------------------------------
 
 
-class EpochBegan(Event, frozen=True):
+class EpochBegan(Event, frozen=True, tag="EpochBegan"):
     """A consumer reads this epoch from now on."""
 
     job: str
@@ -234,7 +234,7 @@ class EpochBegan(Event, frozen=True):
     epoch: int
 
 
-class EpochOpened(Event, frozen=True):
+class EpochOpened(Event, frozen=True, tag="EpochOpened"):
     """Tasks of this epoch may be leased.
 
     Attributes:
@@ -246,7 +246,7 @@ class EpochOpened(Event, frozen=True):
     reused: int = -1
 
 
-class EpochResumed(Event, frozen=True):
+class EpochResumed(Event, frozen=True, tag="EpochResumed"):
     """Tasks of this epoch may be leased, those aside that were read before the states were taken.
 
     Attributes:
@@ -272,7 +272,7 @@ class EpochResumed(Event, frozen=True):
     tasks: int = -1
 
 
-class OwnersAsked(Event, frozen=True):
+class OwnersAsked(Event, frozen=True, tag="OwnersAsked"):
     """``worker`` asks the user's function which of ``workers`` runs what ("": nobody does)."""
 
     job: str
@@ -281,7 +281,7 @@ class OwnersAsked(Event, frozen=True):
     workers: list[str] = []
 
 
-class OwnersFixed(Event, frozen=True):
+class OwnersFixed(Event, frozen=True, tag="OwnersFixed"):
     """Task i belongs to ``workers[choice[i]]``, or without a choice to ``workers[i % len(workers)]``.
 
     With ``contiguous``, the number of all tasks, it belongs to ``workers[i * len(workers) // contiguous]``.
@@ -294,7 +294,7 @@ class OwnersFixed(Event, frozen=True):
     contiguous: int = 0
 
 
-class OwnerReplaced(Event, frozen=True):
+class OwnerReplaced(Event, frozen=True, tag="OwnerReplaced"):
     """Share number ``share`` of the epoch has another owner."""
 
     job: str
@@ -303,21 +303,21 @@ class OwnerReplaced(Event, frozen=True):
     worker: str
 
 
-class EpochSettled(Event, frozen=True):
+class EpochSettled(Event, frozen=True, tag="EpochSettled"):
     """All of its tasks have a consumer."""
 
     job: str
     epoch: int
 
 
-class EpochClosed(Event, frozen=True):
+class EpochClosed(Event, frozen=True, tag="EpochClosed"):
     """All consumers are past it."""
 
     job: str
     epoch: int
 
 
-class TailDealt(Event, frozen=True):
+class TailDealt(Event, frozen=True, tag="TailDealt"):
     """A task has its consumer before it can run: a tail, or one that nobody will read, for what it leaves over."""
 
     job: str
@@ -327,7 +327,7 @@ class TailDealt(Event, frozen=True):
     cursors: dict[str, int] = {}
 
 
-class TaskLeased(Event, frozen=True):
+class TaskLeased(Event, frozen=True, tag="TaskLeased"):
     """A worker runs a task for a consumer.
 
     Attributes:
@@ -354,7 +354,7 @@ class TaskLeased(Event, frozen=True):
     also: list[str] = []
 
 
-class TaskEnded(Event, frozen=True):
+class TaskEnded(Event, frozen=True, tag="TaskEnded"):
     """The worker ran it to its end."""
 
     job: str
@@ -365,7 +365,7 @@ class TaskEnded(Event, frozen=True):
     leftovers: bool = False
 
 
-class TaskReleased(Event, frozen=True):
+class TaskReleased(Event, frozen=True, tag="TaskReleased"):
     """Its lease is void, with whatever its worker kept; it waits to be leased again for the same consumer."""
 
     job: str
@@ -374,7 +374,7 @@ class TaskReleased(Event, frozen=True):
     reason: str = ""
 
 
-class TaskLost(Event, frozen=True):
+class TaskLost(Event, frozen=True, tag="TaskLost"):
     """What its worker had not sent is not computed again, as the job chose; it is done after this.
 
     Attributes:
@@ -387,14 +387,14 @@ class TaskLost(Event, frozen=True):
     elements: int = -1
 
 
-class EpochHeld(Event, frozen=True):
+class EpochHeld(Event, frozen=True, tag="EpochHeld"):
     """A task of it failed as it was prepared; no more of it is leased until a consumer begins it."""
 
     job: str
     epoch: int
 
 
-class TaskMoved(Event, frozen=True):
+class TaskMoved(Event, frozen=True, tag="TaskMoved"):
     """It belongs to another consumer from now on; it was released before.
 
     If it was read to its end it only runs again for its leftovers, and the other consumer has nothing to read of it.
@@ -406,7 +406,7 @@ class TaskMoved(Event, frozen=True):
     consumer: int
 
 
-class TaskSpared(Event, frozen=True):
+class TaskSpared(Event, frozen=True, tag="TaskSpared"):
     """Nobody will read it to its end, but its tail has begun with what it left over, and may have to begin again."""
 
     job: str
@@ -414,7 +414,7 @@ class TaskSpared(Event, frozen=True):
     task: int
 
 
-class TaskDone(Event, frozen=True):
+class TaskDone(Event, frozen=True, tag="TaskDone"):
     """Nobody needs anything of it any more.
 
     Attributes:
@@ -431,7 +431,7 @@ class TaskDone(Event, frozen=True):
     inputs: list[int] = []
 
 
-class Progressed(Event, frozen=True):
+class Progressed(Event, frozen=True, tag="Progressed"):
     """What a consumer has of its tasks."""
 
     job: str

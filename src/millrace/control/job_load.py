@@ -44,7 +44,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def window_of(observed: Observed, job: str) -> Window:
-    """What the workers of a job did in the last :data:`~millrace.control.observed.WINDOW_S` seconds or a little more.
+    """What the workers of a job did in the last ``WINDOW_S`` seconds or a little more.
 
     Of a job that has not been here for so long: since its beginning.
     """

@@ -67,7 +67,7 @@ class HeldTask(msgspec.Struct, frozen=True, array_like=True):
     leftovers: bool = False
 
 
-class WorkerHello(Message, frozen=True):
+class WorkerHello(Message, frozen=True, tag="WorkerHello"):
     """First message of a worker's session. ``worker`` is chosen by the worker once per process life."""
 
     worker: str
@@ -85,7 +85,7 @@ class WorkerHello(Message, frozen=True):
     told: Told = Told()
 
 
-class WorkerReport(Message, frozen=True):
+class WorkerReport(Message, frozen=True, tag="WorkerReport"):
     """Heartbeat. An observation: never journalled."""
 
     want: int = 2
@@ -108,7 +108,7 @@ class WorkerReport(Message, frozen=True):
     """That its process holds; 0: it has not said."""
 
 
-class TaskFinished(Message, frozen=True):
+class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     """The task ran to its end: all outputs are in the worker's buffer or were received."""
 
     ref: TaskRef
@@ -122,7 +122,7 @@ class TaskFinished(Message, frozen=True):
     """By node, elements that each operator gave in this run."""
 
 
-class TaskAt(Message, frozen=True):
+class TaskAt(Message, frozen=True, tag="TaskAt"):
     """Where the run of a task that asks for care is, also in words. It goes on once TaskGoOn, of the same number, came.
 
     No ``place``: it waits, and does nothing that could end the process.
@@ -135,7 +135,7 @@ class TaskAt(Message, frozen=True):
     where: str = ""
 
 
-class TaskFailed(Message, frozen=True):
+class TaskFailed(Message, frozen=True, tag="TaskFailed"):
     """The task can't run, here or elsewhere; but for a worker whose buffer has ``needs`` bytes, if that is set."""
 
     ref: TaskRef
@@ -144,7 +144,7 @@ class TaskFailed(Message, frozen=True):
     needs: int = 0
 
 
-class LeftoversLost(Message, frozen=True):
+class LeftoversLost(Message, frozen=True, tag="LeftoversLost"):
     """A tail could not get the leftovers of ``missing`` from the worker that held them; the tail goes back too."""
 
     ref: TaskRef
@@ -152,14 +152,14 @@ class LeftoversLost(Message, frozen=True):
     missing: list[int]
 
 
-class TaskReturned(Message, frozen=True):
+class TaskReturned(Message, frozen=True, tag="TaskReturned"):
     """The worker gave a lease back unfinished, as asked or because it leaves."""
 
     ref: TaskRef
     lease: int
 
 
-class SourcesListed(Message, frozen=True):
+class SourcesListed(Message, frozen=True, tag="SourcesListed"):
     """Answer to ListSources: a summary of the split table of every source, by node id."""
 
     job: str
@@ -173,21 +173,21 @@ class SourcesListed(Message, frozen=True):
     """Of the job that was listed, as another may have got its name meanwhile."""
 
 
-class SourcesFailed(Message, frozen=True):
+class SourcesFailed(Message, frozen=True, tag="SourcesFailed"):
     """Answer to ListSources or ChooseSharding: the data can't be listed, or the user's code can't be opened or run."""
 
     job: str
     failure: Failure
 
 
-class JobUnsendable(Message, frozen=True):
+class JobUnsendable(Message, frozen=True, tag="JobUnsendable"):
     """What the worker had to say about the job cannot be sent, as it is too large, say: the job cannot go on."""
 
     job: str
     failure: Failure
 
 
-class ShardingChosen(Message, frozen=True):
+class ShardingChosen(Message, frozen=True, tag="ShardingChosen"):
     """Answer to ChooseSharding: for each task the index of a worker in the list that was sent."""
 
     job: str
@@ -195,7 +195,7 @@ class ShardingChosen(Message, frozen=True):
     owners: list[int]
 
 
-class WorkerLeaving(Message, frozen=True):
+class WorkerLeaving(Message, frozen=True, tag="WorkerLeaving"):
     """The worker wants to go: no more leases, please. It ends its session when nothing of it is needed any more."""
 
     within_s: float = 0.0
@@ -205,7 +205,7 @@ class WorkerLeaving(Message, frozen=True):
 # -- dispatcher to worker ----------------------------------------------------------------------------------------------
 
 
-class WorkerWelcome(Message, frozen=True):
+class WorkerWelcome(Message, frozen=True, tag="WorkerWelcome"):
     """Registered. ``stale``: held leases that have become somebody else's or nobody's; to be dropped."""
 
     heartbeat_s: float
@@ -216,7 +216,7 @@ class WorkerWelcome(Message, frozen=True):
     told: Told = Told()
 
 
-class OpenJob(Message, frozen=True):
+class OpenJob(Message, frozen=True, tag="OpenJob"):
     """What is needed to run tasks of a job; comes before its first lease, and again with ``tables`` once known."""
 
     job: str
@@ -228,13 +228,13 @@ class OpenJob(Message, frozen=True):
     """Tells jobs of one name apart; consumers of another are not served."""
 
 
-class ListSources(Message, frozen=True):
+class ListSources(Message, frozen=True, tag="ListSources"):
     """Planning task: list the job's sources."""
 
     job: str
 
 
-class ChooseSharding(Message, frozen=True):
+class ChooseSharding(Message, frozen=True, tag="ChooseSharding"):
     """Planning task: ask the user's sharding function who runs what."""
 
     job: str
@@ -243,7 +243,7 @@ class ChooseSharding(Message, frozen=True):
     workers: list[str]
 
 
-class LeaseTask(Message, frozen=True):
+class LeaseTask(Message, frozen=True, tag="LeaseTask"):
     """Run this task for this consumer. ``lease`` tells attempts apart."""
 
     ref: TaskRef
@@ -268,14 +268,14 @@ class LeaseTask(Message, frozen=True):
     """What to run instead of the plan's task: the epoch was dealt anew."""
 
 
-class RevokeTask(Message, frozen=True):
+class RevokeTask(Message, frozen=True, tag="RevokeTask"):
     """Give the lease back (TaskReturned) at once, whatever has been computed; outputs not received are dropped."""
 
     ref: TaskRef
     lease: int
 
 
-class TaskGoOn(Message, frozen=True):
+class TaskGoOn(Message, frozen=True, tag="TaskGoOn"):
     """Answer to TaskAt: it is known where the run is."""
 
     ref: TaskRef
@@ -283,25 +283,25 @@ class TaskGoOn(Message, frozen=True):
     number: int
 
 
-class ForgetTasks(Message, frozen=True):
+class ForgetTasks(Message, frozen=True, tag="ForgetTasks"):
     """Buffers and leftovers of these tasks are no longer needed."""
 
     refs: list[TaskRef]
 
 
-class OutputsReceived(Message, frozen=True):
+class OutputsReceived(Message, frozen=True, tag="OutputsReceived"):
     """The consumer has all outputs of these tasks, of another run perhaps; what they leave over is still wanted."""
 
     refs: list[TaskRef]
 
 
-class CloseJob(Message, frozen=True):
+class CloseJob(Message, frozen=True, tag="CloseJob"):
     """The job is over, or the worker no longer serves it: drop all that belongs to it."""
 
     job: str
 
 
-class StopWorker(Message, frozen=True):
+class StopWorker(Message, frozen=True, tag="StopWorker"):
     """Leave in good order and end the process."""
 
     reason: str
@@ -310,7 +310,7 @@ class StopWorker(Message, frozen=True):
 # -- consumer to dispatcher --------------------------------------------------------------------------------------------
 
 
-class JoinJob(Message, frozen=True):
+class JoinJob(Message, frozen=True, tag="JoinJob"):
     """First message of a consumer's session: creates the job or joins it. ``client`` is unique per iterator."""
 
     spec: JobSpec
@@ -328,7 +328,7 @@ class JoinJob(Message, frozen=True):
     told: Told = Told()  # if it resumes
 
 
-class BeginEpoch(Message, frozen=True):
+class BeginEpoch(Message, frozen=True, tag="BeginEpoch"):
     """The consumer starts an epoch (None: the one after its last); what it had not read of others is dropped."""
 
     epoch: int | None = None
@@ -342,7 +342,7 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
     complete: bool = False
 
 
-class ConsumerReport(Message, frozen=True):
+class ConsumerReport(Message, frozen=True, tag="ConsumerReport"):
     """Heartbeat, and progress. ``tasks`` lists those that moved since the last report."""
 
     epoch: int
@@ -373,7 +373,7 @@ class ConsumerReport(Message, frozen=True):
     ended: bool = False  # the reader of the epoch was told that there is no more: it reads nothing that comes later
 
 
-class LeaveJob(Message, frozen=True):
+class LeaveJob(Message, frozen=True, tag="LeaveJob"):
     """The consumer will not come back: its iterator was closed."""
 
     unused: int = 0  # elements of the epoch that it has begun last that it had received, and not handed out
@@ -382,7 +382,7 @@ class LeaveJob(Message, frozen=True):
 # -- dispatcher to consumer --------------------------------------------------------------------------------------------
 
 
-class JobJoined(Message, frozen=True):
+class JobJoined(Message, frozen=True, tag="JobJoined"):
     """The job's name (drawn by the service if none was given), this consumer's index, the seed in force."""
 
     job: str
@@ -399,13 +399,13 @@ class JobJoined(Message, frozen=True):
     told: Told = Told()
 
 
-class Resumed(Message, frozen=True):
+class Resumed(Message, frozen=True, tag="Resumed"):
     """All ranks have said their states; ``epoch`` is the one that their job goes on with."""
 
     epoch: int
 
 
-class EpochBegun(Message, frozen=True):
+class EpochBegun(Message, frozen=True, tag="EpochBegun"):
     """The epoch's number and how many tasks the whole job has in it (None: without end).
 
     ``held``: no element is to be used before StepsReady allows it.
@@ -425,7 +425,7 @@ class EpochBegun(Message, frozen=True):
     """It is dealt anew what states left: nothing of these tasks was read."""
 
 
-class StepsReady(Message, frozen=True):
+class StepsReady(Message, frozen=True, tag="StepsReady"):
     """Every consumer has so many elements of the epoch; with ``last`` one of them gets no more than these."""
 
     epoch: int
@@ -448,7 +448,7 @@ class TaskRead(msgspec.Struct, frozen=True, array_like=True):
     local: bool = False
 
 
-class ReadTasks(Message, frozen=True):
+class ReadTasks(Message, frozen=True, tag="ReadTasks"):
     """Tasks that are now leased for this consumer."""
 
     epoch: int
@@ -457,7 +457,7 @@ class ReadTasks(Message, frozen=True):
     """Of these, and of those that leave something to these, the ones that give it themselves instead; for states."""
 
 
-class EpochEnds(Message, frozen=True):
+class EpochEnds(Message, frozen=True, tag="EpochEnds"):
     """The consumer's share of the epoch is settled: these tasks and no others (some may still be computed)."""
 
     epoch: int
@@ -465,13 +465,13 @@ class EpochEnds(Message, frozen=True):
     unread: str = ""  # what of the whole epoch nobody reads, in sentences; for the user, at the epoch's end
 
 
-class JobFailed(Message, frozen=True):
+class JobFailed(Message, frozen=True, tag="JobFailed"):
     """The job is over because of this."""
 
     failure: Failure
 
 
-class Notice(Message, frozen=True):
+class Notice(Message, frozen=True, tag="Notice"):
     """Something the user should know; shown once as a warning."""
 
     text: str

@@ -6,7 +6,7 @@ from millrace.control.base import Event
 from millrace.control.whereabouts import Place, Poison
 
 
-class TaskDied(Event, frozen=True):
+class TaskDied(Event, frozen=True, tag="TaskDied"):
     """The worker that ran it is gone, perhaps because of it; the task was or will be released.
 
     Attributes:
@@ -21,7 +21,7 @@ class TaskDied(Event, frozen=True):
     where: str = ""
 
 
-class PoisonFound(Event, frozen=True):
+class PoisonFound(Event, frozen=True, tag="PoisonFound"):
     """Two workers that ran a task with care ended at the same place: no other is to come to it.
 
     Attributes:
@@ -35,13 +35,13 @@ class PoisonFound(Event, frozen=True):
     everywhere: bool
 
 
-class PlanningDied(Event, frozen=True):
+class PlanningDied(Event, frozen=True, tag="PlanningDied"):
     """The worker that listed the job's sources, or asked its sharding function, is gone."""
 
     job: str
 
 
-class BufferNeeded(Event, frozen=True):
+class BufferNeeded(Event, frozen=True, tag="BufferNeeded"):
     """The job has an output of so many bytes, so that only workers whose buffers have as many can run it."""
 
     job: str

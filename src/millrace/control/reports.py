@@ -55,7 +55,7 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a peer was told, so that the journal of its service has to know it (:mod:`millrace.control.testimony`).
+    """What a peer was told, so that the journal of its service has to know it; see ``testimony``.
 
     Attributes:
         service: that it is a peer of; empty: of none yet.

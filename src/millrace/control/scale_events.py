@@ -8,7 +8,7 @@ from millrace.policies.capacity import Capacity
 from millrace.policies.scalers import Other
 
 
-class ScaleChosen(Event, frozen=True):
+class ScaleChosen(Event, frozen=True, tag="ScaleChosen"):
     """How many workers the job is to have, and where the search has come to; fields as in :class:`Scaling`.
 
     :class:`~millrace.control.scaled.Scaling` has them.
@@ -22,7 +22,7 @@ class ScaleChosen(Event, frozen=True):
     other: Other | None = None
 
 
-class HomeChosen(Event, frozen=True):
+class HomeChosen(Event, frozen=True, tag="HomeChosen"):
     """The job uses its local workers alone from now on, or (``home`` is false) others as well."""
 
     job: str
@@ -31,7 +31,7 @@ class HomeChosen(Event, frozen=True):
     at: float
 
 
-class FleetPlanned(Event, frozen=True):
+class FleetPlanned(Event, frozen=True, tag="FleetPlanned"):
     """How many workers there are to be; fields as in :class:`~millrace.control.scaled.FleetPlan`."""
 
     workers: int

@@ -1,4 +1,4 @@
-"""What the events of :mod:`millrace.control.share_events` change in the state; as :mod:`millrace.control.apply`."""
+"""What the events of :mod:`millrace.control.share_events` change in the state."""
 
 from __future__ import annotations
 

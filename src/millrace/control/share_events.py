@@ -25,7 +25,7 @@ class UnreadShare(msgspec.Struct, frozen=True, array_like=True):
     why: str
 
 
-class ShareUnread(Event, frozen=True):
+class ShareUnread(Event, frozen=True, tag="ShareUnread"):
     """Nobody will read this, and it is said."""
 
     job: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.control.base import Event
 
 
-class StepsEnded(Event, frozen=True):
+class StepsEnded(Event, frozen=True, tag="StepsEnded"):
     """Of ranks that are to get equally many elements of the epoch one has no more than ``steps``: all end there."""
 
     job: str

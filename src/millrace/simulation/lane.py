@@ -1,4 +1,4 @@
-"""A worker's lane: what :mod:`millrace.worker.lanes` and :mod:`millrace.worker.running` do, as one generator.
+"""A worker's lane: :mod:`millrace.worker.lanes` and :mod:`millrace.worker.running` as one generator.
 
 The buffer is the real one; an output takes a byte of it.
 """

@@ -1,4 +1,4 @@
-"""The workers' and consumers' end of the control protocol, for threads; :mod:`millrace.wire.control` is the other."""
+"""The workers' and consumers' end of the control protocol, for threads."""
 
 from __future__ import annotations
 

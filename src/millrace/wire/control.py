@@ -1,4 +1,4 @@
-"""The dispatcher's end of the control protocol, on asyncio. The other end is :mod:`millrace.wire.channel`."""
+"""The dispatcher's end of the control protocol, on asyncio."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ import msgspec
 from millrace.control.messages import TaskRef
 
 
-class BulkMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class BulkMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all headers."""
 
 
 # -- consumer to worker ------------------------------------------------------------------------------------------------
 
 
-class Open(BulkMessage, frozen=True):
+class Open(BulkMessage, frozen=True, tag="Open"):
     """First message: whose outputs this connection carries. A later connection of the same consumer replaces it."""
 
     job: str
@@ -40,7 +40,7 @@ class Open(BulkMessage, frozen=True):
     """Of the job that the consumer has joined."""
 
 
-class Read(BulkMessage, frozen=True):
+class Read(BulkMessage, frozen=True, tag="Read"):
     """Send the outputs of this lease from number ``start`` on, now or as soon as there are any."""
 
     epoch: int
@@ -49,7 +49,7 @@ class Read(BulkMessage, frozen=True):
     start: int = 0
 
 
-class Credit(BulkMessage, frozen=True):
+class Credit(BulkMessage, frozen=True, tag="Credit"):
     """The consumer has room for so many more bytes of payload."""
 
     bytes: int
@@ -57,7 +57,7 @@ class Credit(BulkMessage, frozen=True):
     """What each of its workers may have on their way at a time: messages should be a part of it."""
 
 
-class Received(BulkMessage, frozen=True):
+class Received(BulkMessage, frozen=True, tag="Received"):
     """The consumer holds all outputs of the task below ``upto``; the worker may drop them."""
 
     epoch: int
@@ -70,7 +70,7 @@ class Received(BulkMessage, frozen=True):
 # -- worker to consumer ------------------------------------------------------------------------------------------------
 
 
-class Delivery(BulkMessage, frozen=True):
+class Delivery(BulkMessage, frozen=True, tag="Delivery"):
     """``count`` outputs of a task, numbered from ``index``; the payload is one codec message.
 
     Without outputs there is no payload.
@@ -89,7 +89,7 @@ class Delivery(BulkMessage, frozen=True):
     """Of a task that was run before: a file of its source that was written since it was listed, if any is known."""
 
 
-class Short(BulkMessage, frozen=True):
+class Short(BulkMessage, frozen=True, tag="Short"):
     """The next message of ``size`` bytes is larger than the credit left. ``returned``: that credit, given back.
 
     With size 0: the message for which the credit came need not be sent any more.
@@ -103,7 +103,7 @@ class Short(BulkMessage, frozen=True):
 # -- worker to worker --------------------------------------------------------------------------------------------------
 
 
-class FetchLeftovers(BulkMessage, frozen=True):
+class FetchLeftovers(BulkMessage, frozen=True, tag="FetchLeftovers"):
     """What did this task leave to its parent?"""
 
     ref: TaskRef
@@ -117,7 +117,7 @@ class LeftoverPart(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
-class Leftovers(BulkMessage, frozen=True):
+class Leftovers(BulkMessage, frozen=True, tag="Leftovers"):
     """Answer; ``found`` is false if the worker does not have them (any more)."""
 
     ref: TaskRef

@@ -106,7 +106,7 @@ class _Hurried:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets what a new TCP socket of ours is to have; see :mod:`~millrace.wire.bulk` for why this and nothing else."""
+    """Sets what a new TCP socket of ours is to have; see ``data_connection`` for why this and nothing else."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return  # whoever holds the other end is on this host: its death closes it
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -288,7 +288,7 @@ def test_some_kept_journal_has_every_kind_of_event(work_dir):
             for (body,) in db.execute("SELECT body FROM groups"):
                 kinds |= {event["type"] for event in msgspec.msgpack.decode(body)}
         db.close()
-    assert kinds == {kind.__name__ for kind in ev.AnyEvent.__args__}
+    assert kinds == {kind.__struct_config__.tag for kind in ev.AnyEvent.__args__}
 
 
 def test_a_life_is_the_same_read_from_its_journal():
