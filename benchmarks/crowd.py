@@ -16,13 +16,13 @@ import grpc
 import grpc.aio
 import msgspec
 
-from millrace.control import messages as msg
-from millrace.control.reports import LaneReport, NodeMeasure
-from millrace.control.spec import JobSpec
 from millrace.dataset import Dataset
 from millrace.functions.shipping import pack as pack_functions
 from millrace.graph import serialize
 from millrace.planning.tables import pack_tables, positions_table, summaries
+from millrace.protocol import messages as msg
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.reports import LaneReport, NodeMeasure
 from millrace.version import __version__
 from millrace.wire import blobs, rpc
 from millrace.wire.access import OWN

@@ -24,11 +24,7 @@ import msgspec
 import millrace
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main, rate
 from millrace.control import events as ev
-from millrace.control.messages import (
-    TaskProgress,
-)
 from millrace.control.snapshot import dump
-from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.dispatcher.journal import SNAPSHOT_EVENTS, SqliteJournal
 from millrace.dispatcher.recovery import restore
@@ -36,6 +32,8 @@ from millrace.dispatcher.work_dir import WorkDir
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.tables import positions_table
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import TaskProgress
 
 JOBS = 200
 PEERS = 200

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from millrace.control.spec import MOST_CONSUMERS, MOST_WORKERS
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Node, Opaque, graph_of
@@ -18,6 +17,7 @@ from millrace.graph.notation import called
 from millrace.planning.units import INFINITE
 from millrace.policies.reads import MOST_CHOSEN
 from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
+from millrace.protocol.job_spec import MOST_CONSUMERS, MOST_WORKERS
 from millrace.sources.storage import absolute
 from millrace.wire.address import parse_address
 

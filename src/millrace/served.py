@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from millrace import arguments
 from millrace.arguments import one_of
-from millrace.control.spec import MOST_ACCELERATORS, MOST_TASKS
 from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
 from millrace.frameworks.readable import Readable
 from millrace.functions.signature import describe
@@ -23,6 +22,7 @@ from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visit
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
 from millrace.planning.passes import Number, Passes, Share
 from millrace.planning.shapes import Varying
+from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
 
 if TYPE_CHECKING:
     from millrace.client.later import LaterReader
@@ -392,7 +392,7 @@ class ServedPipeline(Readable):
 
         from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
         from millrace.clusters.service import watch
-        from millrace.control.spec import JobSpec
+        from millrace.protocol.job_spec import JobSpec
 
         python = ".".join(platform.python_version_tuple()[:2])
         consumer, places = self._place(share)

@@ -9,7 +9,13 @@ import pytest
 
 import millrace as mr
 from millrace.client.feed import Feed
-from millrace.control.messages import (
+from millrace.elements import codec
+from millrace.errors import ElementTooLargeError
+from millrace.functions.shipping import pack
+from millrace.graph import serialize
+from millrace.protocol import data_messages
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import (
     CloseJob,
     ForgetTasks,
     LeaseTask,
@@ -25,13 +31,7 @@ from millrace.control.messages import (
     TaskRef,
     TaskReturned,
 )
-from millrace.control.spec import JobSpec
-from millrace.elements import codec
-from millrace.errors import ElementTooLargeError
-from millrace.functions.shipping import pack
-from millrace.graph import serialize
 from millrace.wire import compression as compressing
-from millrace.wire import delivery
 from millrace.wire.blobs import digest_of
 from millrace.wire.bulk import BulkServer, bulk_connect
 from millrace.wire.failures import error_of
@@ -117,9 +117,9 @@ def test_a_consumer_of_another_job_of_that_name_is_not_served():
         Service(mr.Dataset.range(10)) as service,
         bulk_connect(service.server.address, None, 10.0) as connection,
     ):
-        connection.send(delivery.Open("job", 0, "client", generation=7))
+        connection.send(data_messages.Open("job", 0, "client", generation=7))
         with pytest.raises(mr.ServiceError):
-            connection.receive(delivery.TO_READER)
+            connection.receive(data_messages.TO_READER)
 
 
 def test_all_elements_of_all_tasks_arrive_once(feed):

@@ -21,8 +21,6 @@ import pytest
 from millrace.cli import main
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.spec import JobSpec
 from millrace.dispatcher import blobs, shortage
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.service import STATUS, Dispatcher
@@ -39,6 +37,8 @@ from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.plan import make_plan
 from millrace.planning.tables import pack_tables, positions_table, summaries
+from millrace.protocol import messages as msg
+from millrace.protocol.job_spec import JobSpec
 from millrace.version import __version__
 from millrace.wire.access import OWN
 from millrace.wire.blobs import digest_of, fetch_blob, put_blob

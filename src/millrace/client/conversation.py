@@ -26,7 +26,19 @@ from millrace.client.monitor import Measure, Monitor
 from millrace.client.notices import Notices
 from millrace.client.purity import Reruns
 from millrace.client.status import ask_why
-from millrace.control.messages import (
+from millrace.errors import (
+    AuthenticationError,
+    JobFailedError,
+    MillraceError,
+    PipelineError,
+    ServiceError,
+    ServiceUnreachableError,
+    VersionMismatchError,
+    anew,
+)
+from millrace.planning.checkpoint import Checkpoint
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import (
     BeginEpoch,
     ConsumerReport,
     EpochBegun,
@@ -42,19 +54,7 @@ from millrace.control.messages import (
     TaskProgress,
     ToConsumer,
 )
-from millrace.control.reports import Told
-from millrace.control.spec import JobSpec
-from millrace.errors import (
-    AuthenticationError,
-    JobFailedError,
-    MillraceError,
-    PipelineError,
-    ServiceError,
-    ServiceUnreachableError,
-    VersionMismatchError,
-    anew,
-)
-from millrace.planning.checkpoint import Checkpoint
+from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.backoff import delays
 from millrace.wire.blobs import put_blob

@@ -11,8 +11,6 @@ from typing import Any
 
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import Arrival, EpochInbox, Rerun
-from millrace.control.messages import TaskProgress, TaskRead
-from millrace.control.reports import Flow
 from millrace.errors import (
     AuthenticationError,
     ElementTooLargeError,
@@ -22,7 +20,9 @@ from millrace.errors import (
     VersionMismatchError,
     anew,
 )
-from millrace.wire import delivery
+from millrace.protocol import data_messages
+from millrace.protocol.messages import TaskProgress, TaskRead
+from millrace.protocol.reports import Flow
 from millrace.wire.backoff import delays
 from millrace.wire.buffers import BufferPool
 from millrace.wire.bulk import BulkConnection, bulk_connect
@@ -63,7 +63,7 @@ class Feed:
         wake: Callable[[], None],
         compared: Callable[[int, Rerun], None] = lambda epoch, rerun: None,
     ) -> None:
-        self._open = delivery.Open(job, consumer, client, generation)
+        self._open = data_messages.Open(job, consumer, client, generation)
         self._token = token
         self._compression = compression
         self._wake = wake
@@ -116,7 +116,7 @@ class Feed:
 
     def assign(self, epoch: int, reads: Sequence[TaskRead], alone: Sequence[int] = ()) -> None:
         """Tasks are (now) to be read from these workers; ``alone``: some tasks that leave nothing over, for states."""
-        orders: dict[str, list[delivery.Read]] = {}
+        orders: dict[str, list[data_messages.Read]] = {}
         with self._lock:
             if self._closed or self._inbox is None or self._inbox.number != epoch:
                 return
@@ -126,7 +126,7 @@ class Feed:
                     self._local.add(read.address)
                 start = self._inbox.assign(read.task, read.lease, read.address, read.start)
                 if self._inbox.wanted(read.task):
-                    orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
+                    orders.setdefault(read.address, []).append(data_messages.Read(epoch, read.task, read.lease, start))
             connections = {address: self._connections.get(address) for address in orders}
             for address, connection in connections.items():
                 if address not in self._threads:
@@ -330,16 +330,16 @@ class Feed:
                 return
             self._connections[address] = connection
             epoch = self._inbox.number
-            orders = [delivery.Read(epoch, *unfinished) for unfinished in self._inbox.unfinished(address)]
+            orders = [data_messages.Read(epoch, *unfinished) for unfinished in self._inbox.unfinished(address)]
             grants, share = self._pool.join(address), self._pool.share
         try:
-            for order in (*(delivery.Credit(amount, share) for amount in grants.values()), *orders):
+            for order in (*(data_messages.Credit(amount, share) for amount in grants.values()), *orders):
                 connection.send(order)
             while True:
-                header, payload = connection.receive(delivery.TO_READER, self._memory.allocate)
-                if isinstance(header, delivery.Delivery):
+                header, payload = connection.receive(data_messages.TO_READER, self._memory.allocate)
+                if isinstance(header, data_messages.Delivery):
                     self._arrived(address, connection, header, payload)
-                elif isinstance(header, delivery.Short):
+                elif isinstance(header, data_messages.Short):
                     self._short(address, header)
                 else:
                     raise ProtocolError(f"{address} sent {type(header).__name__}, which nobody asked for")
@@ -353,7 +353,7 @@ class Feed:
                 self._changed.notify_all()
             _send_all(routed)
 
-    def _arrived(self, address: str, connection: BulkConnection, header: delivery.Delivery, payload: Any) -> None:
+    def _arrived(self, address: str, connection: BulkConnection, header: data_messages.Delivery, payload: Any) -> None:
         size = payload.nbytes if header.count else 0
         complete = False
         with self._lock:
@@ -379,7 +379,7 @@ class Feed:
                 reruns, inbox.reruns = inbox.reruns, []
                 upto, complete = inbox.holds(header.task)
                 # Said before the user can have it: what may be sent again to a successor was never written to here.
-                _send(connection, [delivery.Received(header.epoch, header.task, upto, complete)])
+                _send(connection, [data_messages.Received(header.epoch, header.task, upto, complete)])
             held = fresh and self._allowed is not None
             orders = [] if fresh else self._route(self._pool.used(address, size))
             self._changed.notify_all()
@@ -395,7 +395,7 @@ class Feed:
         came = Flow(came.elements + elements, came.bytes + size)
         self.came = (came, others) if address in self._local else (local, came)
 
-    def _short(self, address: str, header: delivery.Short) -> None:
+    def _short(self, address: str, header: data_messages.Short) -> None:
         with self._lock:
             if header.size > self._pool.total and header.count == 1:
                 self._failure = self._failure or ElementTooLargeError(
@@ -408,9 +408,9 @@ class Feed:
             self._changed.notify_all()  # who waits may have to let it in
         _send_all(orders)
 
-    def _route(self, grants: Mapping[str, int]) -> list[tuple[BulkConnection, list[delivery.BulkMessage]]]:
+    def _route(self, grants: Mapping[str, int]) -> list[tuple[BulkConnection, list[data_messages.BulkMessage]]]:
         share = self._pool.share
-        return [(self._connections[name], [delivery.Credit(more, share)]) for name, more in grants.items() if more]
+        return [(self._connections[name], [data_messages.Credit(more, share)]) for name, more in grants.items() if more]
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -429,12 +429,12 @@ class Feed:
                 thread.join(CONNECT_TIMEOUT_S)
 
 
-def _send_all(orders: Sequence[tuple[BulkConnection, Sequence[delivery.BulkMessage]]]) -> None:
+def _send_all(orders: Sequence[tuple[BulkConnection, Sequence[data_messages.BulkMessage]]]) -> None:
     for connection, messages in orders:
         _send(connection, messages)
 
 
-def _send(connection: BulkConnection, messages: Sequence[delivery.BulkMessage]) -> None:
+def _send(connection: BulkConnection, messages: Sequence[data_messages.BulkMessage]) -> None:
     try:
         for message in messages:
             connection.send(message)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.control.messages import TaskProgress
 from millrace.elements import codec
 from millrace.elements.imprint import imprint
 from millrace.errors import CodecError, ProtocolError
+from millrace.protocol.messages import TaskProgress
 
 Decode = Callable[[Any], list[Any]]
 """Gives the elements of a payload."""

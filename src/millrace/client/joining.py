@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from millrace.client.age import refused
-from millrace.control.messages import JobFailed, JobJoined, JoinJob, ToConsumer
 from millrace.errors import JobFailedError, PipelineError, ServiceUnreachableError
+from millrace.protocol.messages import JobFailed, JobJoined, JoinJob, ToConsumer
 from millrace.wire.channel import ClientSession, ControlChannel
 from millrace.wire.failures import error_of
 from millrace.wire.rpc import UnsendableError

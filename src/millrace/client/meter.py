@@ -6,14 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.control.reports import Pace
+from millrace.protocol.reports import Pace
 
 WINDOW = 100
 """Elements over which means are taken."""
 
 
 class Rates(NamedTuple):
-    """Means over the last elements; see :class:`millrace.control.messages.ConsumerReport`. ``pace``: of all so far."""
+    """Means over the last elements; see :class:`millrace.protocol.messages.ConsumerReport`. ``pace``: of all so far."""
 
     batch_time_s: float = 0.0
     wait_s: float = 0.0

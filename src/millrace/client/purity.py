@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from millrace.client.inbox import Outcome, Rerun
-from millrace.control.spec import JobSpec
 from millrace.graph.nodes import FromList, Graph, Node, WithOptions
 from millrace.graph.serialize import unpack
+from millrace.protocol.job_spec import JobSpec
 
 _REMEDY = (
     "What is random must come from a parameter called rng, and nothing from clocks, counters or what other elements "

@@ -15,12 +15,12 @@ from typing import Any, NoReturn, Self
 from millrace.client.conversation import CLOSE, Conversation
 from millrace.client.inbox import Arrival
 from millrace.client.tally import Tally
-from millrace.control.messages import EpochBegun
-from millrace.control.spec import JobSpec
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said
 from millrace.planning.passes import Passes
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import EpochBegun
 from millrace.wire.compression import Compression
 
 Reload = Callable[[Any], "EpochReader"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.messages import Failure, ToConsumer, ToWorker
+from millrace.protocol.messages import Failure, ToConsumer, ToWorker
 
 
 class SendToWorker(msgspec.Struct, frozen=True):

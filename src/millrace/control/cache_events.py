@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millrace.control.base import Event
-from millrace.control.cached import KeptBlock, StoreCost
 from millrace.policies.autocache import Kind
+from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class ModeChosen(Event, frozen=True, tag="ModeChosen"):

@@ -7,36 +7,7 @@ import hashlib
 import msgspec
 
 from millrace.policies.autocache import Kind
-from millrace.policies.transfer import TransferCost
-
-
-class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A block that was published.
-
-    Attributes:
-        name: without its point.
-        bytes: its size.
-        items: that it holds.
-    """
-
-    name: str
-    bytes: int
-    items: int = 0
-
-
-class StoreCost(msgspec.Struct, frozen=True):
-    """What a store was measured to take; see :class:`millrace.blocks.calibration.Calibration`.
-
-    Attributes:
-        memory: bytes of the host that measured it: what is larger is read from the store itself.
-    """
-
-    read: TransferCost
-    cold: TransferCost
-    write: TransferCost
-    cpu_s: float
-    threads: int
-    memory: int = 0
+from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class Use(msgspec.Struct):

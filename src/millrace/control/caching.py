@@ -8,9 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control import cache_events as ev
-from millrace.control.cache_messages import MeasureStore
-from millrace.control.cached import CachedPoint, ModeOf, StoreCost, place_of
-from millrace.control.messages import Notice
+from millrace.control.cached import CachedPoint, ModeOf, place_of
 from millrace.control.observed import CacheSight
 from millrace.control.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
 from millrace.control.state import Job, State
@@ -19,6 +17,8 @@ from millrace.control.turn import Turn
 from millrace.planning.points import CachePoint
 from millrace.policies import autocache as policy
 from millrace.policies.projection import Profile, Store, times
+from millrace.protocol.cache_messages import MeasureStore, StoreCost
+from millrace.protocol.messages import Notice
 
 MESSAGE_BYTES = 64 << 10
 """That a read of a store takes at least."""

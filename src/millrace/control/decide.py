@@ -25,14 +25,14 @@ from millrace.control import (
     turns,
 )
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.actions import Action
-from millrace.control.cache_messages import CacheUsed, StoreMeasured
 from millrace.control.events import AnyEvent
 from millrace.control.inputs import Input
 from millrace.control.observed import Observed, observe
 from millrace.control.state import SERVICE, State
 from millrace.control.turn import Turn, merged
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
 
 
 def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[AnyEvent], list[Action]]:

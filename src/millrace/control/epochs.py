@@ -6,17 +6,6 @@ import msgspec
 
 from millrace.control import caching
 from millrace.control import events as ev
-from millrace.control.messages import (
-    EpochBegun,
-    EpochEnds,
-    ForgetTasks,
-    ReadTasks,
-    Resumed,
-    RevokeTask,
-    StepsReady,
-    TaskRead,
-    TaskRef,
-)
 from millrace.control.plans import PlanLike
 from millrace.control.state import Job, LiveTask, State
 from millrace.control.step_events import StepsEnded
@@ -34,6 +23,17 @@ from millrace.control.turn import Turn
 from millrace.control.unread import record_deserted, told
 from millrace.planning.checkpoint import Checkpoint, Merged, merge
 from millrace.planning.remainder import NOTHING, is_even, left_of, owed
+from millrace.protocol.messages import (
+    EpochBegun,
+    EpochEnds,
+    ForgetTasks,
+    ReadTasks,
+    Resumed,
+    RevokeTask,
+    StepsReady,
+    TaskRead,
+    TaskRef,
+)
 
 
 def open_epoch(turn: Turn, job: Job, number: int) -> None:

@@ -16,16 +16,16 @@ from millrace.control.cache_events import (
     PromisesKept,
     StoreCalibrated,
 )
-from millrace.control.messages import Failure, TaskProgress
 from millrace.control.poison_events import BufferNeeded, PlanningDied, PoisonFound, TaskDied
 from millrace.control.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.share_events import ShareUnread
-from millrace.control.spec import JobSpec
 from millrace.control.step_events import StepsEnded
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import TableSummary
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import Failure, TaskProgress
 
 
 class DispatcherStarted(Event, frozen=True, tag="DispatcherStarted"):

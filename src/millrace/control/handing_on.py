@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from millrace.control import events as ev
 from millrace.control.leasing import drop, take_back
-from millrace.control.messages import ConsumerReport
 from millrace.control.share_events import ShareUnread, UnreadShare
 from millrace.control.state import Consumer, Job
 from millrace.control.supply import active, held_back, in_turn, is_missing
 from millrace.control.turn import Turn
 from millrace.control.unread import record
+from millrace.protocol.messages import ConsumerReport
 
 
 def hand_on(turn: Turn, job: Job, consumer: int, why: str, epochs: Iterable[int] | None = None) -> int:

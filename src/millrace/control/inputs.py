@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.cached import KeptBlock
-from millrace.control.messages import Failure, FromConsumer, FromWorker, JoinJob
+from millrace.protocol.cache_messages import KeptBlock
+from millrace.protocol.messages import Failure, FromConsumer, FromWorker, JoinJob
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from millrace.control.messages import WorkerReport
 from millrace.control.observed import Observed
 from millrace.control.profiling import look_at, measures, summed
-from millrace.control.reports import LaneReport, NodeMeasure
 from millrace.control.state import Job, State, Worker
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.policies.bottleneck import Load, Operator
+from millrace.protocol.messages import WorkerReport
+from millrace.protocol.reports import LaneReport, NodeMeasure
 
 Nodes = dict[int, NodeMeasure]
 

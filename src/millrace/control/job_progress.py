@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from millrace.control.job_load import load_of, window_of
-from millrace.control.messages import ConsumerReport, TaskFinished
 from millrace.control.observed import EpochSight, FinishedJob, JobSight, Observed
-from millrace.control.reports import Pace
 from millrace.control.state import Job, State
 from millrace.control.supply import newest
 from millrace.control.turn import Turn
 from millrace.graph.serialize import unpack
 from millrace.policies.bottleneck import bottleneck
+from millrace.protocol.messages import ConsumerReport, TaskFinished
+from millrace.protocol.reports import Pace
 
 EPOCHS = 5
 """Of a job that are told apart; those before are added up."""

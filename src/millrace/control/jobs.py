@@ -20,7 +20,26 @@ from millrace.control.handing_on import give_again, hand_on, has_ended, record_u
 from millrace.control.inputs import JoinRequested
 from millrace.control.late import another_run, late_for, over_since, waits_for_others
 from millrace.control.leasing import drop, settle, spare
-from millrace.control.messages import (
+from millrace.control.places import (
+    Refused,
+    check_failed,
+    check_generation,
+    check_new,
+    check_spec,
+    find_place,
+    same_job,
+)
+from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
+from millrace.control.share_events import ShareUnread
+from millrace.control.state import Consumer, Job
+from millrace.control.supply import epoch_length, missing, newest
+from millrace.control.turn import Turn
+from millrace.control.unread import said as said_of
+from millrace.errors import MillraceError
+from millrace.graph import serialize
+from millrace.planning.checkpoint import name_of
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import (
     BeginEpoch,
     CloseJob,
     ConsumerReport,
@@ -33,25 +52,6 @@ from millrace.control.messages import (
     SourcesListed,
     TaskProgress,
 )
-from millrace.control.places import (
-    Refused,
-    check_failed,
-    check_generation,
-    check_new,
-    check_spec,
-    find_place,
-    same_job,
-)
-from millrace.control.resuming import check_awaited, check_data, check_states, load, same_load, void
-from millrace.control.share_events import ShareUnread
-from millrace.control.spec import JobSpec
-from millrace.control.state import Consumer, Job
-from millrace.control.supply import epoch_length, missing, newest
-from millrace.control.turn import Turn
-from millrace.control.unread import said as said_of
-from millrace.errors import MillraceError
-from millrace.graph import serialize
-from millrace.planning.checkpoint import name_of
 
 LEFT = "left"
 """Why a consumer has gone that closed its session."""

@@ -8,8 +8,7 @@ import msgspec
 
 from millrace.control import cache_events as ev
 from millrace.control.actions import DeleteBlocks, ListStore
-from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
-from millrace.control.cached import CachedPoint, KeptBlock
+from millrace.control.cached import CachedPoint
 from millrace.control.caching import active, have_measured, others, place, share_kept, writer
 from millrace.control.inputs import BlocksGone, StoreListed
 from millrace.control.state import Job, State
@@ -17,6 +16,7 @@ from millrace.control.supply import newest
 from millrace.control.turn import Turn
 from millrace.planning.points import CachePoint
 from millrace.policies import eviction
+from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock, StoreMeasured
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.control.messages import Failure, JoinJob
 from millrace.control.places import Refused, same_job
-from millrace.control.spec import JobSpec
 from millrace.control.state import EndedJob, Job, State
 from millrace.control.supply import missing, newest
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import Failure, JoinJob
 
 NAMED = 8
 """Consumers that a sentence names, at most."""

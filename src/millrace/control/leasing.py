@@ -6,7 +6,10 @@ from millrace.control import events as ev
 from millrace.control import job_progress
 from millrace.control.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.keeping import tell_blocks, use_of
-from millrace.control.messages import (
+from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
+from millrace.control.supply import Offer, began_without, newest, owes, place_of, walk
+from millrace.control.turn import Turn
+from millrace.protocol.messages import (
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
@@ -18,9 +21,6 @@ from millrace.control.messages import (
     TaskRef,
     TaskReturned,
 )
-from millrace.control.state import CARE, Epoch, Job, LiveTask, State, Worker
-from millrace.control.supply import Offer, began_without, newest, owes, place_of, walk
-from millrace.control.turn import Turn
 
 
 def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> None:

@@ -8,7 +8,13 @@ from millrace.control.actions import CloseWorker, EndService, StopWorkers
 from millrace.control.crew import fits
 from millrace.control.jobs import open_message
 from millrace.control.leasing import finished, leased_by, lose, miss, spare
-from millrace.control.messages import (
+from millrace.control.places import versions_differ
+from millrace.control.poison import planning_died, suspect
+from millrace.control.state import Job, Worker
+from millrace.control.supply import by_worker
+from millrace.control.turn import Turn
+from millrace.control.where import may_serve
+from millrace.protocol.messages import (
     ChooseSharding,
     CloseJob,
     Failure,
@@ -19,12 +25,6 @@ from millrace.control.messages import (
     WorkerLeaving,
     WorkerWelcome,
 )
-from millrace.control.places import versions_differ
-from millrace.control.poison import planning_died, suspect
-from millrace.control.state import Job, Worker
-from millrace.control.supply import by_worker
-from millrace.control.turn import Turn
-from millrace.control.where import may_serve
 
 MISSED_HEARTBEATS = 2
 """A worker is lost when so many reports in a row did not come."""

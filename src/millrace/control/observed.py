@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.cached import StoreCost
 from millrace.control.crew import Crew
 from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
-from millrace.control.messages import (
+from millrace.planning.progress import TaskSet
+from millrace.policies.autocache import Look
+from millrace.policies.capacity import Shortage
+from millrace.policies.decision import Decision
+from millrace.policies.projection import Profile
+from millrace.policies.sharing import Accounts, Standing, ahead
+from millrace.protocol.cache_messages import StoreCost
+from millrace.protocol.messages import (
     ConsumerReport,
     LeaveJob,
     StepsReady,
@@ -17,13 +23,7 @@ from millrace.control.messages import (
     TaskReturned,
     WorkerReport,
 )
-from millrace.control.reports import Flow, NodeMeasure, Pace
-from millrace.planning.progress import TaskSet
-from millrace.policies.autocache import Look
-from millrace.policies.capacity import Shortage
-from millrace.policies.decision import Decision
-from millrace.policies.projection import Profile
-from millrace.policies.sharing import Accounts, Standing, ahead
+from millrace.protocol.reports import Flow, NodeMeasure, Pace
 
 WINDOW_S = 15.0
 """What a job does now is what its workers did for so long, or for up to twice that."""

@@ -14,10 +14,10 @@ from millrace.control.crew import fits
 from millrace.control.jobs import fail_job
 from millrace.control.leasing import leased_by, take_back
 from millrace.control.membership import hand_over_shares
-from millrace.control.messages import Failure, Notice, TaskFailed
 from millrace.control.state import Job, State, Worker
 from millrace.control.turn import Turn
 from millrace.control.where import may_serve
+from millrace.protocol.messages import Failure, Notice, TaskFailed
 
 
 def passed_on(turn: Turn, worker: str, message: TaskFailed) -> bool:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.control.messages import (
-    Failure,
-    JoinJob,
-)
-from millrace.control.spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_TASKS, MOST_WORKERS, JobSpec
 from millrace.control.state import Consumer, Job, Settings, State
 from millrace.control.supply import missing
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
 from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
+from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_TASKS, MOST_WORKERS, JobSpec
+from millrace.protocol.messages import Failure, JoinJob
 
 SHARDINGS = ("dynamic", "static", "static_contiguous", "off", "custom")
 VISITATIONS = ("exactly_once", "at_most_once", "zero_once_or_more")

@@ -17,10 +17,10 @@ from collections.abc import Container
 
 from millrace.control import poison_events as pev
 from millrace.control.jobs import fail_job
-from millrace.control.messages import Failure, Notice
 from millrace.control.state import CARE, Job
 from millrace.control.turn import Turn
-from millrace.control.whereabouts import Poison
+from millrace.protocol.crash_sites import Poison
+from millrace.protocol.messages import Failure, Notice
 
 MOST_DEATHS = 16
 """Workers that may end with one task without anything being found."""

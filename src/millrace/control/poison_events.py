@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.control.base import Event
-from millrace.control.whereabouts import Place, Poison
+from millrace.protocol.crash_sites import Place, Poison
 
 
 class TaskDied(Event, frozen=True, tag="TaskDied"):

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Iterable
 
 from millrace.control.observed import CacheSight, Observed
-from millrace.control.reports import NodeMeasure
 from millrace.control.state import Job, State
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
 from millrace.policies.autocache import Look
 from millrace.policies.projection import Passed, Profile, Stage
+from millrace.protocol.reports import NodeMeasure
 
 LOOK_ELEMENTS = 100
 """Elements of a look at the batch time, at least (Cachew 4.3)."""

@@ -10,12 +10,12 @@ from millrace.control.crew import fits
 from millrace.control.job_load import load_of, window_of
 from millrace.control.late import named, span
 from millrace.control.observed import Observed
-from millrace.control.reports import LaneReport
 from millrace.control.state import Job, State, Worker
 from millrace.control.supply import missing, newest
 from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration
+from millrace.protocol.reports import LaneReport
 
 
 def kept(state: State, job: Job, now: float) -> dict[str, Any] | None:

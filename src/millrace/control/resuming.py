@@ -14,7 +14,6 @@ from millrace.control import events as ev
 from millrace.control.epochs import plan_of_state, send_resumed
 from millrace.control.late import named
 from millrace.control.leasing import drop
-from millrace.control.messages import Failure, JoinJob
 from millrace.control.places import Refused
 from millrace.control.state import Job, State
 from millrace.control.supply import by_worker, gone, in_turn, missing, owed_by, stride, walk
@@ -23,6 +22,7 @@ from millrace.errors import StateError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, Identity, alike, check, fit, graph_digest, merge
 from millrace.planning.plan import Piece
+from millrace.protocol.messages import Failure, JoinJob
 
 
 def check_states(message: JoinJob) -> JoinJob:

@@ -12,9 +12,7 @@ import statistics
 from collections.abc import Iterator
 
 from millrace.control import where
-from millrace.control.messages import ConsumerReport
 from millrace.control.observed import Reading, ScaleSight
-from millrace.control.reports import Pace
 from millrace.control.scale_events import ScaleChosen
 from millrace.control.state import Job, State
 from millrace.control.turn import Turn
@@ -23,6 +21,8 @@ from millrace.policies.autoscale import Limits, Look, Scale
 from millrace.policies.capacity import in_force
 from millrace.policies.cost import USUAL
 from millrace.policies.scalers import Kind, Other, Sight
+from millrace.protocol.messages import ConsumerReport
+from millrace.protocol.reports import Pace
 
 _FEW = 4
 """Reports; of fewer nobody can tell how much they vary."""

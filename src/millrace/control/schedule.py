@@ -9,7 +9,6 @@ from millrace.control.epochs import open_next
 from millrace.control.jobs import fail_job
 from millrace.control.leasing import in_the_way, lease
 from millrace.control.membership import release_retired
-from millrace.control.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 from millrace.control.resuming import make_up
 from millrace.control.state import Job, Worker
 from millrace.control.supply import (
@@ -27,6 +26,7 @@ from millrace.control.supply import (
 from millrace.control.turn import Turn
 from millrace.control.turns import assign_workers, divide, revoke_blocked, yielding
 from millrace.control.work import serving, unread_cap
+from millrace.protocol.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 
 
 def schedule(turn: Turn) -> None:

@@ -15,14 +15,9 @@ from millrace.control import events as ev
 from millrace.control.cached import Caches, ModeOf
 from millrace.control.crew import CREW_CHANGES, TASK_CHANGES, Crew
 from millrace.control.events import AnyEvent
-from millrace.control.messages import (
-    Failure,
-)
 from millrace.control.plans import PlanLike, Planner
 from millrace.control.scaled import FleetPlan, Home, Scaling
 from millrace.control.share_events import UnreadShare
-from millrace.control.spec import JobSpec
-from millrace.control.whereabouts import Place, Poison
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece, make_plan
@@ -30,6 +25,9 @@ from millrace.planning.points import CachePoint
 from millrace.planning.tables import TableSummary
 from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
+from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import Failure
 
 T = TypeVar("T")
 

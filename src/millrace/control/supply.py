@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from millrace.control.plans import PlanLike
-from millrace.control.spec import JobSpec
 from millrace.control.state import Epoch, Job, LiveTask, State, Worker
 from millrace.planning.keys import derive
 from millrace.planning.permutation import permute
+from millrace.protocol.job_spec import JobSpec
 
 ALIKE = 64
 """Consumers looked at of those that are expected and for which nothing was leased yet."""

@@ -6,9 +6,9 @@ there. All of that was so before the present life began, or the journal is an ol
 
 from __future__ import annotations
 
-from millrace.control.messages import JoinJob, WorkerHello
-from millrace.control.reports import Told
 from millrace.control.state import State
+from millrace.protocol.messages import JoinJob, WorkerHello
+from millrace.protocol.reports import Told
 
 
 def told(state: State, now: float = 0.0) -> Told:

@@ -6,10 +6,10 @@ import msgspec
 
 from millrace.control.actions import Action, SendToClient, SendToWorker
 from millrace.control.events import AnyEvent
-from millrace.control.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
 from millrace.control.observed import Observed
 from millrace.control.state import Job, State
 from millrace.errors import ProtocolError
+from millrace.protocol.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -17,7 +17,6 @@ from millrace.control import events as ev
 from millrace.control.crew import fits
 from millrace.control.jobs import open_message
 from millrace.control.leasing import take_back
-from millrace.control.messages import CloseJob
 from millrace.control.observed import Division
 from millrace.control.state import SERVICE, Job, Worker
 from millrace.control.supply import active, by_worker
@@ -26,6 +25,7 @@ from millrace.control.where import wanted
 from millrace.control.work import able_to_take, having_work, planning, runnable, unowned
 from millrace.policies.assignment import JobNeed, assign
 from millrace.policies.sharing import Accounts, Need, Standing, gives, share
+from millrace.protocol.messages import CloseJob
 
 
 def _given(turn: Turn, job: Job) -> list[Worker]:

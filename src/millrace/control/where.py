@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.control.leasing import take_back
-from millrace.control.messages import Notice
 from millrace.control.observed import Reading, ScaleSight
-from millrace.control.reports import Flow
 from millrace.control.scale_events import HomeChosen
 from millrace.control.state import Job, State, Worker
 from millrace.control.turn import Turn
 from millrace.policies import where as policy
+from millrace.protocol.messages import Notice
+from millrace.protocol.reports import Flow
 
 
 def may_serve(job: Job, worker: Worker) -> bool:

@@ -16,8 +16,6 @@ from typing import Any
 from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.bounds import checker
 from millrace.control.decide import react
 from millrace.control.observed import Observed
 from millrace.control.plans import Planner
@@ -41,6 +39,8 @@ from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ProtocolError
 from millrace.policies.cost import PriceTable
 from millrace.policies.scalers import Kind
+from millrace.protocol import messages as msg
+from millrace.protocol.bounds import checker
 from millrace.version import __version__
 from millrace.wire import blobs as wire_blobs
 from millrace.wire import rpc

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.state import Worker
 from millrace.errors import ProtocolError, ServiceError
+from millrace.protocol import messages as msg
 from millrace.wire import rpc
 from millrace.wire.control import Session
 from millrace.wire.failures import error_of, failure_of

@@ -18,9 +18,9 @@ from millrace.control.state import CARE, Epoch, Job, State, Worker
 from millrace.control.supply import newest, off_walk
 from millrace.control.unread import said, shares
 from millrace.control.where import told
-from millrace.control.whereabouts import Poison
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scalers import kind_of
+from millrace.protocol.crash_sites import Poison
 
 _MOST_COUNTED = 100_000
 """Tasks of an epoch without sharding of which it is counted how many parts of the data they are."""

@@ -362,8 +362,8 @@ class LocalIterator(Iterator[Any]):
         one sentence (``reason``).
         """
         from millrace.control.job_load import delayed, kinds, operator_rows, operators_of
-        from millrace.control.reports import NodeMeasure
         from millrace.policies.bottleneck import Load, bottleneck
+        from millrace.protocol.reports import NodeMeasure
 
         measures = {each[0]: NodeMeasure(*each) for each in self.measures()}
         operators = operators_of(measures, *kinds(self._program.graph))

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from millrace.control.whereabouts import Place
 from millrace.elements.chunk import Origin
+from millrace.protocol.crash_sites import Place
 
 BEGINNING: Place = (-1, 0)
 """Before the first step: the pipeline is built, leftovers are fetched."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed
-from millrace.control.cached import KeptBlock
-from millrace.control.messages import LeaseTask
+from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock
+from millrace.protocol.messages import LeaseTask
 from millrace.simulation.pipelines import bytes_of
 from millrace.simulation.store import Block, FullError, Store, UnreadableError
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control import poison_events as pev
 from millrace.control.late import named
 from millrace.control.share_events import ShareUnread
-from millrace.control.spec import JobSpec
 from millrace.control.unread import told as told_of
+from millrace.protocol import messages as msg
+from millrace.protocol.job_spec import JobSpec
 from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.cluster_checks import ClusterChecks
 from millrace.simulation.pipelines import Output, bare, values_of

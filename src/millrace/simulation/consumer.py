@@ -12,18 +12,18 @@ from msgspec.structs import replace
 
 from millrace.client.credit import CreditPool
 from millrace.client.inbox import EpochInbox, Outcome
-from millrace.control import messages as msg
-from millrace.control.reports import Pace, Told
-from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said
 from millrace.planning.progress import Progress, TaskSet
+from millrace.protocol import data_messages
+from millrace.protocol import messages as msg
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.reports import Pace, Told
 from millrace.simulation.checks import Checks
 from millrace.simulation.pipelines import Output
 from millrace.simulation.worker import delays_of
 from millrace.simulation.world import Connection, Process, Violation, World
-from millrace.wire import delivery
 
 if TYPE_CHECKING:
     from millrace.simulation.town import Town
@@ -139,7 +139,7 @@ class Consumer(Process):
             self._told(message)
         elif isinstance(message, tuple):
             self._arrived(connection, *message)
-        elif isinstance(message, delivery.Short):
+        elif isinstance(message, data_messages.Short):
             self._route(self._pool.short(connection.label, message.size, message.returned))
             self._wake()
 
@@ -415,11 +415,11 @@ class Consumer(Process):
             return
         for task in alone:
             self._alone.add(task)
-        orders: dict[str, list[delivery.Read]] = {}
+        orders: dict[str, list[data_messages.Read]] = {}
         for read in reads:
             start = inbox.assign(read.task, read.lease, read.address, read.start)
             if inbox.wanted(read.task):
-                orders.setdefault(read.address, []).append(delivery.Read(epoch, read.task, read.lease, start))
+                orders.setdefault(read.address, []).append(data_messages.Read(epoch, read.task, read.lease, start))
         for address, words in orders.items():
             connection = self._connections.get(address)
             if connection is not None:
@@ -443,10 +443,10 @@ class Consumer(Process):
             connection = self._connections[address] = Connection(self.world, self, worker, address)
             assert self.joined is not None
             generation = self.joined.generation
-            connection.send(self, delivery.Open(self.spec.name, self.consumer, self.client, generation))
+            connection.send(self, data_messages.Open(self.spec.name, self.consumer, self.client, generation))
             self._route(self._pool.join(address))
             for task, lease, start in inbox.unfinished(address):
-                connection.send(self, delivery.Read(inbox.number, task, lease, start))
+                connection.send(self, data_messages.Read(inbox.number, task, lease, start))
 
     def _retry(self, address: str) -> None:
         if self.done or self.inbox is None or not self.inbox.unfinished(address):
@@ -466,7 +466,7 @@ class Consumer(Process):
         connection.close(self)
         self._lost_worker(connection)
 
-    def _arrived(self, connection: Connection, header: delivery.Delivery, outputs: list[Output]) -> None:
+    def _arrived(self, connection: Connection, header: data_messages.Delivery, outputs: list[Output]) -> None:
         address, size = connection.label, len(outputs)
         self._pool.arrived(address, size)
         inbox = self.inbox
@@ -484,7 +484,7 @@ class Consumer(Process):
                     raise Violation(f"task {rerun.task} of {self.spec.name} gave {rerun.outcome.value} when run again")
             inbox.reruns.clear()
             upto, complete = inbox.holds(header.task)
-            connection.send(self, delivery.Received(header.epoch, header.task, upto, complete))
+            connection.send(self, data_messages.Received(header.epoch, header.task, upto, complete))
         if not fresh:
             self._route(self._pool.used(address, size))
         if complete:
@@ -494,4 +494,4 @@ class Consumer(Process):
     def _route(self, grants: Mapping[str, int]) -> None:
         for address, amount in grants.items():
             if amount:
-                self._connections[address].send(self, delivery.Credit(amount))
+                self._connections[address].send(self, data_messages.Credit(amount))

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.decide import react
 from millrace.control.events import AnyEvent
 from millrace.control.observed import Observed
@@ -16,6 +15,7 @@ from millrace.control.state import Settings, State
 from millrace.control.turn import Turn, merged
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
+from millrace.protocol import messages as msg
 from millrace.simulation.checks import Checks
 from millrace.simulation.disk import Disk, encoded
 from millrace.simulation.store import Store

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.control import messages as msg
-from millrace.control.reports import LaneReport
-from millrace.control.whereabouts import Place
 from millrace.engine.watch import between
 from millrace.planning.plan import Task
+from millrace.protocol import data_messages
+from millrace.protocol import messages as msg
+from millrace.protocol.crash_sites import Place
+from millrace.protocol.reports import LaneReport
 from millrace.simulation.caching import Using
 from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
 from millrace.simulation.world import Connection
-from millrace.wire import delivery
 from millrace.worker.buffers import Allowance, LaneBuffer, Message, TaskKey
 from millrace.worker.care import ALONE
 from millrace.worker.lanes import Stop, StoppedError
@@ -445,11 +445,11 @@ class Lane:
         if self._outlet is not outlet:
             return
         match message:
-            case delivery.Credit(bytes=count):
+            case data_messages.Credit(bytes=count):
                 self._allowance.grant(count)
-            case delivery.Read(epoch=epoch, task=task, lease=lease, start=start):
+            case data_messages.Read(epoch=epoch, task=task, lease=lease, start=start):
                 self._buffer.read((epoch, task), lease, start)
-            case delivery.Received(epoch=epoch, task=task, upto=upto, complete=complete):
+            case data_messages.Received(epoch=epoch, task=task, upto=upto, complete=complete):
                 self._buffer.received((epoch, task), upto, complete=complete)
         self._changed()
         self._worker.see_off()
@@ -459,7 +459,7 @@ class Lane:
             parcel = self._allowance.next(self._buffer)
             if parcel is None:
                 return
-            if isinstance(parcel, delivery.Short):
+            if isinstance(parcel, data_messages.Short):
                 self._outlet.send(self._worker, parcel)
                 continue
             message = parcel.message
@@ -467,7 +467,7 @@ class Lane:
             (epoch, task) = parcel.key
             ref, stopping = msg.TaskRef(self.job, epoch, task), self.stopping == parcel.lease
             self._worker.checks.served(self._worker, ref, parcel.lease, stopping=stopping)
-            header = delivery.Delivery(epoch, task, parcel.lease, parcel.index, count, parcel.last)
+            header = data_messages.Delivery(epoch, task, parcel.lease, parcel.index, count, parcel.last)
             self._outlet.send(self._worker, (header, [] if message is None else message.buffers))
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from millrace.control.spec import JobSpec
 from millrace.graph import nodes as g
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Piece, Plan, Task, plan_of
 from millrace.planning.points import CachePoint, is_random
 from millrace.planning.tables import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
 from millrace.planning.units import UnitMap, Yield
+from millrace.protocol.job_spec import JobSpec
 
 Output = tuple[int, ...]
 """One output of a task: the elements that went into it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from millrace.control.spec import JobSpec
+from millrace.protocol.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from millrace.simulation.town import Town

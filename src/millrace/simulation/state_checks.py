@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from millrace.control import messages as msg
 from millrace.control.snapshot import Snapshot
 from millrace.control.state import State
 from millrace.control.supply import by_worker, missing
 from millrace.control.where import may_serve
+from millrace.protocol import messages as msg
 from millrace.simulation.world import Violation
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from millrace.control.cached import KeptBlock
+from millrace.protocol.cache_messages import KeptBlock
 
 
 class UnreadableError(Exception):

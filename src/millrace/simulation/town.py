@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from millrace.control import messages as msg
-from millrace.control.spec import JobSpec
 from millrace.control.state import Settings
 from millrace.planning.checkpoint import Checkpoint
+from millrace.protocol import messages as msg
+from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
 from millrace.simulation.checks import Checks
 from millrace.simulation.cluster import SCALED, Cluster

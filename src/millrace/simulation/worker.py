@@ -11,18 +11,17 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from millrace.control import messages as msg
-from millrace.control.cache_messages import BlocksKnown, MeasureStore, StoreMeasured
-from millrace.control.cached import StoreCost
-from millrace.control.reports import NodeMeasure, Told
 from millrace.planning.tables import summaries
 from millrace.policies.transfer import TransferCost
+from millrace.protocol import data_messages
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
+from millrace.protocol.reports import NodeMeasure, Told
 from millrace.simulation.caching import Catalogs
 from millrace.simulation.checks import Checks
 from millrace.simulation.lane import Lane
 from millrace.simulation.pipelines import Pipeline
 from millrace.simulation.world import Connection, Process, World
-from millrace.wire import delivery
 from millrace.wire.backoff import delays
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class Worker(Process):
         """A word of the dispatcher, a consumer, or another worker."""
         if connection is self.session:
             self._told(message)
-        elif isinstance(message, delivery.Open):
+        elif isinstance(message, data_messages.Open):
             job = self.jobs.get(message.job)
             current = job is not None and job.generation == message.generation
             lane = self.lane(message.job, message.consumer) if current else None

@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
-from millrace.control.messages import PROTOCOL
 from millrace.errors import AuthenticationError, VersionMismatchError
+from millrace.protocol.messages import PROTOCOL
 from millrace.version import __version__
 from millrace.wire.address import format_address, is_loopback
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from millrace import errors
-from millrace.control.messages import Failure
+from millrace.protocol.messages import Failure
 
 MAX_CHARS = 64_000
 """Of a message or a traceback: what users raise may be of any size, and has to fit into a message of a session."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.control.messages import Failure
+from millrace.protocol.messages import Failure
 from millrace.wire.access import OWN, Identity
 from millrace.wire.compression import Compression
 from millrace.wire.failures import error_of

@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import msgspec
 
-from millrace.control.messages import Failure
 from millrace.errors import (
     AuthenticationError,
     MillraceError,
@@ -22,6 +21,7 @@ from millrace.errors import (
     ServiceUnreachableError,
     VersionMismatchError,
 )
+from millrace.protocol.messages import Failure
 from millrace.wire.access import OWN, Identity
 from millrace.wire.failures import error_of, failure_of, shorten
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.wire.delivery import Short
+from millrace.protocol.data_messages import Short
 
 TaskKey = tuple[int, int]
 """(epoch, task)."""

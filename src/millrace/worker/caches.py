@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, StoreMeasured
-from millrace.control.cached import KeptBlock, StoreCost, split_place
-from millrace.control.messages import LeaseTask
+from millrace.control.cached import split_place
 from millrace.errors import MillraceError
+from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock, StoreCost, StoreMeasured
+from millrace.protocol.messages import LeaseTask
 
 if TYPE_CHECKING:
     from millrace.blocks.catalog import Catalog

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from millrace.control.messages import FromWorker, LeaseTask, TaskAt
-from millrace.control.whereabouts import Place
 from millrace.engine.watch import BEGINNING, Watch, between
+from millrace.protocol.crash_sites import Place
+from millrace.protocol.messages import FromWorker, LeaseTask, TaskAt
 from millrace.worker.gate import Gate
 from millrace.worker.lanes import Lane
 

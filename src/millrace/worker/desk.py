@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millrace.control.cache_messages import BlocksKnown, MeasureStore
-from millrace.control.messages import (
+from millrace.elements.shared import Arena
+from millrace.engine.host import resident_bytes, run_delay_s
+from millrace.errors import ServiceUnreachableError
+from millrace.functions.importing import uninstall
+from millrace.planning.tables import pack_tables, summaries
+from millrace.protocol import data_messages
+from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
+from millrace.protocol.messages import (
     ChooseSharding,
     CloseJob,
     ForgetTasks,
@@ -33,12 +39,6 @@ from millrace.control.messages import (
     ToWorker,
     WorkerReport,
 )
-from millrace.elements.shared import Arena
-from millrace.engine.host import resident_bytes, run_delay_s
-from millrace.errors import ServiceUnreachableError
-from millrace.functions.importing import uninstall
-from millrace.planning.tables import pack_tables, summaries
-from millrace.wire import delivery
 from millrace.wire.backoff import delays
 from millrace.wire.bulk import BulkConnection
 from millrace.wire.failures import failure_of
@@ -304,13 +304,13 @@ class Desk:
         """Serves one consumer or one tail's worker, until it goes."""
         serve(connection, self._lane_for, self._store)
 
-    def _lane_for(self, opening: delivery.Open) -> Lane | None:
+    def _lane_for(self, opening: data_messages.Open) -> Lane | None:
         job = self._jobs.get(opening.job)
         if job is None or job.generation != opening.generation:
             return None  # it has joined a job that is over, or one that this worker is about to hear of
         return self._lane(opening.job, opening.consumer)
 
-    def _ask(self, address: str, refs: list[TaskRef]) -> list[tuple[delivery.Leftovers, memoryview]]:
+    def _ask(self, address: str, refs: list[TaskRef]) -> list[tuple[data_messages.Leftovers, memoryview]]:
         if address != self.address:
             return fetch_leftovers(address, refs, self._token)
         found = []

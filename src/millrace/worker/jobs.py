@@ -7,14 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millrace.control.messages import (
-    OpenJob,
-)
-from millrace.control.reports import NodeMeasure
 from millrace.errors import PipelineError, ProtocolError
 from millrace.planning.checkpoint import prints
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable, pack_tables, unpack_tables
+from millrace.protocol.messages import OpenJob
+from millrace.protocol.reports import NodeMeasure
 from millrace.wire.blobs import digest_of
 
 if TYPE_CHECKING:

@@ -13,17 +13,11 @@ from typing import Protocol
 
 import msgspec
 
-from millrace.control.messages import (
-    HeldTask,
-    LeaseTask,
-    TaskAt,
-    TaskGoOn,
-    TaskRef,
-)
-from millrace.control.reports import LaneReport
 from millrace.engine.watch import RunStoppedError
 from millrace.errors import ElementTooLargeError
-from millrace.wire import delivery
+from millrace.protocol import data_messages
+from millrace.protocol.messages import HeldTask, LeaseTask, TaskAt, TaskGoOn, TaskRef
+from millrace.protocol.reports import LaneReport
 from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel, TaskKey
 from millrace.worker.packing import LEAST, MOST_BYTES
 
@@ -390,26 +384,26 @@ class Lane:
                 self._buffer.detach()
             self._wake_all()
 
-    def told(self, outlet: Outlet, message: delivery.ToServer) -> None:
+    def told(self, outlet: Outlet, message: data_messages.ToServer) -> None:
         """What the consumer said on its connection; nothing if that has been replaced."""
         with self._changed:
             if self._outlet is not outlet:
                 return
             match message:
-                case delivery.Credit(bytes=count, share=share):
+                case data_messages.Credit(bytes=count, share=share):
                     self._allowance.grant(count, share)
                     self._sendable.notify()
-                case delivery.Read(epoch=epoch, task=task, lease=lease, start=start):
+                case data_messages.Read(epoch=epoch, task=task, lease=lease, start=start):
                     self._buffer.read((epoch, task), lease, start)
                     self._wake_all()
-                case delivery.Received(epoch=epoch, task=task, upto=upto, complete=complete):
+                case data_messages.Received(epoch=epoch, task=task, upto=upto, complete=complete):
                     self._buffer.received((epoch, task), upto, complete=complete)
                     self._look(time.monotonic())
                     self._changed.notify_all()
                 case _:
                     pass
 
-    def next_to_send(self, outlet: Outlet) -> Parcel | delivery.Short | None:
+    def next_to_send(self, outlet: Outlet) -> Parcel | data_messages.Short | None:
         """Waits for something to send on ``outlet``; None once it is no longer the consumer's connection."""
         with self._changed:
             while self._outlet is outlet and not self._closed:

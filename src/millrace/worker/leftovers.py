@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from millrace.control.messages import HeldTask, LeaseTask, TaskRef
 from millrace.errors import MillraceError
-from millrace.wire import delivery
+from millrace.protocol import data_messages
+from millrace.protocol.messages import HeldTask, LeaseTask, TaskRef
 
 Parts = list[tuple[int, int, list[Any]]]
 """(node, number of elements, buffers that together are one codec message)."""
@@ -84,21 +84,21 @@ class LeftoverStore:
             return self._lock.wait_for(lambda: not self._kept, max(deadline - time.monotonic(), 0.0))
 
 
-def answer(store: LeftoverStore, ref: TaskRef) -> tuple[delivery.Leftovers, list[Any]]:
+def answer(store: LeftoverStore, ref: TaskRef) -> tuple[data_messages.Leftovers, list[Any]]:
     """(header, payload) for a tail's worker that asks."""
     parts = store.get(ref)
     if parts is None:
-        return delivery.Leftovers(ref, found=False), []
+        return data_messages.Leftovers(ref, found=False), []
     described = [
-        delivery.LeftoverPart(node, count, sum(memoryview(buffer).nbytes for buffer in buffers))
+        data_messages.LeftoverPart(node, count, sum(memoryview(buffer).nbytes for buffer in buffers))
         for node, count, buffers in parts
     ]
-    return delivery.Leftovers(ref, found=True, parts=described), [
+    return data_messages.Leftovers(ref, found=True, parts=described), [
         buffer for _, _, buffers in parts for buffer in buffers
     ]
 
 
-Ask = Callable[[str, list[TaskRef]], list[tuple[delivery.Leftovers, memoryview]]]
+Ask = Callable[[str, list[TaskRef]], list[tuple[data_messages.Leftovers, memoryview]]]
 """Asks the worker at an address for the leftovers of some tasks."""
 
 

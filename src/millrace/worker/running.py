@@ -13,19 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.control.cache_messages import CacheUsed
-from millrace.control.messages import (
-    FromWorker,
-    LeaseTask,
-    LeftoversLost,
-    TaskFailed,
-    TaskFinished,
-    TaskReturned,
-)
 from millrace.engine.watch import Watch
 from millrace.errors import CodecError, ElementTooLargeError, PipelineError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
+from millrace.protocol.cache_messages import CacheUsed
+from millrace.protocol.messages import FromWorker, LeaseTask, LeftoversLost, TaskFailed, TaskFinished, TaskReturned
 from millrace.wire.failures import failure_of
 from millrace.worker.caches import Caches, Using
 from millrace.worker.care import Steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from millrace.control.messages import TaskRef
 from millrace.errors import MillraceError, ProtocolError
-from millrace.wire import delivery
+from millrace.protocol import data_messages
+from millrace.protocol.messages import TaskRef
 from millrace.wire.bulk import BulkConnection, bulk_connect
 from millrace.worker.lanes import Lane
 from millrace.worker.leftovers import LeftoverStore, answer
@@ -16,7 +16,9 @@ FETCH_TIMEOUT_S = 10.0
 """For another worker to answer a connection."""
 
 
-def serve(connection: BulkConnection, find_lane: Callable[[delivery.Open], Lane | None], store: LeftoverStore) -> None:
+def serve(
+    connection: BulkConnection, find_lane: Callable[[data_messages.Open], Lane | None], store: LeftoverStore
+) -> None:
     """Serves one peer, a consumer or a tail's worker, until the connection ends.
 
     Args:
@@ -28,11 +30,11 @@ def serve(connection: BulkConnection, find_lane: Callable[[delivery.Open], Lane 
         ProtocolError: if the peer says what it should not.
         ServiceUnreachableError: when the peer goes.
     """
-    message, _ = connection.receive(delivery.TO_SERVER, limit=0)
-    while isinstance(message, delivery.FetchLeftovers):
+    message, _ = connection.receive(data_messages.TO_SERVER, limit=0)
+    while isinstance(message, data_messages.FetchLeftovers):
         connection.send(*answer(store, message.ref))
-        message, _ = connection.receive(delivery.TO_SERVER, limit=0)
-    if not isinstance(message, delivery.Open):
+        message, _ = connection.receive(data_messages.TO_SERVER, limit=0)
+    if not isinstance(message, data_messages.Open):
         raise ProtocolError(f"expected Open or FetchLeftovers first, got {type(message).__name__}")
     lane = find_lane(message)
     if lane is None:
@@ -44,7 +46,7 @@ def serve(connection: BulkConnection, find_lane: Callable[[delivery.Open], Lane 
     sender.start()
     try:
         while True:
-            message, _ = connection.receive(delivery.TO_SERVER, limit=0)
+            message, _ = connection.receive(data_messages.TO_SERVER, limit=0)
             lane.told(connection, message)
     finally:
         connection.close()
@@ -55,11 +57,11 @@ def serve(connection: BulkConnection, find_lane: Callable[[delivery.Open], Lane 
 def _send_all(lane: Lane, connection: BulkConnection) -> None:
     try:
         while (parcel := lane.next_to_send(connection)) is not None:
-            if isinstance(parcel, delivery.Short):
+            if isinstance(parcel, data_messages.Short):
                 connection.send(parcel)
                 continue
             message = parcel.message
-            header = delivery.Delivery(
+            header = data_messages.Delivery(
                 parcel.key[0],
                 parcel.key[1],
                 parcel.lease,
@@ -76,7 +78,7 @@ def _send_all(lane: Lane, connection: BulkConnection) -> None:
 
 def fetch_leftovers(
     address: str, refs: list[TaskRef], token: str | None
-) -> list[tuple[delivery.Leftovers, memoryview]]:
+) -> list[tuple[data_messages.Leftovers, memoryview]]:
     """Asks another worker for leftovers; one answer for each of ``refs``.
 
     Raises:
@@ -85,9 +87,9 @@ def fetch_leftovers(
     with bulk_connect(address, token, FETCH_TIMEOUT_S, local=False, sockets=1) as connection:
         answers = []
         for ref in refs:
-            connection.send(delivery.FetchLeftovers(ref))
-            header, payload = connection.receive(delivery.TO_READER)
-            if not isinstance(header, delivery.Leftovers):
+            connection.send(data_messages.FetchLeftovers(ref))
+            header, payload = connection.receive(data_messages.TO_READER)
+            if not isinstance(header, data_messages.Leftovers):
                 raise ProtocolError(f"expected Leftovers of {ref} from {address}, got {type(header).__name__}")
             answers.append((header, memoryview(payload).cast("B")))
         return answers

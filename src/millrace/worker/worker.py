@@ -12,7 +12,16 @@ import time
 import uuid
 from collections.abc import Callable
 
-from millrace.control.messages import (
+from millrace.elements.shared import AVAILABLE, Arena
+from millrace.errors import (
+    AuthenticationError,
+    JobFailedError,
+    MillraceError,
+    ProtocolError,
+    ServiceError,
+    VersionMismatchError,
+)
+from millrace.protocol.messages import (
     FromWorker,
     JobFailed,
     JobUnsendable,
@@ -23,16 +32,7 @@ from millrace.control.messages import (
     WorkerLeaving,
     WorkerWelcome,
 )
-from millrace.control.reports import Told
-from millrace.elements.shared import AVAILABLE, Arena
-from millrace.errors import (
-    AuthenticationError,
-    JobFailedError,
-    MillraceError,
-    ProtocolError,
-    ServiceError,
-    VersionMismatchError,
-)
+from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays

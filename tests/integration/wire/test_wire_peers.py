@@ -14,7 +14,6 @@ import pytest
 from tests.integration.own_host import OWN_HOST
 from tests.integration.wire.wire_messages import PROMPTLY_S, Ping, works
 
-from millrace.control.messages import PROTOCOL
 from millrace.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -23,6 +22,7 @@ from millrace.errors import (
     ShippingError,
     VersionMismatchError,
 )
+from millrace.protocol.messages import PROTOCOL
 from millrace.wire import channel as channel_module
 from millrace.wire.access import OWN, Identity
 from millrace.wire.channel import ControlChannel

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from millrace.client import age, joining
-from millrace.control.messages import Failure, JobFailed, JoinJob
-from millrace.control.spec import JobSpec
 from millrace.errors import JobFailedError
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import Failure, JobFailed, JoinJob
 
 LONG_S = 1e6
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.client.inbox import EpochInbox, Outcome
-from millrace.control.messages import TaskProgress
 from millrace.elements import codec
 from millrace.errors import ProtocolError
+from millrace.protocol.messages import TaskProgress
 
 
 def deliver(inbox, task, index, count, *, last=False, worker="a:1"):

@@ -12,13 +12,13 @@ import pytest
 from millrace.client import session
 from millrace.client.feed import Feed
 from millrace.client.notices import Notices
-from millrace.control.messages import EpochBegun
 from millrace.elements.chunk import Chunk, Origin
 from millrace.elements.codec import encode
 from millrace.engine.ahead import Ahead
 from millrace.engine.measure import Measure
 from millrace.errors import MillraceError
 from millrace.planning.passes import Passes
+from millrace.protocol.messages import EpochBegun
 from millrace.wire.channel import _Outbox
 
 

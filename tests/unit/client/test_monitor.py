@@ -5,7 +5,7 @@ import pytest
 
 from millrace.client.meter import Rates
 from millrace.client.monitor import FIRST_S, Monitor
-from millrace.control.reports import Pace
+from millrace.protocol.reports import Pace
 
 
 class Terminal(io.StringIO):

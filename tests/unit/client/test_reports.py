@@ -10,8 +10,8 @@ from millrace.client.conversation import Conversation
 from millrace.client.meter import Rates
 from millrace.client.notices import Notices
 from millrace.client.purity import Reruns
-from millrace.control.messages import BeginEpoch, ConsumerReport, EpochBegun, TaskProgress
-from millrace.control.reports import Flow
+from millrace.protocol.messages import BeginEpoch, ConsumerReport, EpochBegun, TaskProgress
+from millrace.protocol.reports import Flow
 
 READ = [TaskProgress(4, 70, complete=True)]
 

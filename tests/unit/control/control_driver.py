@@ -10,20 +10,19 @@ import msgspec
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.cache_messages import BlocksKnown, CacheUsed, MeasureStore
-from millrace.control.cached import KeptBlock
 from millrace.control.decide import decide
 from millrace.control.events import AnyEvent, TableRecorded
 from millrace.control.observed import Observed
 from millrace.control.snapshot import dump, fill_in, load
-from millrace.control.spec import JobSpec
 from millrace.control.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Piece, Task
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import positions_table
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, MeasureStore
+from millrace.protocol.job_spec import JobSpec
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
 OTHER_STRUCTURE = pack(Graph(Range(start=0, stop=7)))[0]

@@ -5,12 +5,12 @@ from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 
 from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.cache_messages import CacheUsed, StoreMeasured
-from millrace.control.cached import StoreCost, place_of
-from millrace.control.reports import NodeMeasure
+from millrace.control.cached import place_of
 from millrace.planning.points import CachePoint
 from millrace.policies.transfer import TransferCost
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import CacheUsed, StoreCost, StoreMeasured
+from millrace.protocol.reports import NodeMeasure
 
 FINGERPRINT = "ab" * 16
 PLACE = place_of(FINGERPRINT, "", "default")

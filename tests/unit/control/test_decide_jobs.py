@@ -9,9 +9,9 @@ from tests.unit.control.control_driver import OTHER_STRUCTURE, FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.errors import PipelineError
 from millrace.planning.tables import TableSummary, positions_table
+from millrace.protocol import messages as msg
 
 
 def test_the_first_creates_a_job_and_others_join_it():

@@ -8,10 +8,10 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control import poison_events as pev
-from millrace.control.reports import LaneReport
 from millrace.dispatcher.status import status
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import LaneReport
 
 
 def started(plan: FakePlan | None = None, workers: int = 1, **spec):

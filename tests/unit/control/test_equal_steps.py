@@ -8,12 +8,12 @@ from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 from tests.unit.control.test_resuming import SEED
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.state import State
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest
 from millrace.planning.plan import EqualPlan, Piece, Plan
 from millrace.planning.progress import TaskSet
+from millrace.protocol import messages as msg
 
 
 def started(consumers=2, *, equal=False, **fields):

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
+from millrace.protocol import messages as msg
 
 
 def leave(service, peer):

@@ -4,12 +4,12 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.job_load import load_of, operator_rows, window_of
 from millrace.control.observed import WINDOW_S
-from millrace.control.reports import LaneReport, NodeMeasure
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import LaneReport, NodeMeasure
 
 
 def same(element):

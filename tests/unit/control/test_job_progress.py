@@ -4,11 +4,11 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.job_progress import EPOCHS, FINISHED, epochs, progress, share_of
-from millrace.control.reports import Pace
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import Pace
 
 STRUCTURE = pack(Dataset.range(100).batch(4).__pipeline__().graph)[0]
 TASKS = 4

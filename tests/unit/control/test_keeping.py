@@ -7,12 +7,12 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.cache_messages import BlocksKnown, CacheUsed, MeasureStore, StoreMeasured
-from millrace.control.cached import KeptBlock, StoreCost, place_of
+from millrace.control.cached import place_of
 from millrace.control.keeping import benefits
 from millrace.planning.points import CachePoint
 from millrace.policies.transfer import TransferCost
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, MeasureStore, StoreCost, StoreMeasured
 
 FINGERPRINT, ANOTHER = "ab" * 16, "cd" * 16
 PLACE, OTHER = (place_of(each, "", "default") for each in (FINGERPRINT, ANOTHER))

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.planning.points import CachePoint
+from millrace.protocol import messages as msg
 
 LIMIT = 1600
 SIZES = st.sampled_from([1, 150, 200, 260, 400])

@@ -8,9 +8,9 @@ from tests.unit.control.test_random_schedules import KINDS
 from tests.unit.control.test_resuming import states_of
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.reports import LaneReport
 from millrace.dispatcher.status import status
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import LaneReport
 
 GRACE_S = 300.0
 

@@ -6,10 +6,10 @@ from tests.unit.control.test_late_ranks import job_status, leave
 
 from millrace.control import epochs, unread
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.late import NAMED
 from millrace.control.share_events import UnreadShare
 from millrace.control.state import UNREAD
+from millrace.protocol import messages as msg
 
 
 def two_readers(plan=None, **spec):

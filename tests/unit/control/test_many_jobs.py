@@ -9,10 +9,10 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control import turns
 from millrace.control.turn import Turn
 from millrace.control.work import having_work
+from millrace.protocol import messages as msg
 
 
 def service_of(workers, jobs, **settings):

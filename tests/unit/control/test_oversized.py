@@ -5,7 +5,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
+from millrace.protocol import messages as msg
 
 MIB = 1 << 20
 LARGE = 100 * MIB

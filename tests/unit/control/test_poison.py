@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control import poison_events as pev
 from millrace.control.poison import MOST_DEATHS, MOST_POISON, PLANNING_DEATHS
-from millrace.control.whereabouts import Poison
 from millrace.planning.tables import positions_table
+from millrace.protocol import messages as msg
+from millrace.protocol.crash_sites import Poison
 
 MAP = (1, 0, 0, 0, 17, 0)
 """Node 1, given item 17 of source 0 for the first time."""

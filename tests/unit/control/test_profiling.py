@@ -6,15 +6,15 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.observed import CacheSight
 from millrace.control.profiling import look_at, measures, profile_of, tasks_ended
-from millrace.control.reports import NodeMeasure
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
 from millrace.planning.points import CachePoint
 from millrace.policies.autocache import Look
 from millrace.policies.projection import Passed
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import NodeMeasure
 
 STRUCTURE = pack(Dataset.range(100).batch(4).autocache().unbatch().__pipeline__().graph)[0]
 RANGE, BATCH, POINT, UNBATCH = range(4)

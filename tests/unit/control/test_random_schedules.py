@@ -12,10 +12,10 @@ from tests.unit.control import control_driver
 from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.crew import Crew
-from millrace.control.reports import LaneReport
 from millrace.control.state import State
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import LaneReport
 
 KINDS: dict[str, dict[str, Any]] = {
     "dynamic": {},

@@ -7,10 +7,10 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.reports import Told
 from millrace.control.snapshot import dump, load
 from millrace.dispatcher.recovery import go_on_older
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import Told
 
 
 def running(address="here:1", **fields):

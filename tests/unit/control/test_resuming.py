@@ -16,11 +16,11 @@ from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, disturb
 from millrace.control import actions as act
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.turn import merged
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said
 from millrace.planning.progress import TaskSet
+from millrace.protocol import messages as msg
 
 SEED = 11
 WAYS = sorted(set(KINDS) - {"off"})

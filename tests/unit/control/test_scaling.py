@@ -8,8 +8,8 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.reports import Pace
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import Pace
 
 BEAT_S = 5.0
 

@@ -8,8 +8,8 @@ from tests.unit.control.test_scaling import Trainer, begun
 
 from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
-from millrace.control.cache_messages import StoreMeasured
 from millrace.planning.points import CachePoint
+from millrace.protocol.cache_messages import StoreMeasured
 
 FEW = 4
 """Tasks of an epoch."""

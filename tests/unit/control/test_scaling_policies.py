@@ -7,7 +7,6 @@ import pytest
 from tests.unit.control.test_scaling import BEAT_S, Trainer, begun
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.scale_events import ScaleChosen
 from millrace.dispatcher.status import status
 from millrace.policies import hpa
@@ -16,6 +15,7 @@ from millrace.policies.cachew_scaling import CachewScale
 from millrace.policies.cheapest import CheapScale
 from millrace.policies.cost import Machine, PriceTable
 from millrace.policies.hpa import HpaScale
+from millrace.protocol import messages as msg
 
 
 class Hampered(Trainer):

@@ -4,10 +4,10 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.control.observed import Spent
 from millrace.dispatcher.status import status
 from millrace.policies.cost import Machine, Prices, PriceTable
+from millrace.protocol import messages as msg
 
 
 def spent(service, job="a"):

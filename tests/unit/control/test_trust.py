@@ -8,11 +8,11 @@ from millrace.control import actions as act
 from millrace.control import cache_events as cev
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.cache_messages import CacheUsed
-from millrace.control.cached import KeptBlock, place_of
+from millrace.control.cached import place_of
 from millrace.control.keeping import benefits
 from millrace.planning.points import CachePoint
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import CacheUsed, KeptBlock
 
 FINGERPRINT = "ab" * 16
 ITEMS = 8

@@ -11,9 +11,9 @@ from tests.unit.control.test_scaling import BEAT_S, begun
 
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.reports import Flow, LaneReport, Pace
 from millrace.policies.where import AGAIN_S
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import Flow, LaneReport, Pace
 
 
 def jobs_of(service):

@@ -18,16 +18,16 @@ from tests.unit.control.test_resuming import states_of
 
 from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
-from millrace.control.cache_messages import CacheUsed, StoreMeasured
-from millrace.control.cached import StoreCost, place_of
-from millrace.control.reports import Flow, LaneReport, Pace
+from millrace.control.cached import place_of
 from millrace.control.snapshot import dump
 from millrace.dispatcher.journal import SqliteJournal
 from millrace.planning.points import CachePoint
 from millrace.policies import hpa
 from millrace.policies.scalers import kind_of
 from millrace.policies.transfer import TransferCost
+from millrace.protocol import messages as msg
+from millrace.protocol.cache_messages import CacheUsed, StoreCost, StoreMeasured
+from millrace.protocol.reports import Flow, LaneReport, Pace
 
 GOLDEN = Path(__file__).parent / "golden"
 

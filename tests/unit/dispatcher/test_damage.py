@@ -17,7 +17,6 @@ from tests.unit.control.control_driver import STRUCTURE
 
 from millrace.control import events as ev
 from millrace.control.snapshot import dump
-from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.dispatcher.blobs import BlobFolder
 from millrace.dispatcher.journal import Mark, SqliteJournal
@@ -25,6 +24,7 @@ from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
+from millrace.protocol.job_spec import JobSpec
 from millrace.wire.blobs import digest_of
 
 FUNCTIONS = bytes(range(256)) * 16

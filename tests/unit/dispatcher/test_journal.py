@@ -12,7 +12,6 @@ from tests.unit.dispatcher.golden_journal import GOLDEN, live, plain
 
 from millrace.control import events as ev
 from millrace.control.snapshot import dump
-from millrace.control.spec import JobSpec
 from millrace.control.state import State
 from millrace.dispatcher import recovery
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
@@ -21,6 +20,7 @@ from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 from millrace.planning.tables import TableSummary, pack_tables, positions_table, summaries
+from millrace.protocol.job_spec import JobSpec
 from millrace.wire.blobs import digest_of
 
 

@@ -3,8 +3,8 @@
 from tests.unit.control.control_driver import Service
 
 from millrace.control import inputs as inp
-from millrace.control import messages as msg
 from millrace.dispatcher.status import status
+from millrace.protocol import messages as msg
 
 
 def seen(service):

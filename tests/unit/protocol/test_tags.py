@@ -5,8 +5,7 @@ Events have theirs pinned by the golden journals (``tests/unit/dispatcher/golden
 
 from typing import get_args
 
-from millrace.control import messages
-from millrace.wire import delivery as data_messages
+from millrace.protocol import data_messages, messages
 
 TAGS = {
     "ToWorker": {

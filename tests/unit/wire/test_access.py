@@ -1,7 +1,7 @@
 import pytest
 
-from millrace.control.messages import PROTOCOL
 from millrace.errors import AuthenticationError, VersionMismatchError
+from millrace.protocol.messages import PROTOCOL
 from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token
 
 

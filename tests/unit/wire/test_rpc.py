@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace import errors
-from millrace.control.messages import Failure, Notice, SourcesFailed, TaskRef, TaskReturned, WorkerLeaving
 from millrace.errors import AuthenticationError, ElementError, JobConflictError, ProtocolError, ServiceError
+from millrace.protocol.messages import Failure, Notice, SourcesFailed, TaskRef, TaskReturned, WorkerLeaving
 from millrace.wire import rpc
 from millrace.wire.access import OWN
 

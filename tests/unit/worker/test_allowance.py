@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.client.credit import CreditPool
-from millrace.wire.delivery import Short
+from millrace.protocol.data_messages import Short
 from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel
 
 KEY = (0, 0)

@@ -11,9 +11,9 @@ from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.keys import block_name
 from millrace.blocks.reader import read_index
 from millrace.blocks.writer import BlockWriter
-from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.control.cached import place_of
-from millrace.control.messages import LeaseTask, TaskRef
+from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed
+from millrace.protocol.messages import LeaseTask, TaskRef
 from millrace.worker.caches import Caches
 
 POINT = "ab" * 16

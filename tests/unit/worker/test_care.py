@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from millrace.control.messages import FromWorker, LeaseTask, TaskAt, TaskRef
 from millrace.elements.chunk import Origin
+from millrace.protocol.messages import FromWorker, LeaseTask, TaskAt, TaskRef
 from millrace.worker.care import ALONE, Steps
 from millrace.worker.gate import Gate
 from millrace.worker.lanes import Lane

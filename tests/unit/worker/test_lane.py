@@ -3,8 +3,8 @@
 import threading
 from types import SimpleNamespace
 
-from millrace.control.messages import LeaseTask, TaskRef
-from millrace.wire.delivery import Credit, Read
+from millrace.protocol.data_messages import Credit, Read
+from millrace.protocol.messages import LeaseTask, TaskRef
 from millrace.worker.buffers import Message
 from millrace.worker.lanes import Lane
 

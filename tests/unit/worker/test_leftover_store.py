@@ -1,6 +1,6 @@
 """What is kept for tails is known by its leases, also when nothing else of a task is left."""
 
-from millrace.control.messages import HeldTask, LeaseTask, TaskRef
+from millrace.protocol.messages import HeldTask, LeaseTask, TaskRef
 from millrace.worker.leftovers import LeftoverStore
 
 REF = TaskRef("a", 0, 3)

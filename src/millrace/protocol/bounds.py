@@ -12,11 +12,11 @@ from typing import Any
 
 from msgspec import inspect
 
-from millrace.control.spec import JobSpec
 from millrace.errors import ProtocolError
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import TableSummary
+from millrace.protocol.job_spec import JobSpec
 
 MOST = 1 << 53
 """No number has a larger magnitude: sums of thousands still fit into 64 bits, which is what the journal can hold."""

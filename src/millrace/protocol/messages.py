@@ -12,7 +12,7 @@ A session (one bidirectional stream) carries them; when it breaks, the peer says
       | TaskFinished ------------------------>  |  <-------------------------- ConsumerReport |
       | <------------ ForgetTasks, RevokeTask   |  EpochEnds ------------------------------> |
 
-Elements go from workers to consumers directly, see :mod:`millrace.wire.delivery`.
+Elements go from workers to consumers directly, see :mod:`millrace.protocol.data_messages`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Literal
 
 import msgspec
 
-from millrace.control.base import Message
-from millrace.control.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
-from millrace.control.reports import Flow, LaneReport, NodeMeasure, Pace, Told
-from millrace.control.spec import JobSpec
-from millrace.control.whereabouts import Place, Poison
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import TableSummary
+from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
+from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.message import Message
+from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
 
 PROTOCOL = 2
 """Raised when a message changes in a way that an older peer would misread."""

@@ -1,11 +1,40 @@
-"""What the dispatcher and workers say to each other about caches; a part of :mod:`millrace.control.messages`."""
+"""What the dispatcher and workers say to each other about caches; a part of :mod:`millrace.protocol.messages`."""
 
 from __future__ import annotations
 
 import msgspec
 
-from millrace.control.base import Message
-from millrace.control.cached import KeptBlock, StoreCost
+from millrace.policies.transfer import TransferCost
+from millrace.protocol.message import Message
+
+
+class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block that was published.
+
+    Attributes:
+        name: without its point.
+        bytes: its size.
+        items: that it holds.
+    """
+
+    name: str
+    bytes: int
+    items: int = 0
+
+
+class StoreCost(msgspec.Struct, frozen=True):
+    """What a store was measured to take; see :class:`millrace.blocks.calibration.Calibration`.
+
+    Attributes:
+        memory: bytes of the host that measured it: what is larger is read from the store itself.
+    """
+
+    read: TransferCost
+    cold: TransferCost
+    write: TransferCost
+    cpu_s: float
+    threads: int
+    memory: int = 0
 
 
 class CacheUsed(Message, frozen=True, tag="CacheUsed"):

@@ -9,17 +9,17 @@ import pytest
 from msgspec import inspect
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.control import messages as msg
-from millrace.control.bounds import MOST, UNBOUNDED, UNCHECKED, checker
-from millrace.control.cache_messages import StoreMeasured
 from millrace.control.events import EpochBegan
 from millrace.control.observed import Observed
-from millrace.control.spec import MOST_CONSUMERS, JobSpec
 from millrace.control.supply import active, missing, off_task
 from millrace.control.turn import Turn
 from millrace.errors import ProtocolError
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Plan
+from millrace.protocol import messages as msg
+from millrace.protocol.bounds import MOST, UNBOUNDED, UNCHECKED, checker
+from millrace.protocol.cache_messages import StoreMeasured
+from millrace.protocol.job_spec import MOST_CONSUMERS, JobSpec
 
 PEERS = msg.FromWorker | msg.FromConsumer
 check = checker(PEERS)

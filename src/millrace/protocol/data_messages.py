@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.messages import TaskRef
+from millrace.protocol.messages import TaskRef
 
 
 class BulkMessage(msgspec.Struct, frozen=True, omit_defaults=True):

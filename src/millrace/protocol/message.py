@@ -1,0 +1,9 @@
+"""What all messages have in common."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of all messages."""
