@@ -23,9 +23,9 @@ import msgspec
 
 import millrace
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main, rate
-from millrace.control import events as ev
-from millrace.control.snapshot import dump
-from millrace.control.state import State
+from millrace.control.journal import events as ev
+from millrace.control.journal.snapshot import dump
+from millrace.control.state.state import State
 from millrace.dispatcher.journal import SNAPSHOT_EVENTS, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir

@@ -9,28 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.control import (
-    caching,
-    fleet,
-    held_up,
-    job_progress,
-    jobs,
-    keeping,
-    leasing,
-    membership,
-    oversized,
-    scaling,
-    schedule,
-    spending,
-    turns,
-)
 from millrace.control import inputs as inp
 from millrace.control.actions import Action
-from millrace.control.events import AnyEvent
+from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.inputs import Input
-from millrace.control.observed import Observed, observe
-from millrace.control.state import SERVICE, State
-from millrace.control.turn import Turn, merged
+from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.transaction import Turn, merged
+from millrace.control.membership import jobs, oversized, stalls, workers
+from millrace.control.scaling import job_scaling
+from millrace.control.scheduling import allocation, pool_size, scheduler
+from millrace.control.state.observed import Observed, observe
+from millrace.control.state.state import SERVICE, State
+from millrace.control.tasks import job_progress, leases, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
 
@@ -58,13 +48,13 @@ def react(turn: Turn, item: Input) -> None:
 
 
 def _started(turn: Turn, item: inp.Started) -> None:
-    membership.started(turn, item.address, item.drawn)
-    fleet.started(turn)
+    workers.started(turn, item.address, item.drawn)
+    pool_size.started(turn)
 
 
 def _worker_ended(turn: Turn, item: inp.WorkerEnded) -> None:
     if item.worker in turn.state.workers:
-        membership.lost(turn, turn.state.workers[item.worker], item.reason)
+        workers.lost(turn, turn.state.workers[item.worker], item.reason)
 
 
 def _client_session_lost(turn: Turn, item: inp.ClientSessionLost) -> None:
@@ -74,15 +64,15 @@ def _client_session_lost(turn: Turn, item: inp.ClientSessionLost) -> None:
 
 
 def _tick(turn: Turn, _: inp.Tick) -> None:
-    keeping.sweep(turn)
-    membership.watch(turn)
-    membership.adopt_shares(turn)
+    cache_capacity.sweep(turn)
+    workers.watch(turn)
+    workers.adopt_shares(turn)
     oversized.watch(turn)
     jobs.collect(turn)
-    held_up.watch(turn)
-    turns.dismiss_idle(turn)
-    fleet.resize(turn)
-    spending.account(turn)
+    stalls.watch(turn)
+    allocation.dismiss_idle(turn)
+    pool_size.resize(turn)
+    usage.account(turn)
 
 
 def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
@@ -102,24 +92,24 @@ def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
         turn.touched.add(worker.job)
     elif not turn.events:
         return
-    schedule.schedule(turn)
+    scheduler.schedule(turn)
 
 
 def _hello(turn: Turn, _worker: str, message: msg.WorkerHello) -> None:
-    membership.hello(turn, message)
-    membership.adopt_shares(turn)
+    workers.hello(turn, message)
+    workers.adopt_shares(turn)
 
 
 def _reported(turn: Turn, _worker: str, message: msg.WorkerReport) -> None:
     job = turn.state.jobs.get(message.job)
     if job is not None and job.caching.kind == "profile":
-        caching.look(turn, job)
+        cache_mode.look(turn, job)
 
 
 def _task_failed(turn: Turn, worker: str, message: msg.TaskFailed) -> None:
     if message.needs and oversized.passed_on(turn, worker, message):
         return
-    job = leasing.task_failed(turn, worker, message)
+    job = leases.task_failed(turn, worker, message)
     if job is not None:
         jobs.fail_job(turn, job, oversized.explained(turn, job, message) if message.needs else message.failure)
 
@@ -143,21 +133,21 @@ def _job_unsendable(turn: Turn, item: inp.Unsendable) -> None:
 
 _OF_ANYBODY: dict[type, Callable[[Turn, str, Any], None]] = {
     msg.WorkerHello: _hello,
-    CacheUsed: keeping.used,  # of whoever was given up, too: what it has kept is right
+    CacheUsed: cache_capacity.used,  # of whoever was given up, too: what it has kept is right
 }
 _OF_WORKERS: dict[type, Callable[[Turn, str, Any], None]] = {
     msg.WorkerReport: _reported,
-    msg.TaskAt: leasing.at,
-    msg.TaskFinished: leasing.finished,
-    msg.TaskReturned: leasing.returned,
-    msg.LeftoversLost: leasing.leftovers_lost,
+    msg.TaskAt: leases.at,
+    msg.TaskFinished: leases.finished,
+    msg.TaskReturned: leases.returned,
+    msg.LeftoversLost: leases.leftovers_lost,
     msg.TaskFailed: _task_failed,
     msg.SourcesListed: jobs.sources_listed,
     msg.SourcesFailed: _sources_failed,
     msg.JobUnsendable: _unsendable,
-    msg.ShardingChosen: schedule.sharding_chosen,
-    msg.WorkerLeaving: membership.retiring,
-    StoreMeasured: keeping.calibrated,
+    msg.ShardingChosen: scheduler.sharding_chosen,
+    msg.WorkerLeaving: workers.retiring,
+    StoreMeasured: cache_capacity.calibrated,
 }
 
 
@@ -185,21 +175,21 @@ def _consumer_said(turn: Turn, item: inp.ConsumerSaid) -> None:
         jobs.progressed(turn, job, consumer, message)
         job_progress.reported(turn, job, consumer, message)
         if job.points:
-            caching.look(turn, job)
-        scaling.heard(turn, job, consumer, message)
+            cache_mode.look(turn, job)
+        job_scaling.heard(turn, job, consumer, message)
 
 
 _REACTIONS: dict[type, Callable[[Turn, Any], None]] = {
     inp.Started: _started,
     inp.WorkerSaid: _worker_said,
-    inp.WorkerSessionLost: lambda turn, item: membership.session_lost(turn, item.worker),
+    inp.WorkerSessionLost: lambda turn, item: workers.session_lost(turn, item.worker),
     inp.WorkerEnded: _worker_ended,
     inp.JoinRequested: jobs.join,
     inp.ConsumerSaid: _consumer_said,
     inp.ClientSessionLost: _client_session_lost,
-    inp.StoreListed: keeping.listed,
-    inp.BlocksGone: keeping.deleted,
+    inp.StoreListed: cache_capacity.listed,
+    inp.BlocksGone: cache_capacity.deleted,
     inp.Unsendable: _job_unsendable,
-    inp.RemovalAsked: lambda turn, item: keeping.remove(turn, item.places),
+    inp.RemovalAsked: lambda turn, item: cache_capacity.remove(turn, item.places),
     inp.Tick: _tick,
 }

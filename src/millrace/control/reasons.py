@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.control.crew import fits
-from millrace.control.job_load import load_of, window_of
-from millrace.control.late import named, span
-from millrace.control.observed import Observed
-from millrace.control.state import Job, State, Worker
-from millrace.control.supply import missing, newest
+from millrace.control.membership.late_joins import named, span
+from millrace.control.state.observed import Observed
+from millrace.control.state.serving_index import fits
+from millrace.control.state.state import Job, State, Worker
+from millrace.control.tasks.job_load import load_of, window_of
+from millrace.control.tasks.task_queue import missing, newest
 from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from millrace.control import actions as act
-from millrace.control.events import AnyEvent, JobRemoved, WorkerLost
+from millrace.control.journal.events import AnyEvent, JobRemoved, WorkerLost
 from millrace.wire.control import Session
 
 _logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millrace.control.events import AnyEvent
+from millrace.control.journal.events import AnyEvent
 from millrace.dispatcher.shortage import UnwritableError
 from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ServiceError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from millrace.control.observed import Spent
+from millrace.control.state.observed import Spent
 from millrace.engine.host import resident_bytes
 
 

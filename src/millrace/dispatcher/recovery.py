@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from millrace.control.jobs import remove_job
-from millrace.control.observed import Observed
-from millrace.control.snapshot import dump, fill_in, load
-from millrace.control.state import Job, State
-from millrace.control.turn import Turn
+from millrace.control.journal.snapshot import dump, fill_in, load
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership.jobs import remove_job
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Job, State
 from millrace.dispatcher.blobs import BlobFolder
 from millrace.dispatcher.journal import Past, SqliteJournal, move_journal, remove_journal, set_aside
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, unusable

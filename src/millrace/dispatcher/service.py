@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from millrace.control import actions as act
-from millrace.control import events as ev
 from millrace.control import inputs as inp
 from millrace.control.decide import react
-from millrace.control.observed import Observed
-from millrace.control.plans import Planner
+from millrace.control.journal import events as ev
+from millrace.control.journal.snapshot import dump
+from millrace.control.journal.transaction import Turn, merged
 from millrace.control.reasons import why_nothing
-from millrace.control.snapshot import dump
-from millrace.control.state import Settings, State
-from millrace.control.turn import Turn, merged
+from millrace.control.state.observed import Observed
+from millrace.control.state.plans import Planner
+from millrace.control.state.state import Settings, State
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster import Cluster

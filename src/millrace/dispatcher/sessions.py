@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from millrace.control import inputs as inp
-from millrace.control.state import Worker
+from millrace.control.state.state import Worker
 from millrace.errors import ProtocolError, ServiceError
 from millrace.protocol import messages as msg
 from millrace.wire import rpc

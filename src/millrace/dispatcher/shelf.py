@@ -13,7 +13,7 @@ from millrace.blocks.reader import BlockIndex, read_index
 from millrace.blocks.store import BlockStore, open_store
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
-from millrace.control.cached import place_of, split_place
+from millrace.control.state.cache_state import place_of, split_place
 from millrace.errors import CacheError, MillraceError, ServiceError
 from millrace.protocol.cache_messages import KeptBlock
 

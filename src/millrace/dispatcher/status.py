@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from millrace.control import job_progress
-from millrace.control.job_load import load_of, operator_rows, window_of
-from millrace.control.keeping import benefits
-from millrace.control.observed import CacheSight, FinishedJob, Observed, Spent
-from millrace.control.profiling import measures, summed
+from millrace.control.caching.cache_capacity import benefits
+from millrace.control.caching.profiling import measures, summed
+from millrace.control.journal.share_events import UnreadShare
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
-from millrace.control.share_events import UnreadShare
-from millrace.control.state import CARE, Epoch, Job, State, Worker
-from millrace.control.supply import newest, off_walk
-from millrace.control.unread import said, shares
-from millrace.control.where import told
+from millrace.control.scaling.job_placement import told
+from millrace.control.state.observed import CacheSight, FinishedJob, Observed, Spent
+from millrace.control.state.state import CARE, Epoch, Job, State, Worker
+from millrace.control.tasks import job_progress
+from millrace.control.tasks.job_load import load_of, operator_rows, window_of
+from millrace.control.tasks.task_queue import newest, off_walk
+from millrace.control.tasks.unread import said, shares
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scalers import kind_of
 from millrace.protocol.crash_sites import Poison

@@ -361,7 +361,7 @@ class LocalIterator(Iterator[Any]):
         ``operators``, ``batch_time_s``, ``wait_share``, and ``bottleneck``: what keeps this loop from being faster, in
         one sentence (``reason``).
         """
-        from millrace.control.job_load import delayed, kinds, operator_rows, operators_of
+        from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
         from millrace.policies.bottleneck import Load, bottleneck
         from millrace.protocol.reports import NodeMeasure
 

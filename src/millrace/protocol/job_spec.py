@@ -41,7 +41,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         tenant: whose quota of workers it counts against, and whose name is on what it keeps in the service's cache.
         untrusted_cache: what to do where elements of the pipeline are kept by a tenant that this one does not trust:
             "recompute" them, and say so, or "refuse" the job.
-        target_workers: where they may be: "auto", "local", "remote" or "any"; see :mod:`millrace.control.where`.
+        target_workers: where they may be: "auto", "local", "remote" or "any"; see
+            :mod:`millrace.control.scaling.job_placement`.
     """
 
     name: str

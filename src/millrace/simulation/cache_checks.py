@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millrace.control import cache_events as cev
-from millrace.control import events as ev
-from millrace.control.state import State
+from millrace.control.journal import cache_events as cev
+from millrace.control.journal import events as ev
+from millrace.control.state.state import State
 from millrace.simulation.store import Block
 from millrace.simulation.world import Violation
 

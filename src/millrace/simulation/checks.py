@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import poison_events as pev
-from millrace.control.late import named
-from millrace.control.share_events import ShareUnread
-from millrace.control.unread import told as told_of
+from millrace.control.journal import events as ev
+from millrace.control.journal import poison_events as pev
+from millrace.control.journal.share_events import ShareUnread
+from millrace.control.membership.late_joins import named
+from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation.cache_checks import CacheChecks

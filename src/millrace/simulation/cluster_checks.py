@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millrace.control import events as ev
-from millrace.control.state import State
-from millrace.control.where import may_serve
+from millrace.control.journal import events as ev
+from millrace.control.scaling.job_placement import may_serve
+from millrace.control.state.state import State
 from millrace.policies.capacity import DOUBLINGS
 from millrace.simulation.cluster import BEGIN_S
 from millrace.simulation.world import Violation

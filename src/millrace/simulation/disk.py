@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millrace.control.events import AnyEvent
+from millrace.control.journal.events import AnyEvent
 from millrace.dispatcher.journal import Past
 
 _DECODER = msgspec.msgpack.Decoder(list[AnyEvent])

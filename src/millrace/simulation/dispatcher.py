@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import react
-from millrace.control.events import AnyEvent
-from millrace.control.observed import Observed
-from millrace.control.snapshot import dump, fill_in
-from millrace.control.state import Settings, State
-from millrace.control.turn import Turn, merged
+from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.snapshot import dump, fill_in
+from millrace.control.journal.transaction import Turn, merged
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Settings, State
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg

@@ -11,27 +11,17 @@ from typing import Any
 from unittest import mock
 
 from millrace.client.inbox import EpochInbox
-from millrace.control import (
-    apply,
-    caching,
-    epochs,
-    handing_on,
-    held_up,
-    jobs,
-    keeping,
-    leasing,
-    membership,
-    snapshot,
-    supply,
-    testimony,
-    turns,
-)
-from millrace.control import cache_events as cev
-from millrace.control import events as ev
 from millrace.control.actions import StopWorkers
-from millrace.control.cached import Caches, split_place
-from millrace.control.state import Job, State
-from millrace.control.turn import Turn
+from millrace.control.caching import cache_capacity, cache_mode
+from millrace.control.journal import cache_events as cev
+from millrace.control.journal import events as ev
+from millrace.control.journal import replay, snapshot
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership import handover, jobs, stalls, testimony, workers
+from millrace.control.scheduling import allocation
+from millrace.control.state.cache_state import Caches, split_place
+from millrace.control.state.state import Job, State
+from millrace.control.tasks import epochs, leases, task_queue
 from millrace.dispatcher import recovery
 from millrace.planning.points import CachePoint
 from millrace.planning.remainder import left_of
@@ -43,7 +33,7 @@ from millrace.simulation.store import Store, UnreadableError
 
 def _double_lease() -> AbstractContextManager[Any]:
     """A lease is taken back, and its worker is not told."""
-    return mock.patch.object(leasing, "tell_void", return_value=None)
+    return mock.patch.object(leases, "tell_void", return_value=None)
 
 
 def _hung_for_ever() -> AbstractContextManager[Any]:
@@ -52,7 +42,7 @@ def _hung_for_ever() -> AbstractContextManager[Any]:
     def spare(workers: list[str], reason: str) -> StopWorkers:
         return StopWorkers([] if "come back" in reason else workers, reason)
 
-    return mock.patch.object(membership, "StopWorkers", spare)
+    return mock.patch.object(workers, "StopWorkers", spare)
 
 
 def _lost_ack() -> AbstractContextManager[Any]:
@@ -128,7 +118,7 @@ def _stale_delivery() -> AbstractContextManager[Any]:
 
 def _hasty_tail() -> AbstractContextManager[Any]:
     """A tail runs before all that leaves it something has finished."""
-    return mock.patch.object(supply, "_ready", return_value=True)
+    return mock.patch.object(task_queue, "_ready", return_value=True)
 
 
 def _orphan() -> AbstractContextManager[Any]:
@@ -144,7 +134,7 @@ def _orphan() -> AbstractContextManager[Any]:
         live.worker = ""
         live.finished = live.leftovers = False
 
-    return mock.patch.dict(apply.APPLY, {ev.TaskReleased: careless})
+    return mock.patch.dict(replay.APPLY, {ev.TaskReleased: careless})
 
 
 def _late_tail() -> AbstractContextManager[Any]:
@@ -154,12 +144,12 @@ def _late_tail() -> AbstractContextManager[Any]:
 
 def _dropped_promise() -> AbstractContextManager[Any]:
     """What a lease may have added is forgotten with it, whether or not anybody has said what that was."""
-    return mock.patch.object(apply, "lease_ended", lambda state, lease: state.caches.promises.pop(lease, None))
+    return mock.patch.object(replay, "lease_ended", lambda state, lease: state.caches.promises.pop(lease, None))
 
 
 def _endless_promise() -> AbstractContextManager[Any]:
     """What a lease was promised stays promised when it is over."""
-    return mock.patch.object(apply, "lease_ended", return_value=None)
+    return mock.patch.object(replay, "lease_ended", return_value=None)
 
 
 def _too_much_promised() -> AbstractContextManager[Any]:
@@ -177,28 +167,28 @@ def _hasty_deletion() -> AbstractContextManager[Any]:
     def hasty(state: State, event: cev.BlocksGivenUp) -> None:
         state.caches.points[event.place].going.update({name: [] for name in event.names})
 
-    return mock.patch.dict(apply.APPLY, {cev.BlocksGivenUp: hasty})
+    return mock.patch.dict(replay.APPLY, {cev.BlocksGivenUp: hasty})
 
 
 def _untold_deletion() -> AbstractContextManager[Any]:
     """Workers hear of new blocks, and not of those that are given up."""
-    announce = keeping._announce  # noqa: SLF001
+    announce = cache_capacity._announce  # noqa: SLF001
 
     def silent(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
         if not gone:
             announce(turn, name, names)
 
-    return mock.patch.object(keeping, "_announce", silent)
+    return mock.patch.object(cache_capacity, "_announce", silent)
 
 
 def _no_trust() -> AbstractContextManager[Any]:
     """A job reads what any tenant has kept of its point."""
 
     def everybody(state: State, job: Job, point: CachePoint) -> dict[str, str]:
-        mine, kept = caching.place(job, point), state.caches.points
+        mine, kept = cache_mode.place(job, point), state.caches.points
         return {name: kept[name].writer for name in kept if name != mine and split_place(name)[0] == point.fingerprint}
 
-    return mock.patch.object(keeping, "others", everybody)
+    return mock.patch.object(cache_capacity, "others", everybody)
 
 
 def _torn_block() -> AbstractContextManager[Any]:
@@ -216,23 +206,23 @@ def _torn_block() -> AbstractContextManager[Any]:
 @contextmanager
 def _untold_reuse() -> Iterator[None]:
     """A point is used also in epochs that began with random values of their own, as all do."""
-    use_of = keeping.use_of
+    use_of = cache_capacity.use_of
 
     def hasty(turn: Turn, job: Job, number: int) -> Any:
-        epoch, point = job.epochs[number], caching.active(job)
+        epoch, point = job.epochs[number], cache_mode.active(job)
         before, epoch.reused = epoch.reused, -1 if point is None else point.node
         try:
             return use_of(turn, job, number)
         finally:
             epoch.reused = before
 
-    with mock.patch.object(caching, "reused_in", return_value=-1), mock.patch.object(leasing, "use_of", hasty):
+    with mock.patch.object(cache_mode, "reused_in", return_value=-1), mock.patch.object(leases, "use_of", hasty):
         yield
 
 
 def _no_quota() -> AbstractContextManager[Any]:
     """A tenant gets what there is."""
-    return mock.patch.object(turns, "_full", return_value=False)
+    return mock.patch.object(allocation, "_full", return_value=False)
 
 
 def _job_removed_before_all_seen() -> AbstractContextManager[Any]:
@@ -242,7 +232,7 @@ def _job_removed_before_all_seen() -> AbstractContextManager[Any]:
 
 def _never_given_up() -> AbstractContextManager[Any]:
     """Who waits for what a consumer leaves over that was never seen waits for ever."""
-    return mock.patch.object(held_up, "watch", return_value=None)
+    return mock.patch.object(stalls, "watch", return_value=None)
 
 
 def _endless_asking() -> AbstractContextManager[Any]:
@@ -262,7 +252,7 @@ def _begun_again() -> AbstractContextManager[Any]:
 
 def _silent_loss() -> AbstractContextManager[Any]:
     """What a consumer leaves unread that goes is dropped, and nobody takes note."""
-    return mock.patch.object(handing_on, "record", return_value=None)
+    return mock.patch.object(handover, "record", return_value=None)
 
 
 def _untold_absence() -> AbstractContextManager[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from millrace.control.snapshot import Snapshot
-from millrace.control.state import State
-from millrace.control.supply import by_worker, missing
-from millrace.control.where import may_serve
+from millrace.control.journal.snapshot import Snapshot
+from millrace.control.scaling.job_placement import may_serve
+from millrace.control.state.state import State
+from millrace.control.tasks.task_queue import by_worker, missing
 from millrace.protocol import messages as msg
 from millrace.simulation.world import Violation
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.control.state import Settings
+from millrace.control.state.state import Settings
 from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millrace.control.snapshot import dump
-from millrace.control.state import State
+from millrace.control.journal.snapshot import dump
+from millrace.control.state.state import State
 from millrace.dispatcher.recovery import go_on_older
 from millrace.simulation.disk import Disk, encoded
 from millrace.simulation.world import Violation

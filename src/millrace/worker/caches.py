@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from millrace.control.cached import split_place
+from millrace.control.state.cache_state import split_place
 from millrace.errors import MillraceError
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock, StoreCost, StoreMeasured
 from millrace.protocol.messages import LeaseTask

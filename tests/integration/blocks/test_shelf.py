@@ -11,7 +11,7 @@ from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.writer import BlockWriter
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
-from millrace.control.cached import place_of
+from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.shelf import Shelf
 from millrace.protocol.cache_messages import KeptBlock
 

@@ -13,7 +13,7 @@ from millrace.blocks import calibration
 from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.reader import BlockReader
 from millrace.blocks.writer import BlockWriter
-from millrace.control.cached import place_of
+from millrace.control.state.cache_state import place_of
 
 COUNT = 120
 TASKS = 6

@@ -11,10 +11,10 @@ import msgspec
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import decide
-from millrace.control.events import AnyEvent, TableRecorded
-from millrace.control.observed import Observed
-from millrace.control.snapshot import dump, fill_in, load
-from millrace.control.state import Settings, State
+from millrace.control.journal.events import AnyEvent, TableRecorded
+from millrace.control.journal.snapshot import dump, fill_in, load
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.plan import Piece, Task

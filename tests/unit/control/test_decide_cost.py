@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.control import schedule, supply, turns, where, work
-from millrace.control.observed import Division
+from millrace.control.scaling import job_placement
+from millrace.control.scheduling import allocation, backlog, scheduler
+from millrace.control.state.observed import Division
+from millrace.control.tasks import task_queue
 
 
 @pytest.fixture
@@ -16,10 +18,10 @@ def asked(monkeypatch):
 
     def offer(*args, **options):
         count[0] += 1
-        return supply.offer(*args, **options)
+        return task_queue.offer(*args, **options)
 
-    monkeypatch.setattr(schedule, "offer", offer)
-    monkeypatch.setattr(work, "offer", offer)
+    monkeypatch.setattr(scheduler, "offer", offer)
+    monkeypatch.setattr(backlog, "offer", offer)
     return count
 
 
@@ -35,8 +37,8 @@ def looked(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(work, "_has_work", counted(work._has_work))
-    monkeypatch.setattr(turns, "wanted", counted(where.wanted))
+    monkeypatch.setattr(backlog, "_has_work", counted(backlog._has_work))
+    monkeypatch.setattr(allocation, "wanted", counted(job_placement.wanted))
     monkeypatch.setattr(Division, "standing", counted(Division.standing))
     return count
 
@@ -148,9 +150,9 @@ def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
         found[0] += 1
         return 0
 
-    monkeypatch.setattr(supply, "newest", newest)
+    monkeypatch.setattr(task_queue, "newest", newest)
     job, worker = service.state.jobs["a"], service.state.workers["w"]
     service.state.forget(job.name)
     for rank in range(ranks):
-        supply.offer(service.state, job, worker, rank, cap=1, ahead=True)
+        task_queue.offer(service.state, job, worker, rank, cap=1, ahead=True)
     assert found == [1]

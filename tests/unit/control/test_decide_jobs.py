@@ -7,8 +7,8 @@ import pytest
 from tests.unit.control.control_driver import OTHER_STRUCTURE, FakePlan, Service
 
 from millrace.control import actions as act
-from millrace.control import events as ev
 from millrace.control import inputs as inp
+from millrace.control.journal import events as ev
 from millrace.errors import PipelineError
 from millrace.planning.tables import TableSummary, positions_table
 from millrace.protocol import messages as msg

@@ -6,9 +6,9 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
-from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import poison_events as pev
+from millrace.control.journal import events as ev
+from millrace.control.journal import poison_events as pev
 from millrace.dispatcher.status import status
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport

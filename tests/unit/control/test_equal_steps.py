@@ -5,10 +5,10 @@ from collections import Counter
 import msgspec
 import pytest
 from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
-from tests.unit.control.test_resuming import SEED
+from tests.unit.control.membership.test_resume import SEED
 
 from millrace.control import inputs as inp
-from millrace.control.state import State
+from millrace.control.state.state import State
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest
 from millrace.planning.plan import EqualPlan, Piece, Plan

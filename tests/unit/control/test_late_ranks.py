@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from tests.unit.control.control_driver import OTHER_STRUCTURE, FakePlan, Service
+from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS
-from tests.unit.control.test_resuming import states_of
 
 from millrace.control import inputs as inp
 from millrace.dispatcher.status import status

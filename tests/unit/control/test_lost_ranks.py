@@ -4,11 +4,11 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.test_late_ranks import job_status, leave
 
-from millrace.control import epochs, unread
 from millrace.control import inputs as inp
-from millrace.control.late import NAMED
-from millrace.control.share_events import UnreadShare
-from millrace.control.state import UNREAD
+from millrace.control.journal.share_events import UnreadShare
+from millrace.control.membership.late_joins import NAMED
+from millrace.control.state.state import UNREAD
+from millrace.control.tasks import epochs, unread
 from millrace.protocol import messages as msg
 
 

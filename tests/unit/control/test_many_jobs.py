@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control import turns
-from millrace.control.turn import Turn
-from millrace.control.work import having_work
+from millrace.control.journal import events as ev
+from millrace.control.journal.transaction import Turn
+from millrace.control.scheduling import allocation
+from millrace.control.scheduling.backlog import having_work
 from millrace.protocol import messages as msg
 
 
@@ -167,7 +167,7 @@ def turns_settings(service, **changes):
 
 
 def test_no_more_workers_than_a_job_wants(monkeypatch):
-    monkeypatch.setattr(turns, "wanted", lambda state, job: {"a": 1, "b": None}[job.name])
+    monkeypatch.setattr(allocation, "wanted", lambda state, job: {"a": 1, "b": None}[job.name])
     service = service_of(5, {"a": {}, "b": {}})
     run(service, 10)
     assert counts(service) == {"a": 1, "b": 4}

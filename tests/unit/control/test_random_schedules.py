@@ -12,8 +12,8 @@ from tests.unit.control import control_driver
 from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.crew import Crew
-from millrace.control.state import State
+from millrace.control.state.serving_index import Crew
+from millrace.control.state.state import State
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
 

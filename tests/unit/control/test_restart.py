@@ -5,9 +5,9 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
-from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control.snapshot import dump, load
+from millrace.control.journal import events as ev
+from millrace.control.journal.snapshot import dump, load
 from millrace.dispatcher.recovery import go_on_older
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import Told

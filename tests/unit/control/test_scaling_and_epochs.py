@@ -2,12 +2,12 @@
 
 from typing import Any, Literal
 
+from tests.unit.control.caching.test_cache_mode import COST, FINGERPRINT
 from tests.unit.control.control_driver import FakePlan, Service
-from tests.unit.control.test_caching import COST, FINGERPRINT
-from tests.unit.control.test_scaling import Trainer, begun
+from tests.unit.control.scaling.test_job_scaling import Trainer, begun
 
-from millrace.control import cache_events as ev
 from millrace.control import inputs as inp
+from millrace.control.journal import cache_events as ev
 from millrace.planning.points import CachePoint
 from millrace.protocol.cache_messages import StoreMeasured
 

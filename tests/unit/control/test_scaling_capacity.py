@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.unit.control.test_scaling import BEAT_S, Trainer, begun, resized
+from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun, resized
 
-from millrace.control.scale_events import FleetPlanned
+from millrace.control.journal.scale_events import FleetPlanned
 from millrace.policies.capacity import PAUSE
 from millrace.policies.scalers import SERVICES
 

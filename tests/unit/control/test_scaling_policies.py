@@ -4,10 +4,10 @@ import itertools
 
 import msgspec
 import pytest
-from tests.unit.control.test_scaling import BEAT_S, Trainer, begun
+from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun
 
 from millrace.control import inputs as inp
-from millrace.control.scale_events import ScaleChosen
+from millrace.control.journal.scale_events import ScaleChosen
 from millrace.dispatcher.status import status
 from millrace.policies import hpa
 from millrace.policies.autoscale import LOOK_ELEMENTS, PAUSE_ELEMENTS

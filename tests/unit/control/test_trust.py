@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 
 from millrace.control import actions as act
-from millrace.control import cache_events as cev
-from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control.cached import place_of
-from millrace.control.keeping import benefits
+from millrace.control.caching.cache_capacity import benefits
+from millrace.control.journal import cache_events as cev
+from millrace.control.journal import events as ev
+from millrace.control.state.cache_state import place_of
 from millrace.planning.points import CachePoint
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, KeptBlock

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 from tests.unit.control.control_driver import FakePlan, Service
+from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
-from tests.unit.control.test_resuming import states_of
 
-from millrace.control import events as ev
 from millrace.control import inputs as inp
-from millrace.control.cached import place_of
-from millrace.control.snapshot import dump
+from millrace.control.journal import events as ev
+from millrace.control.journal.snapshot import dump
+from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal import SqliteJournal
 from millrace.planning.points import CachePoint
 from millrace.policies import hpa

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from tests.unit.control.control_driver import STRUCTURE
 
-from millrace.control import events as ev
-from millrace.control.snapshot import dump
-from millrace.control.state import State
+from millrace.control.journal import events as ev
+from millrace.control.journal.snapshot import dump
+from millrace.control.state.state import State
 from millrace.dispatcher.blobs import BlobFolder
 from millrace.dispatcher.journal import Mark, SqliteJournal
 from millrace.dispatcher.recovery import restore

@@ -10,9 +10,9 @@ import pytest
 from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 from tests.unit.dispatcher.golden_journal import GOLDEN, live, plain
 
-from millrace.control import events as ev
-from millrace.control.snapshot import dump
-from millrace.control.state import State
+from millrace.control.journal import events as ev
+from millrace.control.journal.snapshot import dump
+from millrace.control.state.state import State
 from millrace.dispatcher import recovery
 from millrace.dispatcher.blobs import BlobFolder, BlobStore
 from millrace.dispatcher.journal import SCHEMA, SqliteJournal

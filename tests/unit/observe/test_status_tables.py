@@ -2,8 +2,8 @@ import io
 import json
 from typing import Any
 
-from millrace.control.observed import Observed
-from millrace.control.state import State
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import State
 from millrace.dispatcher.status import status
 from millrace.observe.status import as_json, columns, finished_rows, job_rows, operator_rows, show, watch, worker_rows
 

@@ -9,10 +9,10 @@ import pytest
 from msgspec import inspect
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.control.events import EpochBegan
-from millrace.control.observed import Observed
-from millrace.control.supply import active, missing, off_task
-from millrace.control.turn import Turn
+from millrace.control.journal.events import EpochBegan
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.observed import Observed
+from millrace.control.tasks.task_queue import active, missing, off_task
 from millrace.errors import ProtocolError
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Plan

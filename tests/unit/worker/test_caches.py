@@ -11,7 +11,7 @@ from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.keys import block_name
 from millrace.blocks.reader import read_index
 from millrace.blocks.writer import BlockWriter
-from millrace.control.cached import place_of
+from millrace.control.state.cache_state import place_of
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.protocol.messages import LeaseTask, TaskRef
 from millrace.worker.caches import Caches

@@ -1,0 +1,361 @@
+"""Which cache point each job uses, and how: decided before its first task, by its profile, and again as it goes on.
+
+The decisions themselves are in :mod:`millrace.policies.autocache`; here is what they are made of, and what follows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
+from millrace.control.journal import cache_events as ev
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.cache_state import CachedPoint, ModeOf, place_of
+from millrace.control.state.observed import CacheSight
+from millrace.control.state.state import Job, State
+from millrace.control.tasks.task_queue import newest
+from millrace.planning.points import CachePoint
+from millrace.policies import autocache as policy
+from millrace.policies.projection import Profile, Store, times
+from millrace.protocol.cache_messages import MeasureStore, StoreCost
+from millrace.protocol.messages import Notice
+
+MESSAGE_BYTES = 64 << 10
+"""That a read of a store takes at least."""
+_ASKED_FOR = 1.0
+"""What a point counts as saving for a job that asks for it unmeasured: more than any measure, as reading takes time."""
+
+
+def usable(state: State, job: Job) -> list[CachePoint]:
+    """The job's points that can be used in this service."""
+    return [point for point in job.points if point.fingerprint and (point.path or state.settings.cache)]
+
+
+def writer(job: Job, point: CachePoint) -> str:
+    """Whose name is on what the job keeps of a point; empty in a folder of its own."""
+    return "" if point.path else job.spec.tenant
+
+
+def place(job: Job, point: CachePoint) -> str:
+    """Where the job's blocks of a point lie."""
+    return place_of(point.fingerprint, point.path, writer(job, point))
+
+
+def others(state: State, job: Job, point: CachePoint) -> dict[str, str]:
+    """Where blocks of the point lie that the job reads beside its own: their writers, by place."""
+    trusted = () if point.path else state.settings.trust.get(job.spec.tenant, ())
+    return {place_of(point.fingerprint, "", name): name for name in trusted if name != job.spec.tenant}
+
+
+def known(state: State, job: Job, point: CachePoint) -> list[CachedPoint]:
+    """What is kept of the point that the job may read."""
+    places = (place(job, point), *others(state, job, point))
+    return [state.caches.points[name] for name in places if name in state.caches.points]
+
+
+def withheld(state: State, job: Job) -> str:
+    """What other tenants keep of the job's points and it may not read, in words; empty: nothing."""
+    said = []
+    for point in usable(state, job):
+        if point.path or point.mode == "compute" or share_kept(state, job, point) >= 1:
+            continue
+        readable = {place(job, point), *others(state, job, point)}
+        names = sorted(
+            cached.writer
+            for name, cached in state.caches.points.items()
+            if name.startswith(point.fingerprint) and name not in readable and cached.writer and cached.readable
+        )
+        if names:
+            said.append(f"what {' and '.join(map(repr, names))} keep{'' if len(names) > 1 else 's'} of {point.label}")
+    if not said:
+        return ""
+    return (
+        f"tenant {job.spec.tenant!r} may not read {', nor '.join(said)}, as it was not told to trust "
+        f"{'them' if len(said) > 1 else 'it'} (--trust {job.spec.tenant}=... of the dispatcher)"
+    )
+
+
+def active(job: Job) -> CachePoint | None:
+    """The point that the job uses now."""
+    if job.caching.kind not in {"put", "get"}:
+        return None
+    return next((point for point in job.points if point.node == job.caching.node), None)
+
+
+def reused_in(job: Job, number: int) -> int:
+    """The node of the point below which an epoch that is opened now is as the first was; -1: none."""
+    point = active(job)
+    return point.node if point is not None and point.fixed and not point.always and number > 0 else -1
+
+
+def share_kept(state: State, job: Job, point: CachePoint) -> float:
+    """How much of a point is in the store and may be read by the job, from 0 to 1."""
+    kept = known(state, job, point)
+    items = sum(cached.items for cached in kept)
+    if point.items > 0 and items:
+        return min(1.0, items / point.items)
+    whole = max((cached.whole for cached in kept), default=0)
+    return min(1.0, sum(cached.bytes for cached in kept) / whole) if whole else 0.0
+
+
+def begin(turn: Turn, job: Job) -> None:
+    """The job's points are known."""
+    for text in _notices(turn.state, job):
+        for consumer in job.consumers:
+            turn.to_consumer(job, consumer, Notice(text))
+    if usable(turn.state, job):
+        _choose(turn, job, None)
+
+
+def _notices(state: State, job: Job) -> list[str]:
+    """What the user should know of points, before anything is decided."""
+    found = []
+    for point in job.points:
+        name = f"{'cache' if point.always else 'autocache'} after {point.label}"
+        if point.why and point.mode != "compute":
+            found.append(f"{name} is not used: {point.why}")
+        elif point.always and not (point.path or state.settings.cache):
+            found.append(f"{name} keeps nothing, as the service was started without cache_dir: its input is computed")
+        if point.always and point.fixed:
+            found.append(_fixed(point))
+    kept = withheld(state, job)
+    if kept and job.spec.untrusted_cache == "recompute":
+        found.append(f"{kept}: these elements are made again")
+    return found
+
+
+def _fixed(point: CachePoint) -> str:
+    what = "random values" if point.random else "order and the batches"
+    return (
+        f"below the cache after {point.label} every epoch is like the first, with the {what} of "
+        f"{' and '.join(point.fixed)}. Put the cache before that if it is not what you want"
+    )
+
+
+def epoch_began(turn: Turn, job: Job) -> None:
+    """A consumer begins an epoch that nobody has begun before."""
+    points = usable(turn.state, job)
+    if not points:
+        return
+    sight = _sight(turn, job)
+    if job.caching.kind == "profile":
+        sight.ended = True
+        look(turn, job)
+    elif sight.profile is not None:
+        _choose(turn, job, sight.profile)
+    elif job.caching.kind == "get" and not _always(job) and _missing(turn.state, job, sight) > policy.REST:
+        _profile(turn, job, "what a cache saves was not measured yet, and not all is kept")
+    elif _always(job):
+        _choose(turn, job, None)
+    sight.hits = sight.misses = 0
+    point = active(job)
+    if point is not None:
+        _use(turn, job, point)
+    if job.caching.kind == "put":
+        sight.looks = []  # more is kept than in the epoch before, so that it is faster
+
+
+def _always(job: Job) -> bool:
+    point = active(job)
+    return point is not None and point.always
+
+
+def _missing(state: State, job: Job, sight: CacheSight) -> float:
+    """The share of what the job asks of its point that isn't there now: others may have kept what it missed."""
+    point = active(job)
+    if point is None:
+        return 0.0
+    if point.items > 0:
+        return 1.0 - share_kept(state, job, point)
+    asked = sight.hits + sight.misses
+    return sight.misses / asked if asked else 1.0 - share_kept(state, job, point)
+
+
+def look(turn: Turn, job: Job) -> None:
+    """A report of the job's has come: is the profile long enough, does the decision still hold?"""
+    points = usable(turn.state, job)
+    if not points or not job.consumers:
+        return
+    sight = _sight(turn, job)
+    workers = sum(worker.job == job.name for worker in turn.state.workers.values())
+    if workers != sight.workers:
+        sight.workers, sight.looks, sight.computing = workers, [], None
+    new = _new_look(turn, job, sight)
+    if job.caching.kind == "profile":
+        profile = profile_of(turn.state, turn.observed, job, sight)
+        if "" not in turn.state.caches.costs:
+            have_measured(turn)  # whoever was asked before may be gone
+            return
+        if profile is None:
+            return
+        long = policy.profiled(profile.elements, ended=sight.ended)
+        if long.value:
+            sight.profile = profile
+            sight.wholes = {point.node: _whole(job, point, profile, sight) for point in points}
+            sight.computing = policy.Look(profile.batch_s, profile.wait_s, profile.noise)
+            _choose(turn, job, profile)
+        return
+    if not new or _always(job):
+        return
+    mode = policy.Mode(job.caching.kind, job.caching.node if job.caching.node >= 0 else None, job.caching.slower)
+    verdict = policy.revisit(mode, sight.computing, sight.looks)
+    if verdict.value == "undo":
+        undone = {**job.caching.undone, job.caching.node: job.caching.kind}
+        _set(turn, job, msgspec.structs.replace(job.caching, undone=undone), "compute", -1, verdict.reason)
+        if sight.profile is not None:
+            _choose(turn, job, sight.profile)
+    elif verdict.value == "decide anew" and (
+        job.caching.kind != "get" or _missing(turn.state, job, sight) > policy.REST
+    ):
+        # Where all is kept, a hit is taken without comparing (Cachew 4.4): to compare, all would have to be computed.
+        _profile(turn, job, verdict.reason)
+
+
+def _new_look(turn: Turn, job: Job, sight: CacheSight) -> bool:
+    """Takes a look if all consumers that read have got on far enough."""
+    moved = {}
+    for index, place_ in job.consumers.items():
+        seen = turn.observed.clients.get(place_.client)
+        if seen is not None and seen.report is not None and seen.report.batches:
+            epoch, batches = sight.batches.get(index, (-1, 0))
+            since = seen.report.batches - (batches if seen.report.epoch == epoch else 0)
+            if since < LOOK_ELEMENTS:
+                return False
+            moved[index] = (seen.report.epoch, seen.report.batches)
+    taken = look_at(turn.observed, job, sight.looks)
+    if not moved or taken is None:
+        return False
+    sight.batches.update(moved)
+    sight.looks = [*sight.looks, taken][-100:]
+    return True
+
+
+def _sight(turn: Turn, job: Job) -> CacheSight:
+    return turn.observed.caching.setdefault(job.name, CacheSight())
+
+
+def _profile(turn: Turn, job: Job, reason: str) -> None:
+    sight = turn.observed.caching[job.name] = CacheSight(measures(turn.observed, job.name), tasks_ended(job))
+    sight.workers = sum(worker.job == job.name for worker in turn.state.workers.values())
+    _set(turn, job, ModeOf(), "profile", -1, reason)
+    have_measured(turn)
+
+
+def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
+    """Decides, and lets it be so if it is another mode than before."""
+    state, now = turn.state, job.caching
+    points = usable(state, job)
+    first = newest(job) if job.first is None else newest(job) - job.first
+    later = policy.later_epochs(max(0, first), job.spec.epochs)
+    cost = turn.observed.cost or state.caches.costs.get("")
+    store = _store(state, job, points, cost) if cost is not None else None
+    sight = _sight(turn, job)
+    wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, job, point) for point in points}
+    candidates = [
+        policy.Point(
+            point.node,
+            point.label,
+            point.mode,
+            1.0 if point.node == now.node and sight.hits and not sight.misses else share_kept(state, job, point),
+            max(1, wholes[point.node]),
+            now.undone.get(point.node),
+            _measured_saving(state, job, point),
+        )
+        for point in points
+        if point.mode in policy.MODES
+    ]
+    decision = policy.choose_mode(candidates, store, later, profile)
+    saves = now.saves
+    if profile is not None and store is not None:
+        saves = {p.node: times(profile, store, p.node, 1.0, max(1, wholes[p.node])).saves for p in points}
+    mode = decision.value
+    if mode.kind == "profile":
+        _profile(turn, job, decision.reason)
+        return
+    node = -1 if mode.point is None else mode.point
+    kept = ModeOf(slower=mode.slower, undone=now.undone, saves=saves)
+    if (mode.kind, node) != (now.kind, now.node) or not now.reason:
+        before = {point.node for point in points if point.node == now.node and now.kind in {"put", "get"}}
+        sight.looks = []
+        _set(turn, job, kept, mode.kind, node, decision.reason)
+        chosen = active(job)
+        if chosen is not None and chosen.fixed and not chosen.always and chosen.node not in before:
+            for consumer in job.consumers:
+                turn.to_consumer(job, consumer, Notice(_fixed(chosen)))
+    for point in points:
+        if point.node == node:
+            _use(turn, job, point, wholes[point.node])
+
+
+def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reason: str) -> None:
+    turn.emit(
+        ev.ModeChosen(
+            job.name, kind, node, reason, max(0, newest(job)), kept.slower, dict(kept.undone), dict(kept.saves)
+        )
+    )
+
+
+def _measured_saving(state: State, job: Job, point: CachePoint) -> float | None:
+    """Share of the computing time that jobs have measured the point to save; None: none has."""
+    uses = [use.saves for cached in known(state, job, point) for use in cached.uses.values()]
+    return max((saves for saves in uses if saves < _ASKED_FOR), default=None)
+
+
+def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
+    theirs = _measured_saving(turn.state, job, point)
+    saves = _ASKED_FOR if point.always else job.caching.saves.get(point.node, 0.5 if theirs is None else theirs)
+    turn.emit(ev.PointUsed(job.name, place(job, point), turn.now, saves, point.label, whole, writer(job, point)))
+    for name, other in others(turn.state, job, point).items():
+        if name in turn.state.caches.points:
+            turn.emit(ev.PointUsed(job.name, name, turn.now, saves, point.label, writer=other))
+
+
+def have_measured(turn: Turn) -> None:
+    """The store is measured once, by a worker: as the service starts, for the first job to know in its first epoch."""
+    state = turn.state
+    if not state.settings.cache or "" in state.caches.costs or turn.observed.measuring in state.workers:
+        return
+    if turn.observed.listing is not None:
+        return  # how much room there is will be known then
+    for worker in sorted(state.workers.values(), key=lambda worker: (len(worker.unfinished), worker.id)):
+        if worker.lost_at is None and not worker.retiring:
+            room = max(1, (state.settings.cache_bytes - state.caches.taken) // 4)
+            turn.observed.measuring, turn.observed.measuring_room = worker.id, room
+            turn.to_worker(worker.id, MeasureStore("", room))
+            return
+
+
+def _known_whole(state: State, job: Job, point: CachePoint) -> int:
+    kept = known(state, job, point)
+    items = sum(cached.items for cached in kept)
+    if not items or point.items < 0:
+        return max((cached.whole for cached in kept), default=0)
+    return sum(block.bytes for cached in kept for block in cached.readable) * point.items // items
+
+
+def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> int:
+    """Bytes that all of a point would take: by what passed it, in the tasks that were run or for its items."""
+    passed = profile.passed[point.node]
+    if not passed.elements:
+        return 0
+    found = []
+    tasks = tasks_ended(job) - sight.begun
+    if job.length and tasks > 0:
+        found.append(passed.bytes * job.length // tasks)
+    if point.items > 0:
+        found.append(passed.bytes * point.items // passed.elements)
+    return min(found, default=passed.bytes)
+
+
+def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) -> Store:
+    own = {name for point in points for name in (place(job, point), *others(state, job, point))}
+    used = unused = 0
+    for name, cached in state.caches.points.items():
+        if not cached.path:
+            used += cached.bytes
+            # What nobody uses any more makes room.
+            unused += cached.bytes if name not in own and not any(each in state.jobs for each in cached.uses) else 0
+    large = sum(cached.whole for cached in state.caches.points.values()) > cost.memory / 2 > 0
+    room = max(0, state.settings.cache_bytes - used + unused)
+    read = cost.cold if large else cost.read
+    return Store(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)

@@ -1,0 +1,98 @@
+"""What reports say about a job as a whole: how fast it is, and what passed its cache points."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+
+from millrace.control.state.observed import CacheSight, Observed
+from millrace.control.state.state import Job, State
+from millrace.graph.nodes import Graph
+from millrace.graph.serialize import unpack
+from millrace.policies.autocache import Look
+from millrace.policies.projection import Passed, Profile, Stage
+from millrace.protocol.reports import NodeMeasure
+
+LOOK_ELEMENTS = 100
+"""Elements of a look at the batch time, at least (Cachew 4.3)."""
+
+
+def tasks_ended(job: Job) -> int:
+    """Tasks of all epochs that are open that were computed, as far as the dispatcher knows."""
+    return sum(epoch.done + sum(live.finished for live in epoch.live.values()) for epoch in job.epochs.values())
+
+
+def measures(observed: Observed, job: str) -> dict[str, dict[int, NodeMeasure]]:
+    """By worker and node, what a job's operators have done since they were loaded there."""
+    found = {}
+    for worker, sight in observed.workers.items():
+        if sight.report is not None and sight.report.job == job and sight.report.nodes:
+            found[worker] = {measure.node: measure for measure in sight.report.nodes}
+    return found
+
+
+def look_at(observed: Observed, job: Job, looks: Iterable[Look] = ()) -> Look | None:
+    """The batch time as all consumers see it now, and with earlier ``looks`` how much it varies."""
+    reports = []
+    for place in job.consumers.values():
+        sight = observed.clients.get(place.client)
+        if sight is not None and sight.report is not None and sight.report.batch_time_s > 0:
+            reports.append(sight.report)
+    if not reports:
+        return None
+    batch_s = statistics.fmean(report.batch_time_s for report in reports)
+    wait_s = statistics.fmean(report.wait_s for report in reports)
+    times = [*(look.batch_s for look in looks), batch_s][-8:]
+    noise = statistics.stdev(times) / statistics.fmean(times) / math.sqrt(len(times)) if len(times) > 1 else 0.0
+    return Look(batch_s, min(wait_s, batch_s), noise)
+
+
+def profile_of(state: State, observed: Observed, job: Job, sight: CacheSight) -> Profile | None:
+    """What was measured of a job since the profile began; None if not everything is there yet."""
+    graph = unpack(job.spec.structure)
+    sums = summed(measures(observed, job.name), sight.before)
+    look = look_at(observed, job, sight.looks)
+    root = sums.get(graph.id_of(graph.root))
+    if look is None or root is None or root.elements <= 0:
+        return None
+    under: dict[int, tuple[int, ...]] = {}
+    for point in job.points:
+        for node in Graph(graph.nodes[point.node]).nodes:
+            number = graph.id_of(node)
+            under[number] = (*under.get(number, ()), point.node)
+    stages = [
+        Stage(each.active_s, min(each.cpu_s, each.active_s), each.threads, under.get(number, ()))
+        for number, each in sums.items()
+    ]
+    passed = {point.node: _passed(sums.get(point.node)) for point in job.points}
+    serving = [worker for worker in state.workers.values() if worker.job == job.name]
+    beside = max((sum(other.host == worker.host for other in state.workers.values()) for worker in serving), default=1)
+    cores = max(1, min((worker.cores for worker in serving), default=1) // max(1, beside))
+    workers = len(serving) / max(1, len(job.consumers))
+    return Profile(root.elements, tuple(stages), passed, look.batch_s, look.wait_s, look.noise, cores, workers)
+
+
+def _passed(measure: NodeMeasure | None) -> Passed:
+    return Passed(0, 0) if measure is None else Passed(measure.elements, measure.bytes)
+
+
+def summed(now: dict[str, dict[int, NodeMeasure]], before: dict[str, dict[int, NodeMeasure]]) -> dict[int, NodeMeasure]:
+    """By node, what operators have done since ``before``, in all workers together."""
+    sums: dict[int, NodeMeasure] = {}
+    for worker, nodes in now.items():
+        for number, each in nodes.items():
+            then = before.get(worker, {}).get(number, NodeMeasure(number, "", 0, 0, 0.0))
+            total = sums.get(number, NodeMeasure(number, each.label, 0, 0, 0.0))
+            sums[number] = NodeMeasure(
+                number,
+                each.label,
+                total.elements + max(0, each.elements - then.elements),
+                total.bytes + max(0, each.bytes - then.bytes),
+                total.active_s + max(0.0, each.active_s - then.active_s),
+                total.cpu_s + max(0.0, each.cpu_s - then.cpu_s),
+                max(total.threads, each.threads),
+                total.wall_s + max(0.0, each.wall_s - then.wall_s),
+                max(total.reads_in_flight, each.reads_in_flight),
+            )
+    return sums

@@ -1,0 +1,107 @@
+"""The work on one input: what is decided is applied at once, so that the next choice sees it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.actions import Action, SendToClient, SendToWorker
+from millrace.control.journal.events import AnyEvent
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Job, State
+from millrace.errors import ProtocolError
+from millrace.protocol.messages import ForgetTasks, OutputsReceived, ReadTasks, ToConsumer, ToWorker
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Turn:
+    """Collects the events and actions of one input.
+
+    Events are applied as they are emitted; actions only become real once the shell knows that the events are durable.
+    If they never do, the state is rebuilt from the journal.
+
+    Attributes:
+        encoded: the events as they are journalled. Encoded before they are applied: what can't be must not become so.
+        touched: jobs of which something has changed: tasks may have become free to lease, or workers free to run them.
+    """
+
+    __slots__ = ("actions", "encoded", "events", "now", "observed", "state", "touched")
+
+    def __init__(self, state: State, observed: Observed, now: float) -> None:
+        self.state = state
+        self.observed = observed
+        self.now = now
+        self.events: list[AnyEvent] = []
+        self.encoded: list[msgspec.Raw] = []
+        self.actions: list[Action] = []
+        self.touched: set[str] = set()
+
+    def emit(self, event: AnyEvent) -> None:
+        """This is so from now on.
+
+        Raises:
+            ProtocolError: it could not be journalled; nothing has changed.
+        """
+        try:
+            encoded = msgspec.Raw(_encoder.encode(event))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ProtocolError(f"{type(event).__name__} cannot be journalled: {error}") from error
+        self.state.apply(event)
+        self.encoded.append(encoded)
+        self.events.append(event)
+        job = getattr(event, "job", "")
+        if job:
+            self.touched.add(job)
+
+    def act(self, action: Action) -> None:
+        """The shell is to do this."""
+        self.actions.append(action)
+
+    def to_worker(self, worker: str, message: ToWorker) -> None:
+        """Tell a worker, if its session is alive: if not, it is told anew when it comes back."""
+        known = self.state.workers.get(worker)
+        if known is not None and known.lost_at is None:
+            self.actions.append(SendToWorker(worker, message))
+
+    def to_consumer(self, job: Job, consumer: int, message: ToConsumer) -> None:
+        """Tell a consumer, if it is there: if not, it is told anew when it comes back."""
+        known = job.consumers.get(consumer)
+        if known is not None and known.lost_at is None:
+            self.actions.append(SendToClient(known.client, message))
+
+
+def merged(actions: list[Action]) -> list[Action]:
+    """The same with neighbouring lists for one peer (tasks to read, tasks to forget) as one message."""
+    out: list[Action] = []
+    last: dict[str, int] = {}
+    for action in actions:
+        if isinstance(action, SendToClient):
+            key = f"client {action.client}"
+        elif isinstance(action, SendToWorker):
+            key = f"worker {action.worker}"
+        else:
+            out.append(action)
+            continue
+        at = last.get(key)
+        joined = None if at is None else _join(out[at], action)
+        if at is not None and joined is not None:
+            out[at] = joined
+        else:
+            last[key] = len(out)
+            out.append(action)
+    return out
+
+
+def _join(first: Action, second: Action) -> Action | None:
+    if isinstance(first, SendToClient) and isinstance(second, SendToClient):
+        a, b = first.message, second.message
+        if isinstance(a, ReadTasks) and isinstance(b, ReadTasks) and a.epoch == b.epoch:
+            joined = ReadTasks(a.epoch, [*a.reads, *b.reads], [*a.alone, *b.alone])
+            return SendToClient(first.client, joined)
+    if isinstance(first, SendToWorker) and isinstance(second, SendToWorker):
+        c, d = first.message, second.message
+        if isinstance(c, ForgetTasks) and isinstance(d, ForgetTasks):
+            return SendToWorker(first.worker, ForgetTasks([*c.refs, *d.refs]))
+        if isinstance(c, OutputsReceived) and isinstance(d, OutputsReceived):
+            return SendToWorker(first.worker, OutputsReceived([*c.refs, *d.refs]))
+    return None

@@ -1,0 +1,96 @@
+"""What a consumer that goes has not read: it becomes others' to read, or it is said that nobody reads it.
+
+Others get it while they read the epoch, or have still to come to it. In a fixed order nobody gets another's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.control.journal import events as ev
+from millrace.control.journal.share_events import ShareUnread, UnreadShare
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.state import Consumer, Job
+from millrace.control.tasks.leases import drop, take_back
+from millrace.control.tasks.task_queue import active, held_back, in_turn, is_missing
+from millrace.control.tasks.unread import record
+from millrace.protocol.messages import ConsumerReport
+
+
+def hand_on(turn: Turn, job: Job, consumer: int, why: str, epochs: Iterable[int] | None = None) -> int:
+    """Give others what a consumer has not read, of these epochs or of all; returns how many tasks became theirs."""
+    moved = 0
+    for number in sorted(job.epochs if epochs is None else epochs):
+        epoch = job.epochs[number]
+        tasks = [task for task in sorted(epoch.unread.get(consumer, ())) if task in epoch.live]
+        heirs = [] if in_turn(job) else _heirs(turn, job, number, consumer)
+        if not heirs:
+            if job.spec.sharding != "off":
+                record(turn, job, number, consumer, tasks, why)
+            for task in tasks:
+                drop(turn, job, number, task)
+            continue
+        for task in tasks:
+            if epoch.live[task].worker:
+                take_back(turn, job, number, task, f"consumer {consumer} {why}")
+            heir = min(heirs, key=lambda i: (len(epoch.unread.get(i, ())), i))
+            turn.emit(ev.TaskMoved(job.name, number, task, heir))
+        moved += len(tasks)
+    return moved
+
+
+def _heirs(turn: Turn, job: Job, number: int, consumer: int) -> list[int]:
+    """Who could still read tasks of the epoch: those who read it, else those who were lost, else those never seen."""
+    others = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number > other.past]
+    others = [i for i in others if not has_ended(turn, job.consumers[i], number)]
+    there = [i for i in others if job.consumers[i].lost_at is None]
+    return there or others or [i for i in active(job) if i != consumer and is_missing(job, i)]
+
+
+def report_of(turn: Turn, place: Consumer, number: int) -> ConsumerReport | None:
+    """What a consumer has said last of an epoch; None if that was of another."""
+    sight = turn.observed.clients.get(place.client)
+    report = sight.report if sight is not None else None
+    return report if report is not None and report.epoch == number else None
+
+
+def has_ended(turn: Turn, place: Consumer, number: int) -> bool:
+    """Its reader was told that the epoch has no more, so that it would not read what becomes its now."""
+    report = report_of(turn, place, number)
+    return report is not None and report.ended
+
+
+def tell_doubt(turn: Turn, job: Job, consumer: int, place: Consumer, why: str) -> None:
+    """Note what a consumer that was lost had received and not handed out, as far as it had said: nobody gets it."""
+    report = report_of(turn, place, place.epoch)
+    if report is not None and report.arrived > report.batches and job.spec.sharding != "off":
+        lost = report.arrived - report.batches
+        text = f"{why}; it had received them, and may not have used them"
+        turn.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, lost, text)))
+
+
+def give_again(turn: Turn, job: Job, consumer: int, number: int) -> None:
+    """Have a consumer's tasks of an epoch run anew: their workers have let go of what was received, if not used."""
+    epoch = job.epochs.get(number)
+    for task in sorted(epoch.unread.get(consumer, ())) if epoch is not None else ():
+        if epoch is not None and epoch.live[task].worker:
+            take_back(turn, job, number, task, f"consumer {consumer} had used nothing of it, and begins anew")
+
+
+def record_unused(turn: Turn, job: Job, consumer: int, place: Consumer, unused: int) -> None:
+    """Note what a consumer had received and not handed out when it closed in mid-epoch; nobody gets it."""
+    if job.spec.sharding != "off" and not held_back(job):
+        why = "closed before it had handed them out"
+        turn.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, unused, why)))
+
+
+def unread_by(turn: Turn, job: Job, consumer: int, place: Consumer) -> bool:
+    """A consumer has handed nothing out of the epoch that it began last, as far as anybody was told."""
+    epoch = job.epochs.get(place.epoch)
+    if place.epoch < 0 or epoch is None:
+        return place.epoch >= 0 and job.tables is None
+    report = report_of(turn, place, place.epoch)
+    mine = epoch.unread.get(consumer, set())
+    got = epoch.dealt.get(consumer, 0) if job.length is None else len(epoch.shares.get(consumer, ()))
+    untouched = all(epoch.live[task].received <= epoch.starts.get(task, 0) for task in mine)
+    return got <= len(mine) and untouched and (report is None or not report.batches)

@@ -1,0 +1,210 @@
+"""Workers: registered, silent, back again, leaving, lost."""
+
+from __future__ import annotations
+
+from millrace.control.actions import CloseWorker, EndService, StopWorkers
+from millrace.control.caching import cache_capacity, cache_mode
+from millrace.control.journal import events as ev
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership import testimony
+from millrace.control.membership.admission import versions_differ
+from millrace.control.membership.jobs import open_message
+from millrace.control.membership.quarantine import planning_died, suspect
+from millrace.control.scaling.job_placement import may_serve
+from millrace.control.state.serving_index import fits
+from millrace.control.state.state import Job, Worker
+from millrace.control.tasks.leases import finished, leased_by, lose, miss, spare
+from millrace.control.tasks.task_queue import by_worker
+from millrace.protocol.messages import (
+    ChooseSharding,
+    CloseJob,
+    Failure,
+    ListSources,
+    StopWorker,
+    TaskFinished,
+    WorkerHello,
+    WorkerLeaving,
+    WorkerWelcome,
+)
+
+MISSED_HEARTBEATS = 2
+"""A worker is lost when so many reports in a row did not come."""
+
+
+def hello(turn: Turn, message: WorkerHello) -> None:
+    """A worker registers, or is back and says what it holds."""
+    settings = turn.state.settings
+    who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
+    differ = versions_differ(settings, who, message.version, message.python)
+    if differ:
+        turn.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
+        return
+    older = testimony.of_worker(turn.state, message)
+    if older:
+        turn.act(EndService(older))
+        return
+    known = turn.state.workers.get(message.worker)
+    cache_capacity.greeted(turn, message.worker)
+    cores = max(1, message.cores)
+    turn.emit(
+        ev.WorkerJoined(
+            message.worker, message.address, message.host, message.pid, cores, message.only, message.buffer_bytes
+        )
+    )
+    worker = turn.state.workers[message.worker]
+    held = {entry.lease: entry for entry in message.held}
+    stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
+    welcome = WorkerWelcome(
+        settings.heartbeat_s, sorted(stale), settings.cache, settings.compression, testimony.told(turn.state)
+    )
+    turn.to_worker(worker.id, welcome)
+    for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
+        turn.to_worker(worker.id, CloseJob(name))
+    if known is None:
+        cache_mode.have_measured(turn)
+        return
+    for name in worker.open:
+        turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
+    for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
+        entry_or_none = held.get(lease)
+        job = turn.state.jobs[name]
+        if entry_or_none is None:
+            # The lease or its revocation crossed with the break; nothing of it is there any more.
+            miss(turn, job, number, task, f"worker {worker.id} came back without it")
+        elif entry_or_none.finished:
+            entry = entry_or_none
+            finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
+        spare(turn, job, number, task)
+    _ask_again(turn, worker)
+
+
+def _ask_again(turn: Turn, worker: Worker) -> None:
+    """What it was told before its session broke, and may not have heard."""
+    if worker.released:
+        turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
+    for job in turn.state.jobs.values():
+        if job.lister == worker.id:
+            turn.to_worker(worker.id, ListSources(job.name))
+        for number, epoch in job.epochs.items():
+            length = job.tasks_of(epoch)
+            if epoch.chooser == worker.id and length is not None:
+                turn.to_worker(worker.id, ChooseSharding(job.name, number, length, epoch.candidates))
+
+
+def started(turn: Turn, address: str, drawn: str) -> None:
+    """The dispatcher listens (again). Whoever had a session with it before looks for it, where it was then."""
+    state = turn.state
+    patience = state.settings.return_s if address == state.address else 0.0
+    turn.emit(ev.DispatcherStarted(address, turn.now, turn.now + patience, state.service or drawn, drawn))
+    cache_capacity.started(turn)
+
+
+def session_lost(turn: Turn, name: str) -> None:
+    """Its session broke; it has one heartbeat to come back."""
+    worker = turn.state.workers.get(name)
+    if worker is not None and worker.lost_at is None:
+        turn.emit(ev.WorkerDisconnected(name, turn.now))
+
+
+def lost(turn: Turn, worker: Worker, reason: str) -> None:
+    """It is gone; all it had goes to others."""
+    held = [*worker.unfinished.values(), *worker.kept.values()]
+    accused = set()
+    turn.emit(ev.WorkerDisconnected(worker.id, turn.now))
+    for name, number, task in held:
+        job = turn.state.jobs[name]
+        live = job.epochs[number].live.get(task) if job.failure is None else None
+        if live is not None and live.worker == worker.id:
+            # What is not run again cannot be found out about, and does no harm a second time.
+            if not (live.finished or worker.retiring) and (not job.spec.runs_again or suspect(turn, job, number, task)):
+                accused.add(name)
+            if job.failure is None:
+                lose(turn, job, number, task, f"worker {worker.id} {reason}")
+    turn.emit(ev.WorkerLost(worker.id, reason))
+    cache_capacity.greeted(turn, worker.id)
+    planning_died(turn, worker.id, reason, accused)
+    _hand_over(turn, worker.id)
+
+
+def retiring(turn: Turn, name: str, message: WorkerLeaving) -> None:
+    """It wants to leave in good order."""
+    worker = turn.state.workers[name]
+    if not worker.retiring:  # who comes back says so again, and has no more time for that
+        turn.emit(ev.WorkerRetiring(name, turn.now + message.within_s if message.within_s else 0.0))
+        _hand_over(turn, name)
+
+
+def retire(turn: Turn, name: str, within_s: float) -> None:
+    """It is not needed any more, and is to leave in good order."""
+    turn.emit(ev.WorkerRetiring(name, turn.now + within_s))
+    _hand_over(turn, name)
+
+
+def _hand_over(turn: Turn, name: str) -> None:
+    """Others do what it was asked or fixed to do."""
+    for job in turn.state.jobs.values():
+        if job.lister == name and name not in turn.state.workers:
+            turn.emit(ev.ListingAsked(job.name, ""))
+        for number, epoch in job.epochs.items():
+            if epoch.chooser == name and name not in turn.state.workers:
+                turn.emit(ev.OwnersAsked(job.name, number, ""))
+        hand_over_shares(turn, job, name)
+
+
+def hand_over_shares(turn: Turn, job: Job, name: str) -> None:
+    """Other workers get what was fixed to be this one's of the job."""
+    if not by_worker(job):
+        return
+    there = [w for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
+    heirs = [worker.id for worker in there if worker.id != name and may_serve(job, worker) and fits(job, worker)]
+    for number, epoch in job.epochs.items():
+        for share, owner in enumerate(list(epoch.owners)):
+            if owner == name and heirs:
+                heir = min(heirs, key=lambda w: (turn.state.workers[w].job != job.name, epoch.owners.count(w), w))
+                turn.emit(ev.OwnerReplaced(job.name, number, share, heir))
+
+
+def adopt_shares(turn: Turn) -> None:
+    """Give shares whose owner went when nobody else was there to a worker that has come since."""
+    for job in [turn.state.jobs[name] for name in turn.state.crew.sharded]:
+        for epoch in job.epochs.values():
+            for owner in list(epoch.owned):
+                if owner not in turn.state.workers or turn.state.workers[owner].retiring:
+                    _hand_over(turn, owner)
+
+
+def watch(turn: Turn) -> None:
+    """Give up on workers that are silent or have been away for too long."""
+    for name in turn.observed.workers.keys() - turn.state.workers.keys():
+        del turn.observed.workers[name]
+    heartbeat = turn.state.settings.heartbeat_s
+    limit = (MISSED_HEARTBEATS + 0.5) * heartbeat
+    for worker in list(turn.state.workers.values()):
+        sight = turn.observed.workers.get(worker.id)
+        if worker.lost_at is not None:
+            if turn.now - worker.lost_at > heartbeat and not turn.state.may_return(worker.lost_at, turn.now):
+                _give_up(turn, worker, f"did not come back within {heartbeat:g} s")
+        elif worker.retiring and not worker.released and 0 < worker.until < turn.now:
+            _give_up(turn, worker, "was leaving and did not get done in the time that it had")
+        elif sight is not None and turn.now - sight.last_seen > limit:
+            _give_up(turn, worker, f"was silent for {limit:g} s")
+
+
+def _give_up(turn: Turn, worker: Worker, reason: str) -> None:
+    """Give what the worker holds to others, and have its process ended, which may hang.
+
+    A session that broke says nothing about the process: one that hangs answers no pings, and whichever is noticed
+    first, that or its silence, must not leave it running in somebody's place. One that lives hears of it, if nobody can
+    end it, by the end of its session, or when it comes back.
+    """
+    turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
+    turn.act(StopWorkers([worker.id], reason))
+    lost(turn, worker, reason)
+
+
+def release_retired(turn: Turn) -> None:
+    """Tell workers that want to leave when nothing of them is needed any more."""
+    for worker in turn.state.crew.retiring:
+        if not (worker.unfinished or worker.kept or worker.lost_at is not None):
+            turn.emit(ev.WorkerReleased(worker.id))
+            turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))

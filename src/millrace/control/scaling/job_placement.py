@@ -1,0 +1,143 @@
+"""Where a job's work runs: on local workers, which its consumers start inside their hosts, and on the service's.
+
+target_workers    local workers                      the service's
+"auto"            first, where a consumer has any    for the rest, unless the link brings next to nothing
+"local"           alone                              none
+"any"             like the others                    at least one
+"remote"          none                               all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millrace.control.journal.scale_events import HomeChosen
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.observed import Reading, ScaleSight
+from millrace.control.state.state import Job, State, Worker
+from millrace.control.tasks.leases import take_back
+from millrace.policies import where as policy
+from millrace.protocol.messages import Notice
+from millrace.protocol.reports import Flow
+
+
+def may_serve(job: Job, worker: Worker) -> bool:
+    """Whether the worker may have anything of the job."""
+    return worker.only == job.name if worker.only else job.spec.target_workers != "local"
+
+
+def wanted(state: State, job: Job) -> int | None:
+    """How many of the service's workers the job is to have; None: as many as there are; 0 while nobody reads it."""
+    if at_home(state, job) or not job.consumers:
+        return 0
+    if job.scaling is None:
+        return None
+    return max(at_least(state, job), job.scaling.scale.workers) - state.crew.locals[job.name]
+
+
+def at_home(state: State, job: Job) -> bool:
+    """The job uses its local workers alone; where that is its own choice, as long as they serve all its consumers."""
+    return job.spec.target_workers == "local" or (job.home is not None and local_first(state, job))
+
+
+def local_first(state: State, job: Job) -> bool:
+    """The job uses the service's workers only for what its local ones cannot do."""
+    return job.spec.target_workers == "auto" and state.crew.locals[job.name] > 0 and _all_near(state, job)
+
+
+def _all_near(state: State, job: Job) -> bool:
+    """Each consumer that is there has local workers on its host."""
+    hosts = {worker.host for worker in state.crew.local.get(job.name, ())}
+    return all(place.lost_at is not None or place.host in hosts for place in job.consumers.values())
+
+
+def at_least(state: State, job: Job) -> int:
+    """How many workers the job has in any case, the local ones included."""
+    local, target = state.crew.locals[job.name], job.spec.target_workers
+    both = local and (target == "any" or (target == "auto" and not _all_near(state, job)))
+    return local + 1 if both else local
+
+
+def told(state: State, job: Job) -> str:
+    """Where the job runs and why, in words."""
+    target, local = job.spec.target_workers, state.crew.locals[job.name]
+    if job.home is not None and at_home(state, job):
+        return job.home.reason
+    if target == "local":
+        return "runs on local workers alone, as its user says"
+    if not local:
+        return "has no local workers, and runs on those of the service"
+    if target == "any":
+        return "runs on local workers and on those of the service alike, as its user says"
+    return "runs on local workers, and on those of the service for what these cannot do"
+
+
+def came(turn: Turn, job: Job) -> dict[int, tuple[Flow, Flow]]:
+    """By consumer, what had come to it from local workers and from others when it reported last."""
+    sights = {index: turn.observed.clients.get(place.client) for index, place in job.consumers.items()}
+    return {index: sight.report.came for index, sight in sights.items() if sight is not None and sight.report}
+
+
+def look(turn: Turn, job: Job, sight: ScaleSight, readings: Mapping[int, Reading], waits: float) -> bool:
+    """A look at the job is over: whether that changes where it runs."""
+    if not local_first(turn.state, job):
+        return False
+    if job.home is not None:
+        if waits < policy.WAITS or turn.now - job.home.at < policy.AGAIN_S:
+            return False
+        reason = "the consumers still wait: looks whether the link from remote workers has become better"
+        turn.emit(HomeChosen(job.name, False, reason, turn.now))
+        return True
+    remote = _others(turn.state, job)
+    now = came(turn, job)
+    sides = [
+        policy.Side(workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes"))
+        for side, workers in enumerate((turn.state.crew.locals[job.name], len(remote)))
+    ]
+    decision = policy.stay_home(sides[0], sides[1], _ready(turn, job, remote), waits)
+    if decision.value:
+        _go_home(turn, job, remote, decision.reason)
+    return decision.value
+
+
+def _others(state: State, job: Job) -> list[Worker]:
+    """Workers of the service that have to do with the job, also if they only wait for what they have to be read."""
+
+    def holds(worker: Worker) -> bool:
+        return any(key[0] == job.name for held in (worker.unfinished, worker.kept) for key in held.values())
+
+    return [each for each in state.workers.values() if not each.only and (each.job == job.name or holds(each))]
+
+
+def _rate(
+    sight: ScaleSight,
+    now: Mapping[int, tuple[Flow, Flow]],
+    readings: Mapping[int, Reading],
+    side: int,
+    what: str,
+) -> float:
+    """Elements or bytes of a second that came from one side since the mark, all consumers together."""
+    total = 0.0
+    for consumer, reading in readings.items():
+        if reading.read_s > 0 and consumer in now:
+            then = sight.came.get(consumer, (Flow(), Flow()))[side]
+            total += max(0, getattr(now[consumer][side], what) - getattr(then, what)) / reading.read_s
+    return total
+
+
+def _ready(turn: Turn, job: Job, workers: list[Worker]) -> int:
+    """Bytes that these have computed and nobody has."""
+    sights = [turn.observed.workers.get(worker.id) for worker in workers]
+    reports = [sight.report for sight in sights if sight is not None and sight.report is not None]
+    return sum(lane.buffered_bytes for report in reports if report.job == job.name for lane in report.lanes)
+
+
+def _go_home(turn: Turn, job: Job, remote: list[Worker], reason: str) -> None:
+    """What lies at the other end of the link is computed again here: it would be waited for longer."""
+    turn.emit(HomeChosen(job.name, True, reason, turn.now))
+    for worker in remote:
+        for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
+            if name == job.name and not job.epochs[number].live[task].complete:
+                take_back(turn, job, number, task, "the link to its worker is too slow")
+    for consumer in job.consumers:
+        turn.to_consumer(job, consumer, Notice(f"job {job.name}: {reason}"))

@@ -1,0 +1,214 @@
+"""How many workers each job is to have: looked at as reports come in, decided by a pure policy.
+
+A look at a job begins when its workers have been the same for a while, and is over when each of its consumers has read
+some more elements; :mod:`millrace.policies.autoscale` says what follows from it, or another policy of
+:mod:`millrace.policies.scalers`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from millrace.control.journal.scale_events import ScaleChosen
+from millrace.control.journal.transaction import Turn
+from millrace.control.scaling import job_placement
+from millrace.control.state.observed import Reading, ScaleSight
+from millrace.control.state.state import Job, State
+from millrace.policies import scalers
+from millrace.policies.autoscale import Limits, Look, Scale
+from millrace.policies.capacity import in_force
+from millrace.policies.cost import USUAL
+from millrace.policies.scalers import Kind, Other, Sight
+from millrace.protocol.messages import ConsumerReport
+from millrace.protocol.reports import Pace
+
+_FEW = 4
+"""Reports; of fewer nobody can tell how much they vary."""
+
+
+def scales(state: State) -> bool:
+    """Whether the number of workers is decided here."""
+    return state.settings.most_workers > state.settings.least_workers
+
+
+def begin(turn: Turn, job: Job) -> None:
+    """The job's sources are known: it begins with what one of its kind had in the end."""
+    if (
+        job.scaling is not None
+        or job.tables is None
+        or not (scales(turn.state) or job_placement.local_first(turn.state, job))
+    ):
+        return
+    known = turn.state.sizes.get(job.kind)
+    first = known or turn.state.settings.first_workers
+    decision = scalers.begin(_kind(turn.state, job), first, _limits(turn, job))
+    _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
+
+
+def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
+    """A consumer says how it reads."""
+    begin(turn, job)  # local workers may have come since
+    if job.scaling is None or job.failure is not None:
+        return
+    kind = _kind(turn.state, job)
+    if _regime(job) != job.scaling.regime or kind != scalers.kind_of(job.scaling.search):
+        again = scalers.begin(kind, job.scaling.scale.workers, _limits(turn, job))
+        what = "the mode of its cache" if _regime(job) != job.scaling.regime else "the scaling policy of the service"
+        _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
+    sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
+    there = frozenset(_serving(turn.state, job.name))
+    if there != sight.workers:  # what was seen with others says nothing
+        sight.workers, sight.settling = there, True
+        _mark(turn, job, sight)
+    _read(sight, consumer, report)
+    readings = [index for index, place in job.consumers.items() if place.lost_at is None]
+    by_consumer = {index: sight.readings[index] for index in readings if index in sight.readings}
+    seen = list(by_consumer.values())
+    if not there or len(seen) < len(readings) or (job.points and job.caching.kind == "profile"):
+        return  # one experiment at a time
+    waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(turn, sight)
+    if sight.settling:
+        begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
+        if scalers.pause_over(kind, fewest, waits if begun else 0.0):
+            sight.settling = False
+            _mark(turn, job, sight)
+        return
+    if used is None or not scalers.look_over(kind, fewest, waits, turn.now - sight.marked):
+        return
+    elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
+    if not scalers.look_counts(kind, elements, came, waits):
+        _mark(turn, job, sight)
+        return
+    busy, cpu = map(statistics.fmean, used)
+    batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
+    # What was computed beyond what was read is for later, and buffers may have much room for it.
+    look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
+    moved = job_placement.look(turn, job, sight, by_consumer, waits)
+    _mark(turn, job, sight)
+    if moved:
+        anew = scalers.begin(kind, turn.state.crew.locals[job.name], _limits(turn, job))
+        _chosen(turn, job, anew.value, "begins anew with its local workers")
+        return
+    rates = (turn.state.settings.prices or USUAL).rates(
+        len(seen), job.spec.accelerators, turn.state.crew.locals[job.name]
+    )
+    before = job.scaling.search
+    decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job))
+    news = decision.reason != job.scaling.reason and look.workers <= before.workers
+    if decision.value != before or news:
+        _chosen(turn, job, decision.value, decision.reason)
+
+
+def _kind(state: State, job: Job) -> Kind:
+    return "cheapest" if job.spec.cheapest else state.settings.scaling_policy
+
+
+def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
+    scale, other = (found, None) if isinstance(found, Scale) else (Scale(found.workers), found)
+    if other is not None and scalers.settled(None if job.scaling is None else job.scaling.search, other):
+        scale = Scale(other.workers, "settled")
+    turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now, other))
+
+
+def _serving(state: State, job: str) -> Iterator[str]:
+    """Workers that make its elements, also if they are to leave."""
+    for there in (state.crew.local, state.crew.by_job):
+        yield from (worker.id for worker in there.get(job, ()))
+    for worker in state.crew.retiring:
+        if any(task[0] == job for task in worker.unfinished.values()):
+            yield worker.id
+
+
+def _limits(turn: Turn, job: Job) -> Limits:
+    """Of all workers: its local ones, which it has in any case, and those of the service."""
+    state = turn.state
+    local = state.crew.locals[job.name]
+    others = state.settings.most_workers if scales(state) else len(state.crew.workers)
+    held = in_force(state.fleet.capacity, turn.now)
+    why = ""
+    if held is not None and held.workers < others:
+        others, why = held.workers, held.reason
+    room = local if job_placement.at_home(state, job) else local + others
+    least, most = job.spec.workers or (1, room)
+    if len(state.jobs) == 1 and job.spec.workers is None and not local:
+        least = max(least, state.settings.least_workers)  # they are there, and nobody else's
+    most = max(1, local, min(most, room))
+    return Limits(max(1, min(max(least, job_placement.at_least(state, job)), most)), most, why if most == room else "")
+
+
+def _regime(job: Job) -> str:
+    """The mode of the job's cache: measures of one say nothing about another."""
+    return f"{job.caching.kind} {job.caching.node}" if job.points else ""
+
+
+# -- looks -------------------------------------------------------------------------------------------------------------
+
+
+def _mark(turn: Turn, job: Job, sight: ScaleSight) -> None:
+    """What comes from here on counts."""
+    sight.came = job_placement.came(turn, job)
+    sight.readings = {
+        consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
+        for consumer, reading in sight.readings.items()
+    }
+    sight.marked, sight.used = turn.now, {}
+    for worker in sight.workers:
+        seen = turn.observed.workers.get(worker)
+        if seen is None or seen.report is None:
+            sight.used[worker] = (0.0, 0.0, turn.now)
+        else:
+            sight.used[worker] = (seen.report.busy_s, seen.report.cpu_s, seen.reported)
+
+
+def _read(sight: ScaleSight, consumer: int, report: ConsumerReport) -> None:
+    """Adds what the consumer has read since its last report."""
+    reading = sight.readings.get(consumer, Reading())
+    pace, then = report.pace, reading.pace
+    if report.epoch != reading.epoch or pace.elements < then.elements:
+        then = Pace()
+    if pace.elements > then.elements:
+        lot = Pace(pace.elements - then.elements, pace.read_s - then.read_s, pace.waited_s - then.waited_s)
+        before = reading.arrived if report.epoch == reading.epoch else 0
+        arrived = reading.came + max(0, report.arrived - before)
+        sight.readings[consumer] = Reading(report.epoch, pace, [*reading.lots, lot], report.arrived, arrived)
+
+
+def _waits(readings: list[Reading]) -> float:
+    """Share of the time that consumers wait, from 0 to 1."""
+    shares = [each.waited_s / each.read_s for each in readings if each.read_s > 0]
+    return min(1.0, max(0.0, statistics.fmean(shares))) if shares else 0.0
+
+
+def _noise(readings: list[Reading]) -> float:
+    """Relative standard error of the batch time, by how much reports of one look differ (Cachew assumes 3 %)."""
+    found = []
+    for reading in readings:
+        times = [lot.read_s / lot.elements for lot in reading.lots]
+        if len(times) >= _FEW and reading.read_s > 0:
+            found.append(statistics.stdev(times) / statistics.fmean(times) / math.sqrt(len(times)))
+    return statistics.fmean(found) / math.sqrt(len(found)) if found else 0.0
+
+
+def _used(turn: Turn, sight: ScaleSight) -> tuple[list[float], list[float]] | None:
+    """Shares of the time since the mark in which workers computed, and their cores; None: one has not said yet."""
+    busy, cpu = [], []
+    for worker, (busy_s, cpu_s, at) in sight.used.items():
+        seen = turn.observed.workers.get(worker)
+        if seen is None or seen.report is None or seen.reported <= at:
+            return None
+        busy.append(_share(seen.report.busy_s - busy_s, seen.reported - at))
+        cpu.append(_share(seen.report.cpu_s - cpu_s, seen.reported - at))
+    return busy, cpu
+
+
+def _share(part_s: float, seconds: float) -> float:
+    return min(1.0, max(0.0, part_s / seconds))
+
+
+def _queue(turn: Turn, job: Job) -> float:
+    """Elements that lie ready for a consumer, on average."""
+    sights = [turn.observed.clients.get(place.client) for place in job.consumers.values() if place.lost_at is None]
+    found = [sight.report.queue_elements for sight in sights if sight is not None and sight.report is not None]
+    return statistics.fmean(found) if found else 0.0

@@ -1,0 +1,341 @@
+"""Which job each worker serves: a worker serves one at a time and changes at a task's end.
+
+Three steps. :func:`divide` says how many workers each job is to have, and what it had of that; :func:`yielding` which
+workers get no more tasks of their job because another job should have them; :func:`assign_workers` gives those that
+have nothing in hand to the job that policy names. What a worker keeps for consumers that have not read it yet stays
+where it is, and is served beside the new job.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+from millrace.control.journal import events as ev
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership.jobs import open_message
+from millrace.control.scaling.job_placement import wanted
+from millrace.control.scheduling.backlog import able_to_take, having_work, planning, runnable, unowned
+from millrace.control.state.observed import Division
+from millrace.control.state.serving_index import fits
+from millrace.control.state.state import SERVICE, Job, Worker
+from millrace.control.tasks.leases import take_back
+from millrace.control.tasks.task_queue import active, by_worker
+from millrace.policies.assignment import JobNeed, assign
+from millrace.policies.sharing import Accounts, Need, Standing, gives, share
+from millrace.protocol.messages import CloseJob
+
+
+def _given(turn: Turn, job: Job) -> list[Worker]:
+    """Workers of the service that serve the job and can be given something."""
+    return turn.state.crew.by_job.get(job.name, [])
+
+
+def divide(turn: Turn) -> Division:
+    """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
+    crew, known = turn.state.crew, turn.observed.division
+    if known is not None and known.crew is crew and _with_work(turn, known.unserved) == known.unserved - known.idle:
+        return known
+    jobs = {name: job for name, job in turn.state.jobs.items() if job.failure is None}
+    counts = {name: len(crew.by_job.get(name, ())) for name in jobs}
+    unserved = frozenset(name for name in jobs if not counts[name])
+    idle = unserved - _with_work(turn, unserved)
+    needs = [
+        Need(name, job.spec.tenant, job.spec.priority, wanted(turn.state, job))
+        for name, job in jobs.items()
+        if name not in idle
+    ]
+    waited = {} if known is None else known.waiting
+    shares = share(needs, len(crew.workers), turn.state.settings.quotas)
+    before = {} if known is None else {name: known.standing(name, turn.now).ahead for name in jobs}
+    turn.observed.division = Division(
+        crew,
+        turn.now,
+        shares,
+        counts,
+        before,
+        {need.job: waited.get(need.job, turn.now) for need in needs if not counts[need.job]},
+        unserved,
+        idle,
+        [name for name, each in shares.items() if counts[name] > each.value],
+        Accounts({name: Standing(counts[name], each.value, before.get(name, 0.0)) for name, each in shares.items()}),
+    )
+    return turn.observed.division
+
+
+def _with_work(turn: Turn, names: AbstractSet[str]) -> set[str]:
+    """Those of these jobs, which nobody serves, that have use for a worker."""
+    state, workers = turn.state, turn.state.crew.workers
+    if not names or not workers:
+        return set()
+    found = having_work(turn, workers[0], names)
+    for job in [state.jobs[name] for name in state.crew.sharded if name in names]:
+        if any(runnable(turn, job, worker) for worker in [workers[0], *_owners(turn, job)]):
+            found.add(job.name)
+    return {name for name in found if wanted(state, state.jobs[name]) != 0}
+
+
+def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
+    """The job and its tenant may have this worker, besides the others that they have.
+
+    What is a worker's share can be run by no other, so it comes back to it in any case.
+    """
+    if not fits(job, worker):
+        return False
+    return _owns(job, worker) or not (_sated(turn, job, worker) or _full(turn, job.spec.tenant, worker))
+
+
+def _owns(job: Job, worker: Worker) -> bool:
+    return by_worker(job) and any(worker.id in epoch.owned for epoch in job.epochs.values())
+
+
+def _sated(turn: Turn, job: Job, besides: Worker | None = None) -> bool:
+    """The job has all the workers that it wants."""
+    most = wanted(turn.state, job)
+    return most is not None and sum(worker is not besides for worker in _given(turn, job)) >= most
+
+
+def _full(turn: Turn, tenant: str, besides: Worker | None = None) -> bool:
+    """The tenant has all the workers that it may have."""
+    quota = turn.state.settings.quotas.get(tenant)
+    return quota is not None and sum(worker is not besides for worker in _of_tenant(turn, tenant)) >= quota
+
+
+def _of_tenant(turn: Turn, tenant: str) -> list[Worker]:
+    jobs, by_job = turn.state.jobs, turn.state.crew.by_job
+    return [worker for name in by_job if name in jobs and jobs[name].spec.tenant == tenant for worker in by_job[name]]
+
+
+def _surplus(turn: Turn) -> set[str]:
+    """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
+    return set(turn.state.once(SERVICE, "surplus", lambda: _find_surplus(turn)))
+
+
+def _find_surplus(turn: Turn) -> set[str]:
+    chosen: set[str] = set()
+    jobs, quotas = turn.state.jobs.values(), turn.state.settings.quotas
+    limited = [(_given(turn, job), most) for job in jobs if (most := wanted(turn.state, job)) is not None]
+    limited += [(_of_tenant(turn, tenant), quota) for tenant, quota in quotas.items()]
+    for workers, most in limited:
+        if len(workers) > most:
+            there = [worker for worker in workers if worker.id not in chosen]
+            free = [worker for worker in there if not _owns(turn.state.jobs[worker.job], worker)]
+            free.sort(key=lambda worker: (worker.turn_began, worker.id))
+            chosen.update(worker.id for worker in free[: max(0, len(there) - most)])
+    return chosen
+
+
+def yielding(turn: Turn) -> set[str]:
+    """Workers that get no more tasks of their job, as others are to have them."""
+    crew, jobs, division = turn.state.crew, turn.state.jobs, divide(turn)
+    chosen = _surplus(turn)
+    if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
+        return chosen
+    able = able_to_take(turn, division.accounts.takers(turn.now - division.at))
+    takers = [name for name in division.shares if name in able or name in crew.sharded] if crew.sharded else able
+    if not takers:
+        return chosen
+    standings = {name: division.standing(name, turn.now) for name in {*division.givers, *takers}}
+    givers = sorted(
+        division.givers,
+        key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead),
+    )
+
+    @functools.cache
+    def ready(giver: str) -> list[Worker]:
+        there = [worker for worker in crew.by_job[giver] if worker.id not in chosen and _had_turn(turn, worker)]
+        return sorted(there, key=lambda worker: (worker.turn_began, worker.id))
+
+    free = crew.by_job.get("", [])
+    for name in sorted(takers, key=lambda name: (not standings[name].short, standings[name].ahead, jobs[name].served)):
+        job = jobs[name]
+        if by_worker(job) and job.tables is not None and (standings[name].workers or not unowned(job)):
+            # Only the owners of its shares are of use to it, wherever they are now.
+            owners = [worker for worker in _owners(turn, job) if worker.id not in chosen and _had_turn(turn, worker)]
+            chosen.update(worker.id for worker in owners if runnable(turn, job, worker))
+        elif not _sated(turn, job):
+            full = _full(turn, job.spec.tenant)
+            if free and not full and runnable(turn, job, free[0]):
+                free = free[1:]
+            else:
+                own = [giver for giver in givers if jobs[giver].spec.tenant == job.spec.tenant] if full else givers
+                _take(turn, job, own, standings, chosen, ready)
+    return chosen
+
+
+def _owners(turn: Turn, job: Job) -> list[Worker]:
+    """Workers elsewhere that own shares of the job."""
+    names = {name for epoch in job.epochs.values() for name in epoch.owned}
+    owners = (turn.state.workers.get(name) for name in sorted(names))
+    return [
+        w for w in owners if w is not None and w.job != job.name and w.lost_at is None and not (w.retiring or w.only)
+    ]
+
+
+def _take(
+    turn: Turn,
+    job: Job,
+    givers: list[str],
+    standings: Mapping[str, Standing],
+    chosen: set[str],
+    ready: Callable[[str], list[Worker]],
+) -> None:
+    """Have workers of the givers that are ready to leave do so for the job: all that it is short of, or else one."""
+    has = standings[job.name]
+    for giver in list(givers):
+        while gives(standings[giver], has):
+            there = ready(giver)
+            able = (worker for worker in there if worker.id not in chosen and runnable(turn, job, worker))
+            first = next(able, None)
+            if first is None:
+                if not there:
+                    givers.remove(giver)  # nor has it anybody for those that come next
+                break
+            there.remove(first)
+            chosen.add(first.id)
+            standings[giver].workers -= 1
+            has.workers += 1
+            if not has.short:
+                return
+
+
+def _had_turn(turn: Turn, worker: Worker) -> bool:
+    job = turn.state.jobs.get(worker.job)
+    if job is None or job.failure is not None:
+        return True
+    few = max(1, len(active(job)))
+    long = worker.turn_leases >= 4 * few or turn.now - worker.turn_began >= turn.state.settings.turn_s
+    return (long and worker.turn_leases >= few) or not runnable(turn, job, worker)
+
+
+def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
+    """Take tasks from workers that others wait for and that would not come to a task's end in time."""
+    settings, before = turn.state.settings, turn.observed.leaving
+    turn.observed.leaving = {name: before.get(name, turn.now) for name in leaving}
+    for name in sorted(leaving):
+        worker = turn.state.workers[name]
+        job = turn.state.jobs.get(worker.job)
+        if job is None or not worker.unfinished:
+            continue
+        held = [key for key in worker.unfinished.values() if key[0] == job.name]
+        sight = turn.observed.workers.get(name)
+        report = sight.report if sight is not None else None
+        if sight is not None and report is not None and report.job == job.name and sight.reported > worker.turn_began:
+            lanes = [lane for lane in report.lanes if lane.running or lane.blocked_s > 0]
+            blocked = bool(lanes) and all(lane.blocked_s > settings.blocked_s for lane in lanes)
+        else:
+            blocked = False
+        late = turn.now - turn.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
+        if late and not blocked:
+            turn.emit(ev.TurnCut(job.name))
+        for _, number, task in held:
+            place = job.consumers.get(job.epochs[number].live[task].consumer)
+            if blocked or late:
+                why = "its consumers do not read" if blocked else "its task is too long for one turn"
+                take_back(turn, job, number, task, f"{why}, and another job waits for worker {name}")
+            elif place is not None and place.epoch < number:
+                take_back(turn, job, number, task, f"prepared ahead, and another job waits for worker {name}")
+
+
+def assign_workers(turn: Turn, leaving: set[str]) -> None:
+    """Give workers that have nothing in hand to the job that should have them."""
+    _take_in(turn)
+    crew = turn.state.crew
+    nothing_for: set[tuple[str, int, bool, int]] = set()
+    division, standings = None, dict[str, Standing]()
+    for _, worker in sorted(crew.empty_handed.items()):
+        job = turn.state.jobs.get(worker.job)
+        young = turn.now - worker.turn_began < turn.state.settings.turn_s
+        alike = (worker.job, turn.observed.want(worker.id), young, worker.buffer_bytes)
+        if alike in nothing_for and worker.id not in leaving:
+            continue
+        if job is not None and planning(job, worker):
+            continue
+        if job is not None and worker.id not in leaving and runnable(turn, job, worker):
+            turn.touched.add(job.name)
+            continue
+        if worker.id not in leaving and _stays(turn, worker, young=young):
+            if not crew.sharded:
+                nothing_for.add(alike)
+            turn.touched.add(worker.job)
+            continue
+        if divide(turn) is not division:
+            division = divide(turn)
+            standings = {name: division.standing(name, turn.now) for name in turn.state.jobs}
+        needs = [
+            JobNeed(need.name, _as_seen(standings[need.name], need, worker), _served(turn, need, worker))
+            for need in turn.state.jobs.values()
+            if need.failure is None and _admits(turn, need, worker)
+        ]
+        serves = worker.job if any(need.job == worker.job for need in needs) else ""
+        if serves and worker.id not in leaving and young:
+            # Changing has its price (functions are loaded anew): not for a moment without work, unless a job waits.
+            needs = [need for need in needs if need.standing.workers == 0 or need.job == serves]
+        decision = assign(needs, functools.partial(_can_run, turn, worker), serves)
+        if decision.value != worker.job:
+            _switch(turn, worker, decision.value, decision.reason)
+            nothing_for.clear()
+        elif not crew.sharded and worker.id not in leaving:
+            nothing_for.add(alike)  # nor is there for others like it
+        leaving.discard(worker.id)  # its turn begins, be it with the same job
+        turn.touched.add(worker.job)
+
+
+def _stays(turn: Turn, worker: Worker, *, young: bool) -> bool:
+    """Its job, which has nothing for it, may keep it, and no other job that may have it has anything for it."""
+    state, crew = turn.state, turn.state.crew
+    job = state.jobs.get(worker.job)
+    if job is None or job.failure is not None or not _admits(turn, job, worker):
+        return False
+    others = having_work(turn, worker, divide(turn).unserved if young else state.jobs.keys())
+    mine = [state.jobs[name] for name in others if name != job.name]
+    sharded = [state.jobs[name] for name in crew.sharded if name != job.name]
+    return not (
+        any(_admits(turn, other, worker) for other in mine) or any(runnable(turn, other, worker) for other in sharded)
+    )
+
+
+def _take_in(turn: Turn) -> None:
+    """Local workers serve the job that they are local to, as soon as there is one."""
+    crew = turn.state.crew
+    for name in sorted(crew.local.keys() & turn.state.jobs.keys()):
+        if turn.state.jobs[name].failure is None:
+            for worker in crew.local[name]:
+                if worker.job != name:
+                    _switch(turn, worker, name, f"it is local to {name}")
+                    turn.touched.add(name)
+
+
+def _served(turn: Turn, job: Job, worker: Worker) -> int:
+    if job.name == worker.job:
+        return turn.state.turns + 1  # now
+    return worker.served.get(job.name, 0) if by_worker(job) else job.served
+
+
+def _can_run(turn: Turn, worker: Worker, name: str) -> bool:
+    return runnable(turn, turn.state.jobs[name], worker)
+
+
+def _as_seen(has: Standing, job: Job, worker: Worker) -> Standing:
+    """How the job stands without this worker."""
+    if _owns(job, worker):
+        return Standing(0, has.share)  # nobody else can run what is this worker's share
+    return Standing(has.workers - 1, has.share, has.ahead) if worker.job == job.name else has
+
+
+def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
+    known = name in worker.open
+    turn.emit(ev.WorkerAssigned(worker.id, name, turn.now, reason))
+    if name and not known:
+        turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
+
+
+def dismiss_idle(turn: Turn) -> None:
+    """Close jobs at workers that no longer serve them, once nothing is kept there."""
+    for worker in turn.state.crew.open_to_several:
+        used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
+        for name in [name for name in worker.open if name != worker.job and name not in used]:
+            turn.to_worker(worker.id, CloseJob(name))
+            turn.emit(ev.WorkerDismissed(worker.id, name))

@@ -1,0 +1,98 @@
+"""Whether a job has anything for a worker to do now, and how much may lie ready for its consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.serving_index import fits
+from millrace.control.state.state import SERVICE, Job, Worker
+from millrace.control.tasks.task_queue import active, by_worker, newest, offer
+
+SPARE_CAP = 4
+
+
+def serving(turn: Turn, job: Job) -> list[Worker]:
+    """Workers that serve the job and can be given something."""
+    return turn.state.crew.serving(job.name)
+
+
+def unread_cap(turn: Turn, job: Job, worker: Worker) -> int:
+    """Tasks that may lie unread for one consumer at workers like this one: twice what these compute at a time.
+
+    All are alike but for those that are local.
+    """
+    local = bool(worker.only)
+    return turn.state.once(
+        SERVICE,
+        ("cap", job.name, local),
+        lambda: max(
+            SPARE_CAP,
+            2 * sum(turn.observed.want(other.id) for other in serving(turn, job) if bool(other.only) == local),
+        ),
+    )
+
+
+def planning(job: Job, worker: Worker) -> bool:
+    """The worker lists the job's sources or chooses its shares."""
+    return job.lister == worker.id or any(epoch.chooser == worker.id for epoch in job.epochs.values())
+
+
+def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
+    """The job has something for this worker to do now, the next epoch's preparation aside."""
+    return fits(job, worker) and _has_work(turn, job, worker, serves=worker.job == job.name)
+
+
+def having_work(turn: Turn, worker: Worker, names: AbstractSet[str]) -> set[str]:
+    """Those of these jobs that have something to do for a worker of another job that wants to have as much in hand.
+
+    Left out are those whose sharding fixes which worker runs what: they have to be asked about each worker. Jobs of
+    which nothing has changed since they were looked at are not looked at again.
+    """
+    state = turn.state
+    by_want: dict[int, tuple[set[str], set[str]]] = state.once(SERVICE, "work", dict)
+    changed, state.changed = state.changed, set()
+    for _, due in by_want.values():
+        due.update(changed)
+    found, due = by_want.setdefault(turn.observed.want(worker.id), (set(), set(state.jobs)))
+    for name in due & names:
+        job = state.jobs[name]
+        if not by_worker(job) and _has_work(turn, job, worker, serves=False):
+            found.add(name)
+        else:
+            found.discard(name)
+    due -= names
+    return found & names
+
+
+def able_to_take(turn: Turn, names: list[str]) -> list[str]:
+    """Those of these jobs that have something for some worker of other jobs; left out are the same."""
+    crew = turn.state.crew
+    if not names or not crew.workers:
+        return []
+    keenest = turn.state.once(SERVICE, "keenest", lambda: max(crew.workers, key=lambda w: turn.observed.want(w.id)))
+    able = having_work(turn, keenest, set(names))  # what there is for others there is for one that wants more, too
+    return [name for name in names if name in able]
+
+
+def _has_work(turn: Turn, job: Job, worker: Worker, *, serves: bool) -> bool:
+    if job.failure is not None or not job.consumers:
+        return False
+    if job.tables is None:
+        return job.lister in {"", worker.id}
+    if by_worker(job) and unowned(job):
+        return True
+    cap = unread_cap(turn, job, worker)
+    if not serves:
+        cap += 2 * turn.observed.want(worker.id)
+    return turn.state.once(
+        job.name,
+        (cap, worker.id if by_worker(job) or worker.only else ""),  # otherwise one worker is as good as another
+        lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
+    )
+
+
+def unowned(job: Job) -> bool:
+    """An epoch that is read waits for its shares to be fixed."""
+    last = newest(job)
+    return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())

@@ -1,0 +1,80 @@
+"""How many workers the service is to have: with every tick what its jobs are to have together, within its limits.
+
+More are asked for at once; those that are too many leave in good order. What the cluster turns out not to hold is no
+longer asked for until it is tried again (:mod:`millrace.policies.capacity`).
+"""
+
+from __future__ import annotations
+
+from millrace.control.actions import ResizeFleet
+from millrace.control.journal.scale_events import FleetPlanned
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership.workers import retire
+from millrace.control.scaling.job_placement import wanted
+from millrace.control.scaling.job_scaling import scales
+from millrace.control.state.state import State, Worker
+from millrace.control.tasks.task_queue import by_worker
+from millrace.policies import capacity
+
+_NAMED = 8
+"""Jobs that a reason names, at most."""
+
+
+def started(turn: Turn) -> None:
+    """The dispatcher begins, perhaps anew: so many workers are to be there."""
+    state = turn.state
+    if scales(state):
+        if not state.fleet.at:
+            first = max(state.settings.least_workers, min(state.settings.first_workers, state.settings.most_workers))
+            turn.emit(FleetPlanned(first, "the service begins", turn.now))
+        turn.act(ResizeFleet(state.fleet.workers))
+
+
+def resize(turn: Turn) -> None:
+    """As many workers as the jobs are to have together, within the limits."""
+    state, settings = turn.state, turn.state.settings
+    if not scales(state):
+        return
+    jobs = {job.name: wanted(state, job) for job in state.jobs.values() if job.failure is None and job.consumers}
+    each = {name: settings.first_workers if most is None else most for name, most in jobs.items()}
+    if each.keys() != turn.observed.jobs:
+        turn.observed.jobs, turn.observed.jobs_changed = set(each), turn.now
+    there, planned, least = len(state.crew.workers), state.fleet.workers, max(1, settings.least_workers)
+    known, turn.observed.shortage = capacity.watch(
+        state.fleet.capacity, turn.observed.shortage, planned, there, settings.patience_s, turn.now, least=least
+    )
+    limit = capacity.in_force(known, turn.now)
+    most = settings.most_workers if limit is None else min(limit.workers, settings.most_workers)
+    kept = limit.workers if limit is not None and limit.late else 0
+    total = max(settings.least_workers, min(max(sum(each.values()), kept), most))
+    if total < state.fleet.workers and not each and turn.now - turn.observed.jobs_changed < settings.shrink_s:
+        return  # another job may follow at once
+    if total != state.fleet.workers or known != state.fleet.capacity:
+        told = ", ".join(f"{name} {count}" for name, count in sorted(each.items())[:_NAMED])
+        reason = f"jobs are to have: {told}" if told else "there is no job"
+        if limit is not None and sum(each.values()) > total:
+            reason = f"{reason}; {limit.reason}"
+        turn.emit(FleetPlanned(total, reason, turn.now, known))
+        turn.act(ResizeFleet(total))
+    _dismiss(turn)
+
+
+def _dismiss(turn: Turn) -> None:
+    """Workers that are too many leave: first those that nobody needs, then those of jobs that have more than wanted."""
+    state = turn.state
+    over = len(state.crew.workers) - state.fleet.workers
+    counts = {name: len(workers) for name, workers in state.crew.by_job.items()}
+    for worker in sorted(state.crew.workers, key=lambda each: (each.job in state.jobs, len(each.unfinished), each.id)):
+        job = state.jobs.get(worker.job)
+        if over <= 0:
+            return
+        if (job is None or counts[worker.job] > (wanted(state, job) or 0)) and not _owns(state, worker):
+            retire(turn, worker.id, state.settings.drain_s)
+            counts[worker.job] -= 1
+            over -= 1
+
+
+def _owns(state: State, worker: Worker) -> bool:
+    """A share of an epoch is the worker's: who runs what is fixed until its end."""
+    sharded = [job for job in state.jobs.values() if by_worker(job)]
+    return any(worker.id in epoch.owners for job in sharded for epoch in job.epochs.values())

@@ -1,0 +1,274 @@
+"""After each input: workers to jobs, sources to list, shares to fix, tasks to lease."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from millrace.control.journal import events as ev
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership.jobs import fail_job
+from millrace.control.membership.resume import make_up
+from millrace.control.membership.workers import release_retired
+from millrace.control.scheduling.allocation import assign_workers, divide, revoke_blocked, yielding
+from millrace.control.scheduling.backlog import serving, unread_cap
+from millrace.control.state.state import Job, Worker
+from millrace.control.tasks.epochs import open_next
+from millrace.control.tasks.leases import in_the_way, lease
+from millrace.control.tasks.task_queue import (
+    Offer,
+    active,
+    by_worker,
+    in_turn,
+    offer,
+    some_pending,
+    starving,
+    unread,
+    unread_alike,
+    wanted,
+)
+from millrace.protocol.messages import ChooseSharding, Failure, ListSources, ShardingChosen
+
+
+def schedule(turn: Turn) -> None:
+    """Bring the jobs that ``turn`` has touched, and the workers that are free, up to date with the state."""
+    for name in sorted(turn.touched & turn.state.jobs.keys()):
+        _adopt_reruns(turn, turn.state.jobs[name])
+    for _ in range(1 + len(turn.state.workers)):
+        leaving = yielding(turn)
+        revoke_blocked(turn, leaving)
+        assign_workers(turn, leaving)
+        before = len(turn.events)
+        jobs = turn.state.jobs
+        touched = sorted((jobs[name] for name in turn.touched if name in jobs), key=_came)
+        turn.touched.clear()
+        for job in touched:
+            if job.failure is None:
+                _serve(turn, job, leaving)
+        if len(turn.events) == before:
+            break
+    divide(turn)  # which holds from now on
+    release_retired(turn)
+
+
+def _came(job: Job) -> tuple[int, str]:
+    """In this order jobs came."""
+    return job.generation, job.name
+
+
+def _serve(turn: Turn, job: Job, leaving: set[str]) -> None:
+    """Plan and lease whatever there is to; that was all if nothing of the job has changed since."""
+    workers = turn.state.workers
+    barred = frozenset(name for name in leaving if workers[name].job == job.name and workers[name].turn_leases)
+
+    def serve() -> None:
+        _plan(turn, job)
+        make_up(turn, job)
+        _lease_all(turn, job, barred)
+
+    turn.state.once(job.name, ("served", barred), serve)  # not remembered if it changes something itself
+
+
+def _adopt_reruns(turn: Turn, job: Job) -> None:
+    """Give what runs again for its leftovers alone to the reader of its tail: nobody else waits for it.
+
+    The consumer that has read it may have left, or stopped reading, so that its lanes stand still.
+    """
+    if job.failure is not None or job.spec.sharding == "off":
+        return
+    for number, epoch in job.epochs.items():
+        for consumer, tasks in list(epoch.pending.items()):
+            for task in sorted(tasks):
+                if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
+                    heir = _reader_of_tail(turn, job, number, task)
+                    if heir != consumer:
+                        turn.emit(ev.TaskMoved(job.name, number, task, heir))
+
+
+def _reader_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
+    """The consumer that reads what becomes of the task's leftovers; if nobody does yet, one that is there."""
+    there, epoch = active(job), job.epochs[number]
+    parent = turn.state.plan(job, number).task(task).parent
+    while parent in epoch.live:
+        tail = epoch.live[parent]
+        if not tail.complete and tail.consumer in there:
+            return tail.consumer
+        parent = turn.state.plan(job, number).task(parent).parent
+    mine = epoch.live[task].consumer
+    return mine if mine in there or not there else there[0]
+
+
+def _plan(turn: Turn, job: Job) -> None:
+    """Have sources listed and shares fixed, where that is still to be done."""
+    workers = serving(turn, job)
+    if not workers:
+        return
+    if job.tables is None:
+        if not job.lister:
+            worker = min(workers, key=lambda w: (len(w.unfinished), w.id))
+            turn.emit(ev.ListingAsked(job.name, worker.id))
+            turn.to_worker(worker.id, ListSources(job.name))
+        return
+    open_next(turn, job)
+    if not by_worker(job):
+        return
+    for number, epoch in list(job.epochs.items()):
+        if epoch.owners or epoch.chooser or epoch.settled:
+            continue
+        names = [worker.id for worker in workers]
+        if job.spec.sharding == "static":
+            turn.emit(ev.OwnersFixed(job.name, number, names))
+        elif (length := job.tasks_of(epoch)) is not None and job.spec.sharding == "static_contiguous":
+            turn.emit(ev.OwnersFixed(job.name, number, names, contiguous=length))
+        elif length is not None:
+            turn.emit(ev.OwnersAsked(job.name, number, names[0], names))
+            turn.to_worker(names[0], ChooseSharding(job.name, number, length, names))
+
+
+def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
+    """The user's function has said who runs what; held against what can be."""
+    job = turn.state.jobs.get(message.job)
+    epoch = job.epochs.get(message.epoch) if job is not None else None
+    if job is None or epoch is None or epoch.chooser != worker:
+        return
+    count = len(epoch.candidates)
+    wrong = ""
+    if len(message.owners) != job.tasks_of(epoch):
+        wrong = f"{len(message.owners)} answers for {job.tasks_of(epoch)} tasks"
+    else:
+        bad = next(((task, o) for task, o in enumerate(message.owners) if not 0 <= o < count), None)
+        if bad is not None:
+            wrong = f"worker {bad[1]} for task {bad[0]}, and there are {count} workers, 0 to {count - 1}"
+    if wrong:
+        text = f"the sharding function of job {job.name!r} gave {wrong}; it returns the index of a worker for each task"
+        fail_job(turn, job, Failure("PipelineError", text))
+        return
+    turn.emit(ev.OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
+
+
+def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:
+    if job.tables is None or not job.epochs:
+        return
+    workers = [worker for worker in serving(turn, job) if worker.id not in barred]
+    if not workers:
+        return
+    for consumer in active(job):
+        # A consumer with nothing to read gets a task although no worker has room: lanes are per consumer, and those
+        # that fill the room may be waiting for a consumer that does not read.
+        if starving(job, consumer):
+            for worker in _by_room(job, workers):
+                cap = unread_cap(turn, job, worker)
+                found = offer(turn.state, job, worker, consumer, cap=cap, ahead=False)
+                if found is not None:
+                    lease(turn, job, worker, consumer, found)
+                if found is not None or _alike(turn, job):
+                    break
+        _make_room(turn, job, workers, consumer)
+    progress = True
+    while progress and any(_takes_more(turn, job, consumer, workers) for consumer in active(job)):
+        progress = False
+        open_next(turn, job)
+        for worker in _by_room(job, _with_room(turn, job, barred)):
+            leased = _lease_one(turn, job, worker, workers)
+            progress = progress or bool(leased)
+            if leased is None and _alike(turn, job):
+                return  # nor is there anything for another one
+
+
+def _with_room(turn: Turn, job: Job, barred: Collection[str]) -> list[Worker]:
+    """Workers that want to have more of the job in hand."""
+    known = turn.state.crew.with_room(job.name)
+    for worker in list(known.values()):
+        if len(worker.unfinished) >= turn.observed.want(worker.id):
+            del known[worker.id]
+    return [worker for worker in known.values() if worker.id not in barred]
+
+
+def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
+    """Those with the least in hand first, but local ones before all others, unless any will do."""
+    alike = job.spec.target_workers == "any"
+    return sorted(workers, key=lambda worker: (not (alike or worker.only), len(worker.unfinished), worker.id))
+
+
+def _alike(turn: Turn, job: Job) -> bool:
+    """What one of the job's workers could run, any other could."""
+    return not by_worker(job) and job.name not in turn.state.crew.local
+
+
+def _takes_more(turn: Turn, job: Job, consumer: int, workers: list[Worker]) -> bool:
+    """Something could be leased for the consumer, to whichever worker."""
+    if job.spec.deterministic or some_pending(turn.state, job, consumer):
+        return True
+    kinds = (workers[0], workers[-1])  # a local one and another, if there are both
+    return any(unread_alike(turn.state, job, consumer, each) < unread_cap(turn, job, each) for each in kinds)
+
+
+def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
+    """Lease tails and what runs again although no worker has room, where what fills the room is read later."""
+    if not job.spec.deterministic and not some_pending(turn.state, job, consumer):
+        return
+    while True:
+        offers = []
+        for worker in sorted(workers, key=lambda w: len(w.unfinished)):
+            item = offer(turn.state, job, worker, consumer, cap=0, ahead=False)
+            if item is not None:
+                if len(worker.unfinished) < turn.observed.want(worker.id):
+                    return
+                offers.append((worker, item))
+            elif _alike(turn, job):
+                return  # nor is there anything for another one
+        if not offers:
+            return
+        best = [(worker, item) for worker, item in offers if in_the_way(job, worker, consumer, item)]
+        if not best:
+            # What fills the room is for others, who may be waiting for this; its own lane would run it at once.
+            best = [(worker, item) for worker, item in offers if not _runs_for(job, worker, consumer)]
+        if not best:
+            return
+        worker, item = min(best, key=lambda pair: (len(in_the_way(job, pair[0], consumer, pair[1])), pair[0].id))
+        lease(turn, job, worker, consumer, item)
+
+
+def _runs_for(job: Job, worker: Worker, consumer: int) -> bool:
+    """The worker has a task in hand for this consumer."""
+    held = worker.unfinished.values()
+    return any(name == job.name and job.epochs[number].live[task].consumer == consumer for name, number, task in held)
+
+
+def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker]) -> bool | None:
+    """Whether the worker got a task; None if there was none."""
+    nothing, cap = True, unread_cap(turn, job, worker)
+    consumers = sorted(active(job), key=lambda c: (unread(job, c), c))
+    for ahead in (False, True):
+        for consumer in consumers:
+            found = offer(turn.state, job, worker, consumer, cap=cap, ahead=ahead)
+            if found is None or (ahead and _greedy(job, consumer, found)):
+                continue
+            nothing = False
+            if not _better_elsewhere(turn, job, worker, workers, consumer, found):
+                lease(turn, job, worker, consumer, found)
+                return True
+    return None if nothing else False
+
+
+def _greedy(job: Job, consumer: int, found: Offer) -> bool:
+    """The task is of an epoch that nobody has begun, and others have been dealt fewer tasks of it.
+
+    Who is first, be it by a moment, is not to find all of a small epoch prepared for it alone.
+    """
+    if in_turn(job):
+        return False
+    dealt = job.epochs[found.epoch].dealt
+    return any(dealt.get(rival, 0) < dealt.get(consumer, 0) for rival in active(job))
+
+
+def _better_elsewhere(turn: Turn, job: Job, worker: Worker, workers: list[Worker], consumer: int, found: Offer) -> bool:
+    """Another worker with room could run it without throwing away what it has computed for later."""
+    if found.fresh or not in_the_way(job, worker, consumer, found):
+        return False
+    return any(
+        len(other.unfinished) < turn.observed.want(other.id)
+        and not in_the_way(job, other, consumer, found)
+        and offer(turn.state, job, other, consumer, cap=0, ahead=False) == found
+        for other in workers
+        if other is not worker
+    )

@@ -1,0 +1,355 @@
+"""What peers report about themselves: looked at when deciding, never journalled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
+from millrace.control.state.serving_index import Crew
+from millrace.planning.progress import TaskSet
+from millrace.policies.autocache import Look
+from millrace.policies.capacity import Shortage
+from millrace.policies.decision import Decision
+from millrace.policies.projection import Profile
+from millrace.policies.sharing import Accounts, Standing, ahead
+from millrace.protocol.cache_messages import StoreCost
+from millrace.protocol.messages import (
+    ConsumerReport,
+    LeaveJob,
+    StepsReady,
+    TaskAt,
+    TaskFailed,
+    TaskFinished,
+    TaskReturned,
+    WorkerReport,
+)
+from millrace.protocol.reports import Flow, NodeMeasure, Pace
+
+WINDOW_S = 15.0
+"""What a job does now is what its workers did for so long, or for up to twice that."""
+DEFAULT_WANT = 2
+"""Unfinished leases of a worker that has not reported yet."""
+
+
+class WorkerSight(msgspec.Struct):
+    """Last seen of a worker.
+
+    Attributes:
+        busy_share: part of the time between its last two reports in which it computed.
+        at: by lease that it runs with care, where it is.
+        then: a report of the same job some ``WINDOW_S`` ago or more, so that what it does now can be told from what it
+            did; None: of its job there is none that old.
+        next: the report that comes in its place, of the time ``next_at``.
+    """
+
+    last_seen: float
+    reported: float = 0.0
+    report: WorkerReport | None = None
+    busy_share: float = 0.0
+    at: dict[int, TaskAt] = {}
+    then: WorkerReport | None = None
+    next: WorkerReport | None = None
+    next_at: float = 0.0
+
+
+class ClientSight(msgspec.Struct):
+    """Last seen of a consumer's client."""
+
+    last_seen: float
+    report: ConsumerReport | None = None
+
+
+class CacheSight(msgspec.Struct):
+    """What is seen of a job for the sake of its caches; begins anew with each of its modes.
+
+    Attributes:
+        before: by worker, what its operators had done when the profile began.
+        begun: tasks that had ended then.
+        ended: the epoch that the profile began in is over, so that it is as long as it can be.
+        looks: at the batch time, and ``batches`` of the epoch at the last one, by consumer.
+        workers: that served the job then; of other numbers of workers looks can't be compared.
+        profile: the last one; ``computing``: its look, None if it was taken with another number of workers.
+        wholes: by node, bytes that all of a point would take, as the profile has it.
+        hits: items that were read in this epoch, and ``misses`` those that were made.
+        lost: blocks that should have been there and could not be read.
+        trouble: why the last run that was to keep something did not; empty if it did.
+    """
+
+    before: dict[str, dict[int, NodeMeasure]] = {}
+    begun: int = 0
+    ended: bool = False
+    looks: list[Look] = []
+    batches: dict[int, tuple[int, int]] = {}
+    workers: int = 0
+    profile: Profile | None = None
+    wholes: dict[int, int] = {}
+    computing: Look | None = None
+    hits: int = 0
+    misses: int = 0
+    lost: int = 0
+    trouble: str = ""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a consumer has read: ``pace`` of an epoch as it said last, and ``lots`` of it, since a mark.
+
+    Attributes:
+        arrived: elements of the epoch that it had, by then; ``came``: those of all epochs since the mark.
+    """
+
+    epoch: int = -1
+    pace: Pace = Pace()
+    lots: list[Pace] = []
+    arrived: int = 0
+    came: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Since the mark."""
+        return sum([lot.elements for lot in self.lots])
+
+    @property
+    def read_s(self) -> float:
+        """Seconds since the mark."""
+        return sum([lot.read_s for lot in self.lots])
+
+    @property
+    def waited_s(self) -> float:
+        """Of these, those that the consumer waited."""
+        return sum([lot.waited_s for lot in self.lots])
+
+
+class ScaleSight(msgspec.Struct):
+    """What is seen of a job for the sake of its number of workers.
+
+    Attributes:
+        workers: that it has, since before the mark.
+        settling: they have just changed: what is read says nothing yet.
+        readings: by consumer.
+        marked: when that was.
+        used: by worker, seconds in which it had computed at the mark, those of its processor, and when it had said so.
+        came: by consumer, what had come from local workers and from others, at the mark.
+    """
+
+    workers: frozenset[str] = frozenset()
+    settling: bool = True
+    readings: dict[int, Reading] = {}
+    marked: float = 0.0
+    used: dict[str, tuple[float, float, float]] = {}
+    came: dict[int, tuple[Flow, Flow]] = {}
+
+
+class Spent(msgspec.Struct):
+    """What an epoch took.
+
+    Attributes:
+        worker_s: seconds of workers that served the job; ``consumer_s``: of its consumers.
+        core_s: seconds of processor time that these workers' processes used, of all cores together.
+        gib_s: memory that they held, in GiB times seconds.
+    """
+
+    worker_s: float = 0.0
+    consumer_s: float = 0.0
+    core_s: float = 0.0
+    gib_s: float = 0.0
+
+    def add(self, other: Spent) -> None:
+        """Both together."""
+        self.worker_s += other.worker_s
+        self.consumer_s += other.consumer_s
+        self.core_s += other.core_s
+        self.gib_s += other.gib_s
+
+
+class EpochSight(msgspec.Struct):
+    """What is seen of an epoch of a job.
+
+    Attributes:
+        began: when a consumer first said that it reads it, and ``share`` the part of it that had been read then.
+        read: by consumer, elements that were handed out, and how fast.
+        counted: tasks whose ends were seen, and ``passed`` by node the elements that these gave.
+    """
+
+    began: float = 0.0
+    share: float = 0.0
+    read: dict[int, tuple[int, Pace]] = {}
+    counted: TaskSet = msgspec.field(default_factory=TaskSet)
+    passed: list[int] = []
+
+    @property
+    def elements(self) -> int:
+        """That were handed out, to all consumers together."""
+        return sum(count for count, _ in self.read.values())
+
+    @property
+    def pace(self) -> Pace:
+        """Of all consumers together."""
+        paces = [pace for _, pace in self.read.values()]
+        return Pace(
+            sum(pace.elements for pace in paces),
+            sum(pace.read_s for pace in paces),
+            sum(pace.waited_s for pace in paces),
+        )
+
+
+class JobSight(msgspec.Struct):
+    """What is seen of a job.
+
+    Attributes:
+        began: when, and ``lease``: no lease below is of this job, but of another one that had its name.
+        epochs: the last ones.
+        elements: that were handed out in those before, and ``pace`` how fast.
+    """
+
+    began: float
+    lease: int = 0
+    epochs: dict[int, EpochSight] = {}
+    elements: int = 0
+    pace: Pace = Pace()
+
+
+class FinishedJob(msgspec.Struct, frozen=True):
+    """What became of a job.
+
+    Attributes:
+        name: of the job.
+        why: it is over.
+        at: when that was, and ``seconds`` how long after it had begun.
+        epochs: that were begun, and ``elements`` of all of them that were handed out.
+        pace: of all its consumers.
+        bottleneck: of its loop, in a sentence.
+        failure: the first line of what made it fail; None: nothing did.
+    """
+
+    name: str
+    why: str
+    at: float
+    seconds: float
+    epochs: int
+    elements: int
+    pace: Pace
+    bottleneck: str
+    failure: str | None = None
+
+
+class Division(msgspec.Struct, frozen=True):
+    """How the workers are divided among the jobs, from a moment on.
+
+    Not journalled: what jobs had beyond their shares is forgotten with the dispatcher's life, as it is with time.
+
+    Attributes:
+        crew: who serves what.
+        at: the moment.
+        shares: by job that has use for workers, how many it is to have.
+        counts: by job that there is, how many it has.
+        before: by job, worker-seconds that it had had beyond its share, at that moment.
+        waiting: by job that has use for workers and none, since when.
+        unserved: jobs that have no worker.
+        idle: those of them that are left out, as they had no work for one either.
+        givers: jobs that have more workers than they are to have.
+        accounts: how those of ``shares`` stand.
+    """
+
+    crew: Crew
+    at: float
+    shares: dict[str, Decision[float]] = {}
+    counts: dict[str, int] = {}
+    before: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    unserved: frozenset[str] = frozenset()
+    idle: frozenset[str] = frozenset()
+    givers: list[str] = []
+    accounts: Accounts = Accounts({})
+
+    def standing(self, job: str, now: float) -> Standing:
+        """How the job stands."""
+        decision, count = self.shares.get(job), self.counts.get(job, 0)
+        if decision is None:
+            return Standing(count, 0.0, self.before.get(job, 0.0))
+        return Standing(count, decision.value, ahead(self.before.get(job, 0.0), count - decision.value, now - self.at))
+
+
+class Observed(msgspec.Struct):
+    """By worker and by client."""
+
+    workers: dict[str, WorkerSight] = {}
+    clients: dict[str, ClientSight] = {}
+    steps: dict[tuple[str, int], StepsReady] = {}
+    """By job and epoch, what consumers were told that they may use."""
+    caching: dict[str, CacheSight] = {}
+    """By job."""
+    scaling: dict[str, ScaleSight] = {}
+    """By job."""
+    progress: dict[str, JobSight] = {}
+    """By job."""
+    finished: list[FinishedJob] = []
+    """The last jobs that are over."""
+    spent: dict[str, dict[int, Spent]] = {}
+    """By job and epoch, as long as this dispatcher lives; it was last added to at ``accounted``."""
+    core_s: dict[str, float] = {}
+    """By worker, the processor time that was accounted for, of all its cores."""
+    accounted: float = 0.0
+    jobs: set[str] = set()
+    """Those that have consumers, since ``jobs_changed``."""
+    jobs_changed: float = 0.0
+    shortage: Shortage | None = None
+    """None: as many workers are there as planned."""
+    told: dict[str, set[str]] = {}
+    """By worker, places of points of which it knows all blocks, and hears of others."""
+    no_room: dict[str, float] = {}
+    """By place, when it last got no more room."""
+    oversized: dict[str, float] = {}
+    """By job whose outputs are too large for all workers that are left, since when."""
+    listing: set[tuple[str, str]] | None = None
+    """While the store is being listed, places and names of blocks that were published since that was asked for."""
+    measuring: str = ""
+    """The worker that measures the store."""
+    measuring_room: int = 0
+    """Bytes that it may take for that."""
+    cost: StoreCost | None = None
+    """What the store was measured to take, and what reads really took since."""
+    division: Division | None = None
+    all_back: bool = False
+    """Who had a session with the dispatcher's life before has had the time to come back."""
+    held_up: dict[str, float] = {}
+    """By job of which somebody waits for a consumer that was never seen, since when."""
+    leaving: dict[str, float] = {}
+    """By worker that is to leave its job at its task's end, since when."""
+    deleting: dict[tuple[str, str], int] = {}
+    """By place and name of a block, how many answers are due to the order to delete it."""
+
+    def want(self, worker: str) -> int:
+        """Unfinished leases that the worker wants to hold, at least one."""
+        sight = self.workers.get(worker)
+        return max(1, sight.report.want) if sight is not None and sight.report is not None else DEFAULT_WANT
+
+
+def observe(observed: Observed, item: Input, now: float) -> None:
+    """Note when each peer was seen and what it reported."""
+    if isinstance(item, WorkerSaid):
+        sight = observed.workers.setdefault(item.worker, WorkerSight(now))
+        sight.last_seen = now
+        if isinstance(item.message, TaskAt):
+            sight.at[item.message.lease] = item.message
+        elif isinstance(item.message, TaskFinished | TaskReturned | TaskFailed):
+            sight.at.pop(item.message.lease, None)
+        if isinstance(item.message, WorkerReport):
+            if sight.report is not None and now > sight.reported:
+                busy = item.message.busy_s - sight.report.busy_s
+                sight.busy_share = min(1.0, max(0.0, busy / (now - sight.reported)))
+            if sight.report is None or sight.report.job != item.message.job:
+                sight.then = sight.next = None
+            elif sight.next is None or now - sight.next_at >= WINDOW_S:
+                sight.then, sight.next, sight.next_at = sight.next, item.message, now
+            sight.report = item.message
+            sight.reported = now
+    elif isinstance(item, JoinRequested):
+        observed.clients.setdefault(item.message.client, ClientSight(now)).last_seen = now
+    elif isinstance(item, ConsumerSaid):
+        if isinstance(item.message, LeaveJob):
+            observed.clients.pop(item.client, None)
+            return
+        client = observed.clients.setdefault(item.client, ClientSight(now))
+        client.last_seen = now
+        if isinstance(item.message, ConsumerReport):
+            client.report = item.message

@@ -1,0 +1,127 @@
+"""Who serves what: derived from the state, so that it need not be worked out for each decision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from millrace.control.journal import events as ev
+from millrace.control.journal import poison_events as pev
+from millrace.control.journal.scale_events import HomeChosen, ScaleChosen
+
+if TYPE_CHECKING:
+    from millrace.control.state.state import Job, Worker
+
+CREW_CHANGES = frozenset(
+    {
+        ev.DispatcherStarted,
+        ev.WorkerJoined,
+        ev.WorkerDisconnected,
+        ev.WorkerRetiring,
+        ev.WorkerReleased,
+        ev.WorkerLost,
+        ev.WorkerAssigned,
+        ev.WorkerDismissed,
+        ev.JobCreated,
+        ev.JobBroke,
+        ev.JobRemoved,
+        pev.BufferNeeded,
+        ScaleChosen,
+        HomeChosen,
+    }
+)
+"""Events after which a :class:`Crew` is another."""
+
+TASK_CHANGES = frozenset(
+    {
+        ev.EpochSettled,
+        ev.TailDealt,
+        ev.TaskLeased,
+        ev.TaskEnded,
+        ev.TaskReleased,
+        ev.TaskDone,
+        ev.Progressed,
+    }
+)
+"""Events that every task brings. They change nothing but tasks, and what workers have in hand."""
+
+
+class Crew:
+    """Who serves what, looked up for many decisions before it changes.
+
+    Attributes:
+        workers: those of the service that can be given something, by id.
+        empty_handed: those of them that run nothing, by id, in no order.
+        by_job: those of them that serve each job ("": none).
+        local: by job, workers that are local to it and can be given something; ``locals``: how many there are, those
+            included whose sessions broke a moment ago.
+        open_to_several: workers that some job which they no longer serve is still open at.
+        retiring: workers that wait to be told that they can go.
+        sharded: jobs whose sharding fixes which worker runs what.
+    """
+
+    __slots__ = (
+        "_with_room",
+        "by_job",
+        "empty_handed",
+        "local",
+        "locals",
+        "open_to_several",
+        "retiring",
+        "sharded",
+        "workers",
+    )
+
+    def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
+        there = [workers[name] for name in sorted(workers)]
+        self.retiring = [worker for worker in there if worker.retiring and not worker.released]
+        self.workers = [worker for worker in there if _is_there(worker) and not worker.only]
+        self.empty_handed = {worker.id: worker for worker in self.workers if not worker.unfinished}
+        able = [worker for worker in there if worker.only not in jobs or fits(jobs[worker.only], worker)]
+        self.locals = Counter(worker.only for worker in able if worker.only and not worker.retiring)
+        self.local: dict[str, list[Worker]] = {}
+        for worker in able:
+            if worker.only and _is_there(worker):
+                self.local.setdefault(worker.only, []).append(worker)
+        self.open_to_several = [worker for worker in self.workers if len(worker.open) > 1]
+        self.by_job: dict[str, list[Worker]] = {}
+        for worker in self.workers:
+            self.by_job.setdefault(worker.job, []).append(worker)
+        self.sharded = [name for name, job in jobs.items() if job.spec.by_worker]
+        self._with_room: dict[str, dict[str, Worker]] = {}
+
+    def serving(self, job: str) -> list[Worker]:
+        """Workers that serve the job and can be given something, local ones first."""
+        return [*self.local.get(job, ()), *self.by_job.get(job, ())]
+
+    def with_room(self, job: str) -> dict[str, Worker]:
+        """Those that serve the job, but for such as were found to have as much in hand as they want, by id.
+
+        Whoever finds that out takes them away; they are back as soon as :meth:`hands_changed`.
+        """
+        known = self._with_room.get(job)
+        if known is None:
+            known = self._with_room[job] = {worker.id: worker for worker in self.serving(job)}
+        return known
+
+    def hands_changed(self, worker: Worker) -> None:
+        """The worker has got something to run, or has it no more, or wants to have more of it."""
+        if not _is_there(worker):
+            return
+        if worker.job in self._with_room:
+            self._with_room[worker.job][worker.id] = worker
+        if worker.unfinished:
+            self.empty_handed.pop(worker.id, None)
+        elif not worker.only:
+            self.empty_handed[worker.id] = worker
+
+
+def fits(job: Job, worker: Worker) -> bool:
+    """What the job is known to put out is not too large for the worker."""
+    return worker.buffer_bytes >= job.needs
+
+
+def _is_there(worker: Worker) -> bool:
+    """It can be given something."""
+    return worker.lost_at is None and not worker.retiring

@@ -1,0 +1,489 @@
+"""What the dispatcher knows, and how events change it.
+
+Plain structs. ``State.apply`` is the only thing that changes them; decisions read them freely. Everything here follows
+from the events, so that replaying a journal gives an equal state; plans are derived, and cached beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from millrace.control.journal import events as ev
+from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.share_events import UnreadShare
+from millrace.control.state.cache_state import Caches, ModeOf
+from millrace.control.state.plans import PlanLike, Planner
+from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
+from millrace.control.state.serving_index import CREW_CHANGES, TASK_CHANGES, Crew
+from millrace.graph.serialize import unpack
+from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.plan import Piece, make_plan
+from millrace.planning.points import CachePoint
+from millrace.planning.tables import TableSummary
+from millrace.policies.cost import PriceTable
+from millrace.policies.scalers import Kind
+from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import Failure
+
+T = TypeVar("T")
+
+SERVICE = ""
+"""In the place of a job's name: what is asked about all jobs and workers together."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the dispatcher is set to; times in seconds.
+
+    Attributes:
+        version: millrace's, that of all processes of the service.
+        python: "major.minor".
+        heartbeat_s: between two reports of a worker or consumer.
+        job_gc_timeout_s: how long a consumer's place is kept without a session, and a job that nobody reads for
+            expected consumers that have not come.
+        anonymous_grace_s: the same for a job that the service named, as nobody else can ever join it.
+        return_s: after a restart of the dispatcher, how long at least its peers have to find it again.
+        durable: what became so outlives the dispatcher.
+        cache: where blocks are kept, path or URL; empty: nowhere.
+        cache_bytes: that they may take together.
+        compression: of blocks.
+        blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
+        turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
+        least_workers: that the service runs, and ``most_workers``; both alike: the number of workers is not its affair.
+        first_workers: of a job that is not known.
+        shrink_s: after the last job has gone, until fewer workers are planned.
+        drain_s: that a worker has to leave.
+        patience_s: until a cluster that has not started all workers is taken to have no room for more.
+        turn_limit_s: longest time to a task's end for a worker that another job waits for; doubled for a job each time
+            it is too short.
+        quotas: by tenant, how many workers its jobs may have together; of others: all.
+        scaling_policy: that finds out how many workers a job needs.
+        prices: for what is said to cost what; None: nobody has said any.
+        trust: by tenant, the others whose blocks its jobs read.
+    """
+
+    version: str = ""
+    python: str = ""
+    heartbeat_s: float = 5.0
+    job_gc_timeout_s: float = 300.0
+    anonymous_grace_s: float = 10.0
+    return_s: float = 10.0
+    durable: bool = False
+    cache: str = ""
+    cache_bytes: int = 0
+    compression: Literal["lz4", "zstd"] | None = None
+    blocked_s: float = 5.0
+    turn_s: float = 1.0
+    turn_limit_s: float = 30.0
+    least_workers: int = 0
+    most_workers: int = 0
+    first_workers: int = 1
+    shrink_s: float = 60.0
+    drain_s: float = 60.0
+    patience_s: float = 60.0
+    quotas: dict[str, int] = {}
+    scaling_policy: Kind = "millrace"
+    prices: PriceTable | None = None
+    trust: dict[str, list[str]] = {}
+
+
+UNREAD = 64
+"""Parts of epochs that nobody reads that are remembered of a job."""
+ENDED = 256
+"""Jobs that are over and remembered, the last ones."""
+CARE = 2
+"""A task that so many workers ended with is run with care: it is known where it is."""
+
+
+class Worker(msgspec.Struct):
+    """A registered worker.
+
+    Attributes:
+        job: the job it serves, since ``turn_began``, with ``turn_leases`` given since; ``reason`` says why that one.
+        retiring: it wants to leave, until ``until`` at the latest (0: whenever); ``released``: it was told that it can.
+        lost_at: when its session broke; None while there is one.
+        unfinished: by lease, the (job, epoch, task) that it runs.
+        kept: the same of tasks that it has finished and still holds outputs or leftovers of.
+        open: jobs that it was told of and not yet told to close.
+        served: by job, the number of the turn in which it began or ended to serve it.
+        only: the one job that it may serve: it is local to that, started by a consumer and no part of the service's
+            fleet; empty: it is the service's.
+        buffer_bytes: that its outputs may have.
+    """
+
+    id: str
+    address: str
+    host: str
+    pid: int
+    cores: int
+    job: str = ""
+    reason: str = ""
+    turn_began: float = 0.0
+    turn_leases: int = 0
+    retiring: bool = False
+    until: float = 0.0
+    released: bool = False
+    lost_at: float | None = None
+    unfinished: dict[int, tuple[str, int, int]] = {}
+    kept: dict[int, tuple[str, int, int]] = {}
+    open: dict[str, None] = {}
+    served: dict[str, int] = {}
+    only: str = ""
+    buffer_bytes: int = 0
+
+
+class Consumer(msgspec.Struct):
+    """A place among a job's readers; ``epoch``: the last one begun, ``past``: by a process before it; -1: none."""
+
+    client: str
+    host: str
+    pid: int
+    epoch: int
+    lost_at: float | None = None
+    past: int = -1
+
+
+class LiveTask(msgspec.Struct, array_like=True):
+    """A task of which something is still needed. Without a worker it waits to be leased.
+
+    Attributes:
+        consumer: who reads it.
+        run: the plan's task, if its number is another (no sharding); else -1.
+        worker: who runs it or keeps it, under ``lease``; empty if it waits.
+        received: outputs that the consumer has, as last reported; ``complete`` if these are all.
+        finished: it ran to its end; ``leftovers``: and left something for its tail.
+        freed: the tail is done, or there will be none.
+        deaths: workers that ended while they had it; from 2 on it is run with care.
+        at: where the last of these that ran it with care was; ``poison``: what it may not touch any more.
+        alone: its tail has begun without it, so that it leaves nothing over.
+    """
+
+    consumer: int
+    run: int = -1
+    worker: str = ""
+    lease: int = 0
+    received: int = 0
+    finished: bool = False
+    complete: bool = False
+    leftovers: bool = False
+    freed: bool = False
+    deaths: int = 0
+    at: Place = ()
+    poison: list[Poison] = []
+    alone: bool = False
+
+
+class Epoch(msgspec.Struct):
+    """One epoch of a job.
+
+    Attributes:
+        cursors: how far each walk over the tasks has come; see :mod:`millrace.control.tasks.task_queue`.
+        live: tasks that have a consumer and aren't done.
+        pending: by consumer, its live tasks without a worker.
+        unread: by consumer, its live tasks that it has not read to the end.
+        dealt: by consumer, how many tasks became its.
+        fed: by tail, how many of its inputs are done and leave it nothing.
+        shares: by consumer, all tasks it ever got in this epoch (left empty where the plan is endless).
+        starts: by task that is not over, how many outputs a consumer received that had it before and is gone, or were
+            read before the epoch was resumed.
+        done: tasks that are over, ``dropped`` those of them that nobody read to the end.
+        settled: every task has its consumer.
+        held: preparing it failed: it waits until somebody reads it.
+        suspected: live tasks that workers ended with.
+        owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
+        contiguous: number of all tasks, where shares are runs of tasks that follow one another; else 0.
+        owned: by worker, its shares.
+        low: of a resumed epoch: all tasks below were read before, and
+        later: by task from there on a bit, set if it was.
+        freed: tasks of which the leftovers are not needed, until they are dealt.
+        alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
+        pieces: what its plan divides, if that is not the job's; ``anew``: since states were loaded, and not before.
+        tasks: of its own plan; -1: it has the job's.
+        steps: after which all ranks end, that are to get equally many elements; -1: not known yet.
+        without: by tail that is not over, inputs that are, and left it nothing as they were dropped or ran alone.
+        reused: a cache point below which all is as in the first epoch.
+        chooser: the worker that was asked to choose, among ``candidates``.
+    """
+
+    cursors: dict[str, int] = {}
+    live: dict[int, LiveTask] = {}
+    pending: dict[int, set[int]] = {}
+    unread: dict[int, set[int]] = {}
+    dealt: dict[int, int] = {}
+    fed: dict[int, int] = {}
+    shares: dict[int, list[int]] = {}
+    starts: dict[int, int] = {}
+    done: int = 0
+    dropped: int = 0
+    skipped: int = 0
+    settled: bool = False
+    held: bool = False
+    suspected: set[int] = set()
+    owners: list[str] = []
+    owned: dict[str, list[int]] = {}
+    choice: list[int] | None = None
+    contiguous: int = 0
+    chooser: str = ""
+    candidates: list[str] = []
+    low: int = 0
+    later: bytes = b""
+    freed: set[int] = set()
+    reused: int = -1
+    alone: set[int] = set()
+    without: dict[int, list[int]] = {}
+    pieces: list[Piece] = []
+    anew: bool = False
+    tasks: int = -1
+    steps: int = -1
+
+    def over(self, task: int) -> bool:
+        """The task was read before the epoch was resumed."""
+        at = task - self.low
+        return at < 0 or (at >> 3 < len(self.later) and bool(self.later[at >> 3] >> (at & 7) & 1))
+
+
+class Job(msgspec.Struct):
+    """A job.
+
+    Attributes:
+        served: number of the turn in which it last got or lost a worker: the lower, the longer it has waited.
+        tables: summaries of its split tables, by node id; None until its sources are listed. The tables themselves are
+            a blob, ``tables_digest``, that workers fetch.
+        length: tasks of an epoch as consumers see them; None without end, or not known yet.
+        equal: the plan gives all consumers equally many elements, if they are dealt its tasks in turn.
+        lister: the worker that lists its sources.
+        left: consumers that were there and won't be waited for.
+        cuts: how often its task was too long for a turn.
+        poison: elements that no worker may touch any more, in any epoch; ``poisoned``: how many were found in all.
+        planning_deaths: workers that ended while they listed its sources or chose its shares.
+        lost: tasks that went with their workers and were not run again; ``lost_elements`` of them, at most, as far as
+            the plan can tell.
+        generation: tells it from others of its name.
+        states: what consumers have loaded, by their ranks then.
+        first: its first epoch; None until all have said where they were.
+        prints: what identifies its data.
+        points: its cache points; ``caching``: what it does about them.
+        scaling: how many workers it is to have; None: whatever there are.
+        home: why it uses its local workers alone although it could have others; None: it does not.
+        needs: bytes that a worker's buffer must have, as far as is known.
+        kept_at: when its last consumer left while others had never been seen; None: somebody reads it.
+        former: by consumer that left, the host and process id of who read as it last.
+        unread: what nobody reads, as somebody has gone; the last :data:`UNREAD` of it.
+    """
+
+    name: str
+    spec: JobSpec
+    seed: int
+    digest: str
+    anonymous: bool
+    created: float
+    served: int
+    tables: dict[int, TableSummary] | None = None
+    tables_digest: str = ""
+    length: int | None = None
+    equal: bool = False
+    lister: str = ""
+    failure: Failure | None = None
+    consumers: dict[int, Consumer] = {}
+    left: set[int] = set()
+    epochs: dict[int, Epoch] = {}
+    cuts: int = 0
+    skipped: int = 0
+    poison: list[Poison] = []
+    poisoned: int = 0
+    planning_deaths: int = 0
+    lost: int = 0
+    lost_elements: int = 0
+    generation: int = 0
+    states: dict[int, Checkpoint] = {}
+    first: int | None = 0
+    prints: list[str] = []
+    points: list[CachePoint] = []
+    caching: ModeOf = ModeOf()
+    scaling: Scaling | None = None
+    home: Home | None = None
+    needs: int = 0
+    kept_at: float | None = None
+    former: dict[int, tuple[str, int]] = {}
+    unread: list[UnreadShare] = []
+
+    def tasks_of(self, epoch: Epoch) -> int | None:
+        """Tasks of an epoch as consumers see them; None without end, or not known yet."""
+        return self.length if epoch.tasks < 0 else epoch.tasks
+
+    @property
+    def kind(self) -> str:
+        """What makes two jobs alike: the pipeline, and the name, if the user gave one."""
+        return f"{self.digest} {'' if self.anonymous else self.name}"
+
+
+class EndedJob(msgspec.Struct, frozen=True):
+    """What is remembered of a job that is over: who comes under its name may be late.
+
+    Attributes:
+        at: when it was removed, for this reason.
+        num_consumers: that were expected; None: whoever joined.
+        readers: by consumer, the host and process id of who read as it last.
+        absent: how many of the expected consumers were never seen.
+    """
+
+    at: float
+    reason: str
+    num_consumers: int | None
+    readers: dict[int, tuple[str, int]]
+    absent: int
+
+
+class Life(msgspec.Struct, frozen=True):
+    """One life of the dispatcher, and the first lease that could be given in it."""
+
+    name: str = ""
+    first_lease: int = 0
+
+
+class State:
+    """All of it.
+
+    Args:
+        settings: of the running dispatcher, not journalled.
+        planner: makes plans; :func:`millrace.planning.plan.make_plan` unless a test has its own.
+
+    Attributes:
+        address: where the dispatcher listens, since ``started``; ``returning``: until when nobody who had a session
+            with its life before is given up.
+        sizes: by kind of job, how many workers the last of them was to have.
+        ended: jobs that are over, by name, the last :data:`ENDED` of them.
+        changed: jobs that :meth:`forget` was told of, until somebody has taken note and empties it.
+    """
+
+    def __init__(self, settings: Settings | None = None, planner: Planner | None = None) -> None:
+        self.settings = settings or Settings()
+        self.jobs: dict[str, Job] = {}
+        self.workers: dict[str, Worker] = {}
+        self.clients: dict[str, tuple[str, int]] = {}
+        self.next_lease = 1
+        self.service = ""
+        self.life = Life()
+        self.turns = 0
+        self.address = ""
+        self.started = 0.0
+        self.returning = 0.0
+        self.caches = Caches()
+        self.fleet = FleetPlan()
+        self.sizes: dict[str, int] = {}
+        self.ended: dict[str, EndedJob] = {}
+        self._apply = _appliers()
+        self._planner = planner
+        self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
+        self._crew: Crew | None = None
+        self._answers: dict[str, dict[object, Any]] = {}
+        self.changed: set[str] = set()
+
+    def apply(self, event: AnyEvent) -> None:
+        """Let it be so."""
+        kind = type(event)
+        if kind in CREW_CHANGES:
+            worker = self.workers.get(getattr(event, "worker", ""))
+            if worker is not None:
+                self.forget(worker.job)
+            self._crew = None
+        if kind is ev.DispatcherStarted:
+            self._answers.clear()
+        self._apply[kind](self, event)
+        self.forget(getattr(event, "job", SERVICE))
+        if kind not in TASK_CHANGES:
+            self.forget(SERVICE)
+
+    @property
+    def crew(self) -> Crew:
+        """Who serves what, as it is now."""
+        if self._crew is None:
+            self._crew = Crew(self.jobs, self.workers)
+        return self._crew
+
+    def hands_changed(self, worker: Worker) -> None:
+        """The worker has got something to run, or has it no more, or wants to have more of it."""
+        if self._crew is not None:
+            self._crew.hands_changed(worker)
+
+    def once(self, job: str, question: object, answer: Callable[[], T]) -> T:
+        """``answer()`` to a question about one job and its workers, remembered until something of them changes.
+
+        One about :data:`SERVICE` may depend on all but tasks, and what these alone change: they don't end its answer.
+        """
+        known = self._answers.setdefault(job, {})
+        if question not in known:
+            known[question] = answer()
+        return cast("T", known[question])
+
+    def forget(self, job: str) -> None:
+        """Something has changed that answers about this job may depend on; events say so by themselves."""
+        self._answers.pop(job, None)
+        self.changed.add(job)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that follows from the events, as plain values that can be compared and stored."""
+        parts = {
+            "jobs": self.jobs,
+            "workers": self.workers,
+            "clients": self.clients,
+            "next_lease": self.next_lease,
+            "turns": self.turns,
+            "address": self.address,
+            "started": self.started,
+            "returning": self.returning,
+            "service": self.service,
+            "life": self.life,
+            "caches": self.caches,
+            "fleet": self.fleet,
+            "sizes": self.sizes,
+            "ended": self.ended,
+        }
+        plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
+        return plain
+
+    def may_return(self, lost_at: float, now: float) -> bool:
+        """Whoever lost its session at ``lost_at`` did so with the dispatcher, and has not had the time to find it."""
+        return lost_at <= self.started and now < self.returning
+
+    def make_plan(
+        self,
+        spec: JobSpec,
+        seed: int,
+        tables: Mapping[int, TableSummary],
+        *,
+        ranks: int | None,
+        pieces: Sequence[Piece] = (),
+    ) -> PlanLike:
+        """A plan of a job, for so many ranks, of these pieces of an epoch (empty: all of it).
+
+        Raises:
+            PipelineError: if it can't be planned.
+        """
+        planner = self._planner or make_plan
+        return planner(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed, ranks=ranks, pieces=pieces)
+
+    def plan(self, job: Job, number: int | None = None) -> PlanLike:
+        """The plan of a job whose tables are known: that of an epoch; None: of those that were not resumed."""
+        epoch = job.epochs.get(number) if number is not None else None
+        own = number if epoch is not None and epoch.pieces else None
+        key = (job.name, job.created, own)
+        if key not in self._plans:
+            assert job.tables is not None
+            self._plans = {known: plan for known, plan in self._plans.items() if known[0] in self.jobs}
+            ranks = job.spec.ranks
+            if epoch is not None and own is not None:
+                made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=epoch.pieces)
+            else:
+                made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks)
+            self._plans[key] = made
+        return self._plans[key]
+
+
+def _appliers() -> Mapping[type, Callable[[State, Any], None]]:
+    from millrace.control.journal.replay import APPLY
+
+    return APPLY

@@ -1,0 +1,239 @@
+"""Epochs of consumers: begun, settled, left behind."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.control.caching import cache_mode
+from millrace.control.journal import events as ev
+from millrace.control.journal.step_events import StepsEnded
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.plans import PlanLike
+from millrace.control.state.state import Job, LiveTask, State
+from millrace.control.tasks.task_queue import (
+    all_dealt,
+    alone_at,
+    first_missing,
+    held_back,
+    in_turn,
+    missing,
+    newest,
+    share_dealt,
+)
+from millrace.control.tasks.unread import record_deserted, told
+from millrace.planning.checkpoint import Checkpoint, Merged, merge
+from millrace.planning.remainder import NOTHING, is_even, left_of, owed
+from millrace.protocol.messages import (
+    EpochBegun,
+    EpochEnds,
+    ForgetTasks,
+    ReadTasks,
+    Resumed,
+    RevokeTask,
+    StepsReady,
+    TaskRead,
+    TaskRef,
+)
+
+
+def open_epoch(turn: Turn, job: Job, number: int) -> None:
+    """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
+    if number not in job.epochs:
+        resumed = job.states and number == job.first
+        turn.emit(
+            _resumed(turn.state, job)
+            if resumed
+            else ev.EpochOpened(job.name, number, cache_mode.reused_in(job, number))
+        )
+        if all_dealt(job, job.epochs[number]):
+            turn.emit(ev.EpochSettled(job.name, number))  # there is nothing in it
+
+
+def _resumed(state: State, job: Job) -> ev.EpochResumed:
+    """The epoch that the job's states lead to, without what was read of it."""
+    merged = merge(list(job.states.values()))
+    there = [each for each in job.states.values() if each.epoch == merged.epoch]
+    # Who of equal ranks has seen the end knows that the others have no more either.
+    over = job.spec.equal_steps and any(each.ended for each in there)
+    if there and (job.equal or there[0].shares):
+        return _divided(state, job, merged, there[0], over=over)
+    alone = merged.tasks_alone()
+    if over and job.length is not None:
+        merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
+    again, freed = owed(state.plan(job).task, merged.tasks_done(), alone)
+    return ev.EpochResumed(
+        job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused, list(alone)
+    )
+
+
+def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> ev.EpochResumed:
+    """The same where counts are known: on as many ranks each reads on; else what is left is divided among these."""
+    former, ranks = plan_of_state(state, job, saved), job.spec.ranks
+    done, begun = merged.tasks_done(), dict(merged.begun)
+    if ranks is not None and saved.shares == ranks and not over and is_even(former, done, begun, ranks):
+        tasks = former.length if saved.pieces else None
+        resumed = ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun)
+        resumed = msgspec.structs.replace(resumed, pieces=saved.pieces)
+    else:
+        pieces = [NOTHING] if over else left_of(former, done, begun)
+        assert job.tables is not None
+        tasks = state.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=pieces).length
+        resumed = ev.EpochResumed(job.name, merged.epoch, pieces=pieces, anew=True)
+    return msgspec.structs.replace(resumed, reused=merged.reused, tasks=-1 if tasks is None else tasks)
+
+
+def plan_of_state(state: State, job: Job, saved: Checkpoint) -> PlanLike:
+    """The plan that the tasks in a state are numbered by."""
+    if saved.pieces or saved.shares != (job.spec.ranks or 0 if job.equal else 0):
+        assert job.tables is not None
+        return state.make_plan(job.spec, job.seed, job.tables, ranks=saved.shares or None, pieces=saved.pieces)
+    return state.plan(job)
+
+
+def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
+    """Tell a consumer which epoch the states of all lead to, if they are known."""
+    if job.first is not None:
+        turn.to_consumer(job, consumer, Resumed(job.first))
+
+
+def open_next(turn: Turn, job: Job) -> None:
+    """Prepare the epoch after the newest, once all of that one is leased and if it will be read."""
+    last = newest(job)
+    epoch = job.epochs.get(last)
+    if epoch is None or not epoch.settled or last + 1 in job.epochs or not job.length:
+        return
+    if any(epoch.pending.values()) or (job.spec.epochs is not None and last + 1 >= job.spec.epochs):
+        return
+    if job.caching.kind == "put" and not all(live.finished for live in epoch.live.values()):
+        return  # what is being kept would be made a second time
+    open_epoch(turn, job, last + 1)
+
+
+def settle_epoch(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
+    """After a task was dealt to ``consumer`` (None: after one left), tell those whose tasks are all known."""
+    epoch = job.epochs[number]
+    if not epoch.settled and all_dealt(job, epoch):
+        turn.emit(ev.EpochSettled(job.name, number))
+        consumer = None
+    if epoch.settled or in_turn(job):
+        unread: dict[int, str] = {}
+        for reader in job.consumers if consumer is None else [consumer]:
+            send_ends(turn, job, number, reader, unread)
+
+
+def send_ends(turn: Turn, job: Job, number: int, consumer: int, unread: dict[int, str] | None = None) -> None:
+    """Tell a consumer that reads this epoch all its tasks, if they are settled.
+
+    Args:
+        turn: what follows goes there.
+        job: whose epoch it is.
+        number: of the epoch.
+        consumer: who is told.
+        unread: what is not read, by epoch, as far as it was worked out: it is the same for all who are told at a time.
+    """
+    unread = {} if unread is None else unread
+    epoch = job.epochs.get(number)
+    place = job.consumers.get(consumer)
+    if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, consumer):
+        if number not in unread:
+            unread[number] = told(turn.state, turn.observed, job, number, turn.now)
+        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
+
+
+def tell_absence(turn: Turn, job: Job, whose: int | None = None) -> None:
+    """Tell the others what of their epochs is not read, as one has gone or is back."""
+    unread: dict[int, str] = {}
+    for consumer, place in job.consumers.items():
+        if consumer != whose:
+            send_ends(turn, job, place.epoch, consumer, unread)
+
+
+def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
+    """Tell a consumer all about the epoch it reads: after it began it, once sources are listed, when it comes back."""
+    number = job.consumers[consumer].epoch
+    epoch = job.epochs.get(number)
+    if epoch is None or job.tables is None:
+        return
+    shares = 0 if job.length is None or not turn.state.plan(job, number).equal else job.spec.ranks or 1
+    begun = EpochBegun(number, job.tasks_of(epoch), job.prints, held_back(job), epoch.reused, shares)
+    turn.to_consumer(job, consumer, msgspec.structs.replace(begun, pieces=epoch.pieces, anew=epoch.anew))
+    tell_steps(turn, job, number, consumer)
+    _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
+    send_ends(turn, job, number, consumer)
+
+
+def tell_read(turn: Turn, job: Job, number: int, consumer: int, task: int) -> None:
+    """Tell a consumer that a worker has the task, or that none needs to: in a fixed order others waited behind it."""
+    place = job.consumers.get(consumer)
+    if place is not None and place.epoch == number:
+        theirs = job.epochs[number].unread.get(consumer, set())
+        behind = sorted(other for other in theirs if other > task) if job.spec.deterministic else []
+        _tell_reads(turn, job, number, consumer, [task, *behind] if task in theirs else behind)
+
+
+def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[int]) -> None:
+    """Tell where to read these tasks, those that no worker has aside.
+
+    In a fixed order a consumer hears of a task once workers have all before it: it reads the lowest it has heard of.
+    """
+    epoch = job.epochs[number]
+    end = first_missing(job, epoch, consumer) if job.spec.deterministic else None
+    reads, alone = [], []
+    for task in tasks:
+        live = epoch.live[task]
+        worker = turn.state.workers.get(live.worker)
+        if worker is not None and (end is None or task < end):
+            start, local = epoch.starts.get(task, 0), bool(worker.only)
+            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, local))
+            alone += alone_at(turn.state, job, number, task)
+    if reads:
+        turn.to_consumer(job, consumer, ReadTasks(number, reads, alone))
+
+
+def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
+    """Tell a consumer (None: all that read the epoch, if it is news) how many elements all of them have by now.
+
+    Whoever has left, or is past the epoch, holds nobody up any more.
+    """
+    if not held_back(job) or number not in job.epochs:
+        return
+    have = []
+    for index in {*job.consumers, *missing(job)}:
+        place = job.consumers.get(index)
+        sight = turn.observed.clients.get(place.client) if place is not None else None
+        report = sight.report if sight is not None else None
+        if place is None or place.epoch <= number:
+            known = report is not None and report.epoch == number
+            have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
+    steps, more = min(have, default=(0, True))
+    before = turn.observed.steps.get((job.name, number), StepsReady(number, 0))
+    if not more and job.epochs[number].steps < 0:  # who ends there may be gone when others hear of it
+        turn.emit(StepsEnded(job.name, number, steps))
+    ended = job.epochs[number].steps
+    told = StepsReady(number, steps) if ended < 0 else StepsReady(number, ended, last=True)
+    if consumer is not None:
+        turn.to_consumer(job, consumer, told)
+    elif told != before:
+        turn.observed.steps[job.name, number] = told
+        for index, place in job.consumers.items():
+            if place.epoch == number:
+                turn.to_consumer(job, index, told)
+
+
+def close_epochs(turn: Turn, job: Job) -> None:
+    """Forget the epochs that all consumers have left behind."""
+    if job.consumers and not missing(job):  # who was never seen starts at the beginning
+        oldest = min(consumer.epoch for consumer in job.consumers.values())
+        for number in [n for n in job.epochs if n < oldest]:
+            for task, live in job.epochs[number].live.items():
+                tell_void(turn, job, number, task, live)
+            record_deserted(turn, job, number)
+            turn.emit(ev.EpochClosed(job.name, number))
+            turn.observed.steps.pop((job.name, number), None)
+
+
+def tell_void(turn: Turn, job: Job, epoch: int, task: int, live: LiveTask) -> None:
+    """Have the worker of a task, if it has one, drop what it has of it."""
+    if live.worker:
+        ref = TaskRef(job.name, epoch, task)
+        turn.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))

@@ -1,0 +1,151 @@
+"""How far jobs have come, epoch by epoch, and what became of those that are over. Observed, never journalled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.observed import EpochSight, FinishedJob, JobSight, Observed
+from millrace.control.state.state import Job, State
+from millrace.control.tasks.job_load import load_of, window_of
+from millrace.control.tasks.task_queue import newest
+from millrace.graph.serialize import unpack
+from millrace.policies.bottleneck import bottleneck
+from millrace.protocol.messages import ConsumerReport, TaskFinished
+from millrace.protocol.reports import Pace
+
+EPOCHS = 5
+"""Of a job that are told apart; those before are added up."""
+FINISHED = 20
+"""Jobs that are over and remembered."""
+
+
+def begun(turn: Turn, job: Job) -> None:
+    """A job begins."""
+    turn.observed.progress[job.name] = JobSight(turn.now, turn.state.next_lease)
+
+
+def reported(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> None:
+    """A consumer says how much of an epoch it has read."""
+    epoch = _epoch(turn, job, message.epoch)
+    if epoch is not None and not epoch.read:
+        epoch.began, epoch.share = turn.now, share_of(turn.state, job, message.epoch) or 0.0
+    if epoch is not None and message.batches >= epoch.read.get(consumer, (0, Pace()))[0]:
+        epoch.read[consumer] = message.batches, message.pace
+
+
+def computed(turn: Turn, message: TaskFinished) -> None:
+    """A task ran to its end; what its operators gave counts once, however often it runs."""
+    job = turn.state.jobs.get(message.ref.job)
+    if job is None or not _dealt(turn, job, message.ref.epoch, message.ref.task):
+        return
+    epoch = _epoch(turn, job, message.ref.epoch)
+    lease = turn.observed.progress[job.name].lease
+    if epoch is None or message.lease < lease or message.ref.task in epoch.counted:
+        return
+    epoch.counted.add(message.ref.task)
+    epoch.passed += [0] * (len(message.passed) - len(epoch.passed))
+    for node, elements in enumerate(message.passed):
+        epoch.passed[node] += elements
+
+
+def _dealt(turn: Turn, job: Job, number: int, task: int) -> bool:
+    """The task may have been leased, and be over by now: what is counted takes a bit for each task below it."""
+    epoch = job.epochs.get(number)
+    if epoch is not None:
+        return task in epoch.live or task < max(epoch.cursors.values(), default=0)
+    sight = turn.observed.progress.get(job.name)
+    return sight is not None and number in sight.epochs and job.length is not None and task < job.length
+
+
+def _epoch(turn: Turn, job: Job, number: int) -> EpochSight | None:
+    """What is known of an epoch; None if it was added up with others."""
+    sight = turn.observed.progress.setdefault(job.name, JobSight(turn.now))
+    if number not in sight.epochs:
+        if sight.epochs and number < min(sight.epochs):
+            return None
+        sight.epochs[number] = EpochSight()
+        while len(sight.epochs) > EPOCHS:
+            over = sight.epochs.pop(min(sight.epochs))
+            sight.elements += over.elements
+            sight.pace = _sum(sight.pace, over.pace)
+    return sight.epochs[number]
+
+
+def share_of(state: State, job: Job, number: int) -> float | None:
+    """Part of an epoch's tasks that its consumers have read, from 0 to 1; None: it has no end, or is not planned."""
+    epoch = job.epochs.get(number)
+    total = job.tasks_of(epoch) if epoch is not None else None
+    if epoch is None or not total:
+        return None
+    read = float(epoch.done - epoch.dropped)
+    plan = state.plan(job, number)
+    for task, live in epoch.live.items():
+        if live.complete:
+            read += 1
+        elif live.received and plan.exact and job.spec.sharding != "off":
+            planned = plan.task(task)
+            read += min(1.0, live.received / max(1, planned.stop - planned.start))
+    return min(1.0, read / total)
+
+
+def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
+    """How much of the newest epoch was read, and how long the rest will take at the pace so far."""
+    number = newest(job)
+    share = share_of(state, job, number)
+    sight = observed.progress.get(job.name, JobSight(now)).epochs.get(number)
+    left_s = None if share is None or share < 1 else 0.0
+    if share is not None and sight is not None and sight.read and share > sight.share:
+        left_s = (1 - share) * (now - sight.began) / (share - sight.share)
+    return {"share": share, "left_s": left_s}
+
+
+def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
+    """The last epochs that somebody has read, the newest last: what was read of them and what operators gave."""
+    found = observed.progress.get(job.name, JobSight(0.0)).epochs
+    labels = [str(node) for node in unpack(job.spec.structure).nodes] if found else []
+    return [
+        {
+            "epoch": number,
+            "elements": epoch.elements,
+            "seconds": epoch.pace.read_s,
+            "waited_s": epoch.pace.waited_s,
+            "operators": [
+                {"operator": label, "elements": elements}
+                for label, elements in zip(labels, epoch.passed or [0] * len(labels), strict=False)
+            ],
+        }
+        for number, epoch in sorted(found.items())
+        if epoch.read
+    ]
+
+
+def finished(turn: Turn, job: Job, reason: str) -> None:
+    """A job is over: what is worth knowing of it is kept for a while."""
+    sight = turn.observed.progress.pop(job.name, None)
+    if sight is None:
+        return
+    read = [epoch for epoch in sight.epochs.values() if epoch.read]
+    pace = sight.pace
+    for epoch in read:
+        pace = _sum(pace, epoch.pace)
+    load = load_of(turn.state, turn.observed, job, window_of(turn.observed, job.name))
+    batch_s, wait_s = (pace.read_s / pace.elements, pace.waited_s / pace.elements) if pace.elements else (0.0, 0.0)
+    summary = FinishedJob(
+        job.name,
+        reason,
+        turn.now,
+        turn.now - sight.began,
+        max((number for number, epoch in sight.epochs.items() if epoch.read), default=-1) + 1,
+        sight.elements + sum(epoch.elements for epoch in read),
+        pace,
+        bottleneck(msgspec.structs.replace(load, batch_s=batch_s, wait_s=wait_s)).reason,
+        job.failure.message.partition("\n")[0] if job.failure is not None else None,
+    )
+    turn.observed.finished = [*turn.observed.finished, summary][-FINISHED:]
+
+
+def _sum(one: Pace, other: Pace) -> Pace:
+    return Pace(one.elements + other.elements, one.read_s + other.read_s, one.waited_s + other.waited_s)

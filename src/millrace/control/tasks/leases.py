@@ -1,0 +1,279 @@
+"""Leases: given to workers, ended by them, lost with them, over when nobody needs them."""
+
+from __future__ import annotations
+
+from millrace.control.caching.cache_capacity import tell_blocks, use_of
+from millrace.control.journal import events as ev
+from millrace.control.journal.transaction import Turn
+from millrace.control.state.state import CARE, Epoch, Job, LiveTask, State, Worker
+from millrace.control.tasks import job_progress
+from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
+from millrace.control.tasks.task_queue import Offer, began_without, newest, owes, place_of, walk
+from millrace.protocol.messages import (
+    ForgetTasks,
+    LeaseTask,
+    LeftoversLost,
+    OutputsReceived,
+    TaskAt,
+    TaskFailed,
+    TaskFinished,
+    TaskGoOn,
+    TaskRef,
+    TaskReturned,
+)
+
+
+def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> None:
+    """Give what was offered to the worker, and tell the consumer where to read it."""
+    if found.fresh and job.spec.sharding != "off" and turn.state.plan(job, found.epoch).task(found.task).inputs:
+        # Only where a walk starts with a tail; the others are dealt below.
+        turn.emit(ev.TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
+        settle_epoch(turn, job, found.epoch, consumer)
+        return
+    for number, task in in_the_way(job, worker, consumer, found):
+        take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
+    lease_id = turn.state.next_lease
+    use = use_of(turn, job, found.epoch) if job.points else None
+    before = job.epochs[found.epoch].live.get(found.task)
+    first = before is None or before.lease == 0
+    alone = first and job.spec.sharding != "off" and began_without(turn.state, job, found.epoch, found.task)
+    if use is not None:
+        for place in (use.place, *use.also):
+            tell_blocks(turn, worker.id, place)
+    turn.emit(
+        ev.TaskLeased(
+            job.name,
+            found.epoch,
+            found.task,
+            lease_id,
+            worker.id,
+            consumer,
+            run=found.run,
+            fresh=found.fresh,
+            cursors=found.cursors,
+            alone=alone,
+            place="" if use is None else use.place,
+            room=0 if use is None else use.room,
+            also=[] if use is None else list(use.also),
+        )
+    )
+    epoch = job.epochs[found.epoch]
+    live = epoch.live[found.task]
+    planned = turn.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
+    turn.to_worker(
+        worker.id,
+        LeaseTask(
+            TaskRef(job.name, found.epoch, found.task),
+            lease_id,
+            consumer,
+            received=-1 if live.complete else live.received,
+            holders=_holders(turn.state, epoch, planned.inputs),
+            run=found.run,
+            flush=live.alone or (job.spec.sharding == "off" and planned.parent >= 0),
+            again=not found.fresh,
+            care=min(live.deaths, CARE),
+            poison=[*job.poison, *live.poison],
+            cache=use,
+            reused=epoch.reused,
+            measure=job.caching.kind == "profile",
+            parts=list(planned.pieces) if epoch.pieces else [],
+        ),
+    )
+    tell_read(turn, job, found.epoch, consumer, found.task)
+    if found.fresh and job.spec.sharding != "off":
+        _deal_tails(turn, job, found, consumer)
+    if found.fresh:
+        settle_epoch(turn, job, found.epoch, consumer)
+
+
+def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:
+    """Tails that come next in the walk belong to the consumer of the task before, who reads longest anyway.
+
+    They are dealt at once, so that no consumer waits for another's to finish before it knows what is its.
+    """
+    epoch = job.epochs[found.epoch]
+    while True:
+        key, ahead = walk(job, epoch, found.share, consumer)
+        if ahead is None or not turn.state.plan(job, found.epoch).task(ahead[0]).inputs:
+            return
+        turn.emit(ev.TailDealt(job.name, found.epoch, ahead[0], consumer, {key: ahead[1]}))
+
+
+def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
+    lives = ((task, epoch.live.get(task)) for task in inputs)
+    return [(task, place_of(live, state.workers)) for task, live in lives if live is not None and live.leftovers]
+
+
+def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tuple[int, int]]:
+    """(epoch, task) of what the worker has for the consumer that is read only after what was offered.
+
+    The consumer's lane there may be full of it, and nobody would read it before the task has run.
+    """
+    place = job.consumers.get(consumer)
+    if place is not None and place.epoch > found.epoch:
+        return []  # only its leftovers are wanted; the consumer reads on, so that the lane moves
+    order = (found.epoch, found.task if job.spec.deterministic else 0)
+    behind = []
+    for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
+        if name == job.name and (number, task if job.spec.deterministic else 0) > order:
+            live = job.epochs[number].live[task]
+            if live.consumer == consumer and not live.complete:
+                behind.append((number, task))
+    return behind
+
+
+def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+    """Void a lease; the task will run again, skipping what was received."""
+    live = job.epochs[epoch].live[task]
+    tell_void(turn, job, epoch, task, live)
+    turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+
+
+def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+    """The worker has come back without the task: it never heard of it, or has forgotten what was read to the end."""
+    if job.spec.runs_again or not turn.state.plan(job, epoch).task(task).inputs:
+        take_back(turn, job, epoch, task, reason)
+    else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
+        tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
+        lose(turn, job, epoch, task, reason)
+
+
+def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
+    """If the task is only kept for what it leaves over: its worker's buffer is not to wait for the consumer."""
+    live = job.epochs[epoch].live.get(task)
+    if live is not None and live.worker and live.complete:
+        turn.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
+
+
+def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
+    """Nobody will read the task to its end; its tail goes without its leftovers, unless it has begun with them."""
+    owed = job.spec.sharding != "off" and owes(turn.state, job, epoch, task)
+    if owed or _tail_began(turn.state, job, epoch, task):
+        turn.emit(ev.TaskSpared(job.name, epoch, task))
+        settle(turn, job, epoch, task)
+        spare(turn, job, epoch, task)
+        return
+    tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
+    _over(turn, job, epoch, task, dropped=True)
+
+
+def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
+    """The tail has been leased: should it run again, it must give what it gave before, and so take what it took."""
+    parent = -1 if job.spec.sharding == "off" else state.plan(job, epoch).task(task).parent
+    tail = job.epochs[epoch].live.get(parent)
+    return tail is not None and tail.lease > 0
+
+
+def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+    """The worker that had the task is gone."""
+    if job.spec.runs_again:
+        turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+        settle(turn, job, epoch, task)
+        return
+    live = job.epochs[epoch].live[task]
+    consumer = live.consumer
+    plan = turn.state.plan(job, epoch)
+    planned = plan.task(task)
+    if not live.complete:
+        known = plan.exact and planned.stop > planned.start
+        turn.emit(ev.TaskLost(job.name, epoch, task, planned.stop - planned.start - live.received if known else -1))
+    began = _tail_began(turn.state, job, epoch, task)
+    _over(turn, job, epoch, task, dropped=True)
+    if began and not job.epochs[epoch].live[planned.parent].worker:
+        lose(turn, job, epoch, planned.parent, reason)  # it waits to run again, and would give something else
+    if job.epochs[epoch].settled:
+        send_ends(turn, job, epoch, consumer)
+
+
+def settle(turn: Turn, job: Job, number: int, task: int) -> None:
+    """See whether the task is over: read to the end, and its leftovers, if any, have become output that was read."""
+    epoch = job.epochs[number]
+    live = epoch.live.get(task)
+    if live is None or not live.complete:
+        return
+    parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job, number).task(task).parent
+    if parent >= 0 and not live.freed and (not live.finished or live.leftovers):
+        return
+    if live.worker:
+        turn.to_worker(live.worker, ForgetTasks([TaskRef(job.name, number, task)]))
+    _over(turn, job, number, task, dropped=False)
+
+
+def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> None:
+    planned = None if job.spec.sharding == "off" else turn.state.plan(job, number).task(task)
+    inputs = [] if planned is None else list(planned.inputs)
+    epoch = job.epochs[number]
+    live = epoch.live[task]
+    gone = planned is None or live.freed or task in epoch.alone or (live.alone and planned.parent not in epoch.live)
+    parent = -1 if planned is None or gone else planned.parent
+    turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
+    for below in inputs:
+        settle(turn, job, number, below)
+
+
+# -- what workers say about leases -------------------------------------------------------------------------------------
+
+
+def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job, LiveTask] | None:
+    """The job and the task of a lease that is in force; None if it has become void."""
+    job = state.jobs.get(ref.job)
+    epoch = job.epochs.get(ref.epoch) if job is not None else None
+    live = epoch.live.get(ref.task) if epoch is not None else None
+    if job is None or live is None or live.worker != worker or live.lease != number:
+        return None
+    return job, live
+
+
+def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
+    """A task ran to its end."""
+    job_progress.computed(turn, message)  # also if its consumer had all of it before, so that nobody waits for this
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is None or found[1].finished:
+        return
+    job, _ = found
+    ref = message.ref
+    turn.emit(ev.TaskEnded(job.name, ref.epoch, ref.task, message.outputs, message.skipped, message.leftovers))
+    settle(turn, job, ref.epoch, ref.task)
+
+
+def at(turn: Turn, worker: str, message: TaskAt) -> None:
+    """A run with care says where it is; that has been noted before anything is decided."""
+    if leased_by(turn.state, worker, message.ref, message.lease) is not None:
+        turn.to_worker(worker, TaskGoOn(message.ref, message.lease, message.number))
+
+
+def returned(turn: Turn, worker: str, message: TaskReturned) -> None:
+    """A worker gave a lease back."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is not None:
+        turn.emit(ev.TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
+
+
+def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
+    """A tail couldn't get what it needs: the tasks that left it run again first."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is None:
+        return
+    job, _ = found
+    number = message.ref.epoch
+    reason = "a tail could not get its leftovers"
+    turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
+    inputs = turn.state.plan(job, number).task(message.ref.task).inputs
+    for task in message.missing:
+        live = job.epochs[number].live.get(task)
+        if task in inputs and live is not None and live.leftovers:
+            take_back(turn, job, number, task, reason)
+
+
+def task_failed(turn: Turn, worker: str, message: TaskFailed) -> Job | None:
+    """The job that cannot go on, if the lease is in force and somebody reads the epoch."""
+    found = leased_by(turn.state, worker, message.ref, message.lease)
+    if found is None:
+        return None
+    job, number = found[0], message.ref.epoch
+    if number <= newest(job):
+        return job
+    # Perhaps nobody ever will; who does has the task run again.
+    turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "it failed before anybody read its epoch"))
+    turn.emit(ev.EpochHeld(job.name, number))
+    return None

@@ -1,0 +1,473 @@
+"""Which task a worker could run next for a consumer. Looks only; :mod:`millrace.control.tasks.leases` acts.
+
+A walk is a way through an epoch's tasks that remembers how far it has come (``Epoch.cursors``), so that a plan
+without end is never enumerated:
+
+    dynamic                    one walk for all             ""
+    dynamic, dealt in turn     one per consumer             "c1"
+    static, custom             one per share                "o3" ("o3c1" if dealt in turn)
+    off                        the epoch's numbers, and      ""
+                               each worker's own order       "off:worker"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+import numpy as np
+
+from millrace.control.state.plans import PlanLike
+from millrace.control.state.state import Epoch, Job, LiveTask, State, Worker
+from millrace.planning.keys import derive
+from millrace.planning.permutation import permute
+from millrace.protocol.job_spec import JobSpec
+
+ALIKE = 64
+"""Consumers looked at of those that are expected and for which nothing was leased yet."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A task that could be leased now; fields as in :class:`millrace.control.journal.events.TaskLeased`."""
+
+    epoch: int
+    task: int
+    run: int = -1
+    fresh: bool = False
+    cursors: dict[str, int] = {}
+    share: int = -1
+
+
+def stride(job: Job) -> int:
+    """Number of consumers that tasks are dealt to in turn."""
+    return job.spec.num_consumers or 1
+
+
+def in_turn(job: Job) -> bool:
+    """Task i belongs to consumer i mod N, whoever is faster."""
+    return job.spec.deterministic or job.spec.equal_steps
+
+
+def held_back(job: Job) -> bool:
+    """Consumers are to get equally many elements, and only reading them tells how many there are."""
+    return job.spec.equal_steps and not job.equal
+
+
+def by_worker(job: Job) -> bool:
+    """The sharding fixes which worker runs what."""
+    return job.spec.by_worker
+
+
+def active(job: Job) -> list[int]:
+    """Consumers to lease for: those that are there, and those that are expected and were never seen.
+
+    Of these the ones that nothing was leased for are all alike, unless each has a share of its own: a few will do.
+    """
+    there = [index for index, consumer in job.consumers.items() if consumer.lost_at is None]
+    if in_turn(job):
+        return sorted([*there, *missing(job)])
+    begun = {index for epoch in job.epochs.values() for index in epoch.unread if is_missing(job, index)}
+    new = (index for index in _missing(job) if index not in begun)
+    return sorted([*there, *begun, *islice(new, ALIKE)])
+
+
+def missing(job: Job) -> list[int]:
+    """Consumers that are expected and were never seen."""
+    return list(_missing(job))
+
+
+def _missing(job: Job) -> Iterator[int]:
+    return (index for index in range(job.spec.num_consumers or 0) if is_missing(job, index))
+
+
+def is_missing(job: Job, index: int) -> bool:
+    """The consumer is expected and was never seen."""
+    return index not in job.consumers and index not in job.left and index < (job.spec.num_consumers or 0)
+
+
+def newest(job: Job) -> int:
+    """The highest epoch that a consumer has begun, -1 for none."""
+    return max((consumer.epoch for consumer in job.consumers.values()), default=-1)
+
+
+def unread(job: Job, consumer: int) -> int:
+    """Tasks leased for a consumer that it has not read to the end, over all epochs."""
+    return sum(
+        len(epoch.unread.get(consumer, ())) - sum(not epoch.live[t].complete for t in epoch.pending.get(consumer, ()))
+        for epoch in job.epochs.values()
+    )
+
+
+def unread_alike(state: State, job: Job, consumer: int, worker: Worker) -> int:
+    """The same at workers like this one: what waits behind a link is not to keep local workers from computing."""
+    if job.name not in state.crew.local:
+        return unread(job, consumer)
+    lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(consumer, ())]
+    holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
+    return sum(bool(holder.only) == bool(worker.only) for holder in holders)
+
+
+def starving(job: Job, consumer: int) -> bool:
+    """The consumer reads an epoch and no worker runs or keeps anything for it there."""
+    place = job.consumers.get(consumer)
+    epoch = job.epochs.get(place.epoch) if place is not None else None
+    if epoch is None:
+        return False
+    return not any(epoch.live[task].worker for task in epoch.unread.get(consumer, ()))
+
+
+def suspicious(job: Job) -> bool:
+    """Something in the job may be ending workers: then nothing is prepared, in which it is likely to be once more."""
+    return any(epoch.suspected for epoch in job.epochs.values())
+
+
+def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ahead: bool) -> Offer | None:
+    """What ``worker`` could run next for ``consumer``.
+
+    A local worker serves consumers on its host: others would get its elements through that host's network. Remote ones
+    leave tails whose leftovers lie at a local worker to those, as nobody promises that they can connect to it.
+
+    Args:
+        state: of the dispatcher.
+        job: one whose tables are known.
+        worker: who would run it.
+        consumer: whom for.
+        cap: unread tasks beyond which the consumer gets no new ones; lost ones are leased again all the same.
+        ahead: the epoch after the newest may be offered.
+    """
+    last = state.once(job.name, "newest", lambda: newest(job))
+    place = job.consumers.get(consumer)
+    if not _near(job, worker, consumer):
+        return None
+    reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
+    full = unread_alike(state, job, consumer, worker) >= cap
+    for number in sorted(job.epochs):
+        epoch = job.epochs[number]
+        if number > reading + 1 or (number > last and (epoch.held or not ahead or suspicious(job))):
+            return None
+        found = _pending(state, job, number, epoch, worker, consumer)
+        if number >= reading and not _past(job, number, consumer) and (found is None or job.spec.deterministic):
+            fresh = _fresh(state, job, number, epoch, worker, consumer)
+            if fresh is not None and full and not _next_to_read(job, epoch, consumer, fresh.task):
+                fresh = None
+            if found is None or (fresh is not None and fresh.task < found.task):
+                found = fresh  # in a fixed order the lowest is read first
+        if found is not None:
+            return found
+        if number < reading:
+            continue  # left behind, but others' tails may need what its tasks left over
+        if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(consumer, ())):
+            return None
+    return None
+
+
+def _near(job: Job, worker: Worker, consumer: int) -> bool:
+    if not worker.only or by_worker(job):
+        return True
+    place = job.consumers.get(consumer)
+    return place is not None and place.host == worker.host
+
+
+def _left_to_local(
+    state: State, job: Job, epoch: Epoch, worker: Worker, consumer: int, inputs: tuple[int, ...]
+) -> bool:
+    local = state.crew.local.get(job.name)
+    if not local or worker.only:
+        return False
+    lives = [epoch.live.get(task) for task in inputs]
+    holders = [state.workers.get(live.worker) for live in lives if live is not None and live.leftovers]
+    if not any(holder is not None and holder.only for holder in holders):
+        return False
+    return any(_near(job, other, consumer) for other in local)
+
+
+def some_pending(state: State, job: Job, consumer: int) -> bool:
+    """Some worker could run what the consumer has lost, or a tail of its."""
+    off = job.spec.sharding == "off"
+    return state.once(
+        job.name,
+        ("pending", consumer),
+        lambda: any(
+            (off or _ready(job, number, task, state.plan(job, number).task(task).inputs))
+            and wanted(state, job, epoch, task)
+            for number, epoch in job.epochs.items()
+            for task in epoch.pending.get(consumer, ())
+        ),
+    )
+
+
+def _next_to_read(job: Job, epoch: Epoch, consumer: int, task: int) -> bool:
+    """A consumer that reads in order waits for this task, however much lies ready behind it."""
+    return job.spec.deterministic and all(task < other for other in epoch.unread.get(consumer, ()))
+
+
+def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
+    """A pending task must run again: not so if only its leftovers are gone and the tail has had them.
+
+    Nor does it before that tail is dealt: what is read comes first.
+    """
+    if not epoch.live[task].complete or epoch.pieces:
+        return not epoch.live[task].complete
+    number = state.plan(job).task(task).parent
+    parent = epoch.live.get(number)
+    return parent is not None and not parent.finished and wanted(state, job, epoch, number)
+
+
+def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
+    tasks = epoch.pending.get(consumer)
+    if not tasks or not some_pending(state, job, consumer):
+        return None
+    off = job.spec.sharding == "off"
+    for task in sorted(tasks):
+        inputs = () if off else state.plan(job, number).task(task).inputs
+        if inputs:
+            if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, consumer, inputs):
+                continue
+        elif by_worker(job) and not (epoch.owners and owner(epoch, task) == worker.id):
+            continue
+        if wanted(state, job, epoch, task):
+            return Offer(number, task, epoch.live[task].run)
+    return None
+
+
+def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
+    """All that the tail takes leftovers from has finished, or will never run."""
+    epoch = job.epochs[number]
+    absent = epoch.fed.get(tail, 0)  # those that are over are no longer there
+    for task in inputs:
+        live = epoch.live.get(task)
+        if task in epoch.alone or (live.alone if live is not None else _never_dealt(job, number, task)):
+            continue
+        if live is None or not live.finished:
+            absent -= 1
+            if absent < 0:
+                return False
+    return True
+
+
+def _never_dealt(job: Job, number: int, task: int) -> bool:
+    """Nobody gets another's share, and the task's consumer has gone, or reads on, before its turn came."""
+    return in_turn(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
+
+
+def gone(job: Job, number: int, consumer: int) -> bool:
+    """The consumer has left, or reads a later epoch, or will."""
+    place = job.consumers.get(consumer)
+    return consumer in job.left if place is None else place.epoch > number or place.past >= number
+
+
+def _past(job: Job, number: int, consumer: int) -> bool:
+    place = job.consumers.get(consumer)
+    return place is not None and place.past >= number
+
+
+def began_without(state: State, job: Job, number: int, task: int) -> bool:
+    """The tail that would take the task's leftovers has begun, or is over, though nobody has run the task.
+
+    It did not wait, as the task's consumer had gone; then another one came in its place. Where that was before the
+    epoch was resumed, ``Epoch.alone`` says so.
+    """
+    parent = state.plan(job, number).task(task).parent
+    if parent < 0 or not in_turn(job) or fixed(state, job, number, parent):
+        return False
+    tail = job.epochs[number].live.get(parent)
+    return tail.lease > 0 if tail is not None else _was_dealt(job, number, parent)
+
+
+def fixed(state: State, job: Job, number: int, tail: int) -> bool:
+    """What a tail takes is what it took before the epoch was resumed.
+
+    It had been read since, in part at least, or what it left over had.
+    """
+    epoch = job.epochs[number]
+    while tail >= 0:
+        if epoch.over(tail) or epoch.starts.get(tail):
+            return True
+        tail = -1 if tail in epoch.alone else state.plan(job, number).task(tail).parent
+    return False
+
+
+def owes(state: State, job: Job, number: int, task: int) -> bool:
+    """A tail takes what the task leaves over as it did before the epoch was resumed, be the task read or not."""
+    epoch = job.epochs[number]
+    told = task in epoch.alone or task in epoch.freed or epoch.over(task)
+    return not told and fixed(state, job, number, state.plan(job, number).task(task).parent)
+
+
+def owed_by(state: State, job: Job, number: int, consumer: int) -> int:
+    """The last task that a consumer owes of those that it has not been dealt; -1 if there is none. In a fixed order."""
+    epoch = job.epochs[number]
+    end = max(epoch.low + 8 * len(epoch.later), *epoch.starts, 0)
+    length = job.tasks_of(epoch)
+    for task in reversed(range(consumer, end if length is None else min(end, length), stride(job))):
+        if not _was_dealt(job, number, task) and owes(state, job, number, task):
+            return task
+    return -1
+
+
+def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
+    """Of a task that has been leased, and of those whose leftovers it takes, the ones that leave nothing over.
+
+    Whoever reads it has to know: where its states are loaded, it must be the same tasks.
+    """
+    epoch = job.epochs[number]
+    if job.spec.sharding == "off" or not (in_turn(job) or epoch.alone or epoch.without):
+        return []
+    without = {*epoch.alone, *epoch.without.get(task, ())}
+    alone = [task] if epoch.live[task].alone else []
+    for each in state.plan(job, number).task(task).inputs:
+        live = epoch.live.get(each)
+        # In a fixed order it has begun without those that nobody has been dealt yet.
+        late = in_turn(job) and not epoch.over(each) and not _was_dealt(job, number, each)
+        if each in without or (live.alone if live is not None else late):
+            alone.append(each)
+    return alone
+
+
+def _was_dealt(job: Job, number: int, task: int) -> bool:
+    epoch, key = job.epochs[number], f"c{task % stride(job)}"
+    if by_worker(job):
+        if not epoch.owners:
+            return False
+        key = f"o{_share(epoch, task)}{key}"
+    return task < epoch.cursors.get(key, 0)
+
+
+def owner(epoch: Epoch, task: int) -> str:
+    """The worker that a task belongs to, once owners are fixed."""
+    return epoch.owners[_share(epoch, task)]
+
+
+def _share(epoch: Epoch, task: int) -> int:
+    if epoch.contiguous:
+        return task * len(epoch.owners) // epoch.contiguous
+    return epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
+
+
+def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[int, int] | None]:
+    """A walk's key, and the task it has come to with the cursor behind it; None at its end.
+
+    Args:
+        job: which has the walk.
+        epoch: which has the walk.
+        share: number of the share if the sharding is by worker, else -1.
+        consumer: matters if tasks are dealt in turn.
+    """
+    every, length = stride(job) if in_turn(job) else 1, job.tasks_of(epoch)
+    mine = consumer if in_turn(job) else 0
+    key = f"c{consumer}" if in_turn(job) else ""
+    if share < 0:
+        at = epoch.cursors.get(key, mine)
+        at += max(0, -(-(epoch.low - at) // every)) * every
+        while epoch.over(at):
+            at += every
+        return key, None if length is not None and at >= length else (at, at + every)
+    key = f"o{share}{key}"
+    if epoch.contiguous:
+        count = 1
+        first, end = (-(-each * epoch.contiguous // len(epoch.owners)) for each in (share, share + 1))
+        candidates = range(max(first, epoch.cursors.get(key, 0)), end)
+    elif epoch.choice is None:
+        count = len(epoch.owners)
+        start = epoch.cursors.get(key, share)
+        start += max(0, -(-(epoch.low - start) // count)) * count
+        # Shares and consumers fall together within `every` steps, or never; so far are tasks that were read before.
+        candidates = range(start, max(start, epoch.low + 8 * len(epoch.later)) + count * every, count)
+    else:
+        count = 1
+        candidates = range(epoch.cursors.get(key, 0), len(epoch.choice))
+    for task in candidates:
+        if length is not None and task >= length:
+            break
+        mine_too = task % every == mine % every and not epoch.over(task)
+        if mine_too and (epoch.choice is None or epoch.choice[task] == share):
+            return key, (task, task + count)
+    return key, None
+
+
+def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
+    if epoch.settled:
+        return None
+    if by_worker(job):
+        # The lowest of its shares, so that a lane computes in the order in which it is read.
+        found = None
+        for share in epoch.owned.get(worker.id, ()):
+            key, ahead = walk(job, epoch, share, consumer)
+            if ahead is not None and (found is None or ahead[0] < found.task):
+                found = Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
+        return found
+    key, ahead = walk(job, epoch, -1, consumer)
+    if ahead is None:
+        return None
+    cursors = {key: ahead[1]}
+    if job.spec.sharding != "off":
+        return Offer(number, ahead[0], fresh=True, cursors=cursors)
+    mine = f"off:{worker.id}"
+    walks = [name for name in epoch.cursors if name.startswith("off:")]
+    ordinal = walks.index(mine) if mine in walks else len(walks)
+    step = epoch.cursors.get(mine, 0)
+    plan = state.plan(job)
+    if job.length is None:
+        while plan.task(step).inputs:
+            step += 1
+        run = step
+    else:
+        run = off_task(plan, job.seed, number, ordinal, step % job.length)
+    return Offer(number, ahead[0], run, fresh=True, cursors={**cursors, mine: step + 1})
+
+
+def epoch_length(spec: JobSpec, plan: PlanLike) -> int | None:
+    """Tasks of an epoch as consumers see them: without sharding there are no tails."""
+    if plan.length is None or spec.sharding != "off":
+        return plan.length
+    return plan.mains
+
+
+def off_task(plan: PlanLike, seed: int, epoch: int, ordinal: int, step: int) -> int:
+    """The task that the ``ordinal``-th worker of an epoch comes to after ``step`` others, in an order of its own."""
+    (found,) = off_walk(plan, seed, epoch, ordinal, np.array([step]))
+    return plan.main(int(found))
+
+
+def off_walk(plan: PlanLike, seed: int, epoch: int, ordinal: int, steps: np.ndarray) -> np.ndarray:
+    """Which of the plan's mains that worker comes to at these steps, int64; computed, as there may be millions."""
+    assert plan.mains is not None
+    return permute(steps, plan.mains, derive(seed, epoch, ordinal))
+
+
+def all_dealt(job: Job, epoch: Epoch) -> bool:
+    """Every task of the epoch has its consumer, those aside that were dealt to consumers that left."""
+    length = job.tasks_of(epoch)
+    if length is None:
+        return False
+    if not in_turn(job):
+        return sum(epoch.dealt.values()) >= length
+    return all(share_dealt(job, epoch, consumer) for consumer in range(stride(job)) if consumer not in job.left)
+
+
+def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
+    """The consumer will get no further task of the epoch. In a fixed order that doesn't depend on what others read.
+
+    Who takes the place of one that left has nothing of epochs that were settled without it.
+    """
+    length = job.tasks_of(epoch)
+    if in_turn(job) and length is not None and not epoch.settled:
+        return epoch.dealt.get(consumer, 0) >= len(range(consumer, length, stride(job)))
+    return epoch.settled
+
+
+def first_missing(job: Job, epoch: Epoch, consumer: int) -> int | None:
+    """The first task that the consumer is to read and no worker has; None if there is none. In a fixed order only."""
+    absent = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].complete]
+    if not share_dealt(job, epoch, consumer):
+        shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
+        walks = [walk(job, epoch, share, consumer)[1] for share in shares]
+        absent += [ahead[0] for ahead in walks if ahead is not None]
+    return min(absent, default=None)
+
+
+def place_of(live: LiveTask, workers: dict[str, Worker]) -> str:
+    """Address of the worker that has the task, empty if it is gone."""
+    worker = workers.get(live.worker)
+    return worker.address if worker is not None else ""

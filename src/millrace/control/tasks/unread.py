@@ -1,0 +1,116 @@
+"""What of an epoch nobody reads, or somebody who is not there: told where the others' epoch ends, and in the status."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from millrace.control.journal.share_events import ShareUnread, UnreadShare
+from millrace.control.journal.transaction import Turn
+from millrace.control.membership.late_joins import NAMED
+from millrace.control.state.observed import Observed
+from millrace.control.state.state import Job, State
+from millrace.control.tasks.task_queue import held_back, in_turn, is_missing, missing, stride
+
+NOT_SEEN = "was not seen yet, and its part is kept for it"
+_COUNTED = 10_000
+"""Tasks of which the elements are counted, at most."""
+
+
+def record(turn: Turn, job: Job, number: int, consumer: int, tasks: Collection[int], why: str) -> None:
+    """Note that nobody reads these tasks of a consumer, unless it was to be so."""
+    if tasks and not (held_back(job) and why == "left"):
+        elements = _elements(turn.state, job, number, tasks)
+        turn.emit(ShareUnread(job.name, UnreadShare(number, consumer, len(tasks), elements, why)))
+
+
+def shares(state: State, observed: Observed, job: Job, number: int, now: float) -> list[UnreadShare]:
+    """What of an epoch is not read, as far as that is known by now: by nobody, and by those who are not there."""
+    found = [share for share in job.unread if share.epoch == number]
+    epoch = job.epochs.get(number)
+    if epoch is None or job.tables is None:
+        return found
+    grace = state.settings.job_gc_timeout_s
+    for consumer, place in sorted(job.consumers.items()):
+        if place.lost_at is not None and place.epoch <= number and not state.may_return(place.lost_at, now):
+            who = f"process {place.pid} on {place.host or 'another host'}"
+            why = f"was lost ({who}), and its part is kept for it for {grace:g} s from then on"
+            found += _share(state, job, number, consumer, why)
+            sight = observed.clients.get(place.client)
+            report = sight.report if sight is not None else None
+            if report is not None and report.epoch == number and report.arrived > report.batches:
+                why = f"was lost ({who}) and may not have used them, though it had received them"
+                found.append(UnreadShare(number, consumer, 0, report.arrived - report.batches, why))
+    for consumer in missing(job) if in_turn(job) else sorted(index for index in epoch.unread if is_missing(job, index)):
+        found += _share(state, job, number, consumer, NOT_SEEN)
+    return found + _deserted(state, job, number)
+
+
+def _deserted(state: State, job: Job, number: int) -> list[UnreadShare]:
+    """What is of consumers that have gone, and of nobody else, as the order is fixed."""
+    found: list[UnreadShare] = []
+    if in_turn(job) and not held_back(job):
+        for consumer in sorted(job.left - job.consumers.keys()):
+            found += _share(state, job, number, consumer, "had left, and in a fixed order nobody has its part")
+        for consumer, place in sorted(job.consumers.items()):
+            if place.past >= number:
+                found += _share(state, job, number, consumer, "was lost; the process in its place goes on behind that")
+    return found
+
+
+def record_deserted(turn: Turn, job: Job, number: int) -> None:
+    """Note the same of an epoch that is over."""
+    for share in _deserted(turn.state, job, number) if job.tables is not None else ():
+        turn.emit(ShareUnread(job.name, share))
+
+
+def told(state: State, observed: Observed, job: Job, number: int, now: float) -> str:
+    """The same for those who read the epoch, but for what waits for who may still come."""
+    return said(job, [share for share in shares(state, observed, job, number, now) if share.why != NOT_SEEN])
+
+
+def _share(state: State, job: Job, number: int, consumer: int, why: str) -> list[UnreadShare]:
+    epoch = job.epochs[number]
+    tasks = list(epoch.unread.get(consumer, ()))
+    length = job.tasks_of(epoch)
+    if in_turn(job) and length is not None:
+        undealt = len(range(consumer, length, stride(job))) - epoch.dealt.get(consumer, 0)
+        if undealt > 0:
+            return [UnreadShare(number, consumer, len(tasks) + undealt, -1, why)]
+    return [UnreadShare(number, consumer, len(tasks), _elements(state, job, number, tasks), why)] if tasks else []
+
+
+def _elements(state: State, job: Job, number: int, tasks: Collection[int]) -> int:
+    plan = state.plan(job, number)
+    if not plan.exact or job.spec.sharding == "off" or len(tasks) > _COUNTED:
+        return -1
+    count = 0
+    for task in tasks:
+        live, planned = job.epochs[number].live.get(task), plan.task(task)
+        count += planned.stop - planned.start - (live.received if live is not None else 0)
+    return count
+
+
+def said(job: Job, found: Sequence[UnreadShare]) -> str:
+    """A sentence for each epoch; empty if there is nothing."""
+    parts: dict[int, dict[int, list[UnreadShare]]] = {}
+    for share in found:
+        parts.setdefault(share.epoch, {}).setdefault(share.consumer, []).append(share)
+    return ". ".join(f"Epoch {epoch} of job {job.name!r} lacks {_listed(each)}" for epoch, each in parts.items())
+
+
+def _listed(found: Mapping[int, Sequence[UnreadShare]]) -> str:
+    """By consumer; of many consumers, the first ones and how many there are."""
+    some = [_part(share) for consumer in list(found)[:NAMED] for share in found[consumer]]
+    if len(found) > NAMED:
+        some.append(f"parts of {_counted(len(found) - NAMED, 'more consumer')} ({len(found)} in all)")
+    return "; ".join(some)
+
+
+def _part(share: UnreadShare) -> str:
+    tasks, elements = _counted(share.tasks, "task"), _counted(share.elements, "element")
+    amount = f"{elements} in {tasks}" if share.elements >= 0 else tasks
+    return f"{amount if share.tasks else f'up to {elements}'} of consumer {share.consumer}, which {share.why}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"

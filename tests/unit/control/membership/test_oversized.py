@@ -1,0 +1,105 @@
+"""Outputs that are larger than what some workers may keep."""
+
+import pytest
+from tests.unit.control.control_driver import FakePlan, Service
+
+from millrace.control import inputs as inp
+from millrace.control.journal import events as ev
+from millrace.protocol import messages as msg
+
+MIB = 1 << 20
+LARGE = 100 * MIB
+
+
+def fail(service: Service, name: str, needs: int = LARGE) -> None:
+    """The first task of the worker gives an output that is larger than its buffer."""
+    worker = service.workers[name]
+    number, lease = next(iter(worker.leases.items()))
+    del worker.leases[number]
+    failure = msg.Failure("ElementTooLargeError", f"output 0 of task {lease.ref.task} has {needs:,} bytes")
+    service.say(inp.WorkerSaid(name, msg.TaskFailed(lease.ref, number, failure, needs)))
+
+
+def begun(plan: FakePlan | None = None) -> Service:
+    service = Service(plan or FakePlan(12, 4))
+    service.add_worker("small", buffer_bytes=MIB)
+    for number in range(2):
+        service.add_worker(f"large{number}", buffer_bytes=256 * MIB)
+    service.join("x")
+    service.work(read=False)
+    return service
+
+
+@pytest.mark.parametrize("spec", [{}, {"sharding": "static"}, {"sharding": "off", "visitation": "zero_once_or_more"}])
+def test_what_is_too_large_for_a_small_worker_goes_to_a_large_one(spec):
+    service = Service(FakePlan(12, 4))
+    service.add_worker("small", buffer_bytes=MIB)
+    for number in range(2):
+        service.add_worker(f"large{number}", buffer_bytes=256 * MIB)
+    peer = service.join("x", **spec)
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    while not service.workers["small"].leases:
+        service.work()
+    fail(service, "small")
+    small = service.state.workers["small"]
+    assert (small.job, small.unfinished, service.workers["small"].leases) == ("", {}, {})
+    assert "may keep 1,048,576 bytes, and an output of job a has 104,857,600" in small.reason
+    assert any("don't serve it any more" in notice for notice in peer.notices)
+    service.run()
+    assert peer.done
+    assert peer.failure is None
+    assert service.replayed().snapshot() == service.state.snapshot() == service.restored().snapshot()
+
+
+def test_a_small_worker_serves_other_jobs():
+    service = begun()
+    fail(service, "small")
+    assert service.state.workers["small"].job == ""
+    service.join("y", "b")
+    assert service.state.workers["small"].job == "b"
+
+
+def test_a_job_fails_if_nobody_may_keep_as_much_and_says_what_to_start():
+    service = begun()
+    fail(service, "large0", 300 * MIB)
+    failure = service.state.jobs["a"].failure
+    assert failure is not None
+    assert failure.kind == "ElementTooLargeError"
+    assert failure.message.endswith(
+        "has 314,572,800 bytes. The largest of 3 workers may keep 268,435,456 bytes. One that may keep more, should it "
+        "still come, does not bring the job back: start it first, with --buffer-bytes 629145600, and then the training "
+        "again"
+    )
+
+
+def test_it_waits_a_while_for_the_last_large_one_to_come_back():
+    service = begun(FakePlan(None))
+    fail(service, "small")
+    for name in ("large0", "large1"):
+        service.kill(name)
+    patience_s = service.settings.patience_s
+    service.tick(patience_s - 1)
+    service.tick(0.5)
+    service.add_worker("large2", buffer_bytes=256 * MIB)
+    service.tick(patience_s)
+    assert service.state.jobs["a"].failure is None
+    assert service.workers["large2"].leases
+    service.kill("large2")
+    service.tick(0.1)
+    service.tick(patience_s)
+    [failure] = [event.failure for event in service.events if isinstance(event, ev.JobBroke)]
+    assert "the workers that may keep as much have been gone for 60 s. The worker may keep 1,048,576" in failure.message
+
+
+def test_local_workers_that_are_too_small_leave_the_job_to_the_service():
+    service = Service(FakePlan(12))
+    service.add_worker("local", buffer_bytes=MIB, only="a", host="here")
+    service.add_worker("large", buffer_bytes=256 * MIB)
+    peer = service.join("x", host="here")
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    fail(service, "local")
+    assert service.state.crew.locals["a"] == 0
+    service.run()
+    assert peer.done
