@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main
 from benchmarks.papers.throttled import Link, stores_of
 from millrace import Dataset
-from millrace.engine import reuse
+from millrace.engine.cache import local_cache
 
 NBYTES = 512 << 10
 CASES = {"computing": (4, 0.0), "writing": (0, 1e8), "memory": (0, 0.0)}
@@ -64,7 +64,7 @@ def _computed(work: int, _rate: float, count: int) -> float:
 
 def _put(work: int, rate: float, count: int) -> float:
     took = []
-    with stores_of(rate, reuse) if rate else contextlib.nullcontext():
+    with stores_of(rate, local_cache) if rate else contextlib.nullcontext():
         for _ in range(2):
             with tempfile.TemporaryDirectory(prefix="millrace-bench-") as folder:
                 took.append(_seconds(_dataset(work, count).cache(folder), count))

@@ -15,7 +15,7 @@ from millrace.pipeline import Pipeline
 from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
-    from millrace.engine.local import LocalIterator
+    from millrace.engine.run.local_epoch import LocalIterator
 
 
 class Dataset(Operators, Viewable):

@@ -19,7 +19,7 @@ from millrace.planning.tables import SplitTable
 from millrace.planning.units import INFINITE, UnitMap
 
 if TYPE_CHECKING:
-    from millrace.engine.local import LocalIterator
+    from millrace.engine.run.local_epoch import LocalIterator
 
 
 class Pipeline(Readable):
@@ -39,13 +39,13 @@ class Pipeline(Readable):
 
     def read_epoch(self, number: Number = None, share: Share | None = None) -> LocalIterator:
         """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
-        from millrace.engine.local import read
+        from millrace.engine.run.local_epoch import read
 
         return read(self, self._passes, number, share)
 
     def peek(self, count: int) -> list[Any]:
         """The first ``count`` elements of the first epoch."""
-        from millrace.engine.local import read
+        from millrace.engine.run.local_epoch import read
 
         with read(self, Passes(), 0) as elements:
             return [element for _, element in zip(range(count), elements, strict=False)]
@@ -89,7 +89,7 @@ class Pipeline(Readable):
     def tables(self) -> dict[int, SplitTable]:
         """Split table of every source, by node id. Lists the data the first time."""
         if self._tables is None:
-            from millrace.engine.program import list_sources
+            from millrace.engine.run.program import list_sources
 
             self._tables = list_sources(self.graph)
         return self._tables

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from millrace.clusters.processes import hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
-from millrace.engine.host import siblings
+from millrace.engine.run.host_limits import siblings
 from millrace.errors import ShippingError
 from millrace.planning.passes import Share
 from millrace.policies.respawn import respawn_at

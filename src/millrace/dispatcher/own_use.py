@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from millrace.control.state.observed import Spent
-from millrace.engine.host import resident_bytes
+from millrace.engine.run.host_limits import resident_bytes
 
 
 def own_use(alive_s: float) -> Spent:

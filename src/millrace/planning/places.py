@@ -2,7 +2,7 @@
 
 The engine calls an element by the node that defines positions and the position there; a unit of a node higher up is the
 same element under another number. This is the arithmetic from the one to the other, node by node as units are pushed
-down (:mod:`millrace.engine.lowering`).
+down (:mod:`millrace.engine.run.lowering`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Units: how every node of a graph can be cut, and where its cuts come from.
 
 A node's units are a virtual sequence ``0 .. count - 1`` that can be cut anywhere. Cutting the root's units makes tasks;
-pushing a range of units down, node by node (:mod:`millrace.engine.lowering`), finds what to read. Three kinds of yield
-say how units relate to elements; only where each unit is one element can positions be counted, zipped or skipped
+pushing a range of units down, node by node (:mod:`millrace.engine.run.lowering`), finds what to read. Three kinds of
+yield say how units relate to elements; only where each unit is one element can positions be counted, zipped or skipped
 without reading.
 """
 

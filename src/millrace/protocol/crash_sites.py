@@ -6,7 +6,8 @@ import msgspec
 
 Place = tuple[int, ...]
 """What a worker is at: (node, then the element's origin node, split, repetition and position, how often the node has
-been given it before). Negative nodes stand for what is no function: see :mod:`millrace.engine.watch`."""
+been given it before). Negative nodes stand for what is no function: see
+:mod:`millrace.engine.user_code.crash_probe`."""
 
 
 class Poison(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.engine.watch import between
+from millrace.engine.user_code.crash_probe import between
 from millrace.planning.plan import Task
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg

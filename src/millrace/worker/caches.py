@@ -17,8 +17,8 @@ from millrace.protocol.messages import LeaseTask
 if TYPE_CHECKING:
     from millrace.blocks.catalog import Catalog
     from millrace.blocks.store import BlockStore
-    from millrace.engine.caching import Point
-    from millrace.engine.kept import Kept
+    from millrace.engine.cache.cache_writer import Kept
+    from millrace.engine.cache.cached_items import Point
     from millrace.wire.compression import Compression
 
 _CALIBRATION_S = 1.0
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Using:
-    """What one run has of a cache: for :meth:`millrace.engine.program.Program.run`.
+    """What one run has of a cache: for :meth:`millrace.engine.run.program.Program.run`.
 
     Attributes:
         point: None: there is no cache, or it cannot be used; then all is made.
@@ -94,8 +94,8 @@ class Caches:
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
         from millrace.blocks.union import Union
-        from millrace.engine.caching import Point
-        from millrace.engine.kept import Kept
+        from millrace.engine.cache.cache_writer import Kept
+        from millrace.engine.cache.cached_items import Point
 
         fingerprint, folder, path = split_place(use.place)
         store = self.store(path)
@@ -185,7 +185,7 @@ class Caches:
     def measure(self, path: str, room: int) -> StoreMeasured:
         """What reads and writes of a store take here, found out with no more than ``room`` bytes in it."""
         from millrace.blocks.calibration import LARGEST, SMALLEST, calibrate
-        from millrace.engine.host import memory_bytes
+        from millrace.engine.run.host_limits import memory_bytes
 
         threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         largest = max(SMALLEST, min(LARGEST, room))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from millrace.engine.watch import BEGINNING, Watch, between
+from millrace.engine.user_code.crash_probe import BEGINNING, Watch, between
 from millrace.protocol.crash_sites import Place
 from millrace.protocol.messages import FromWorker, LeaseTask, TaskAt
 from millrace.worker.gate import Gate

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from millrace.elements.shared import Arena
-from millrace.engine.host import resident_bytes, run_delay_s
+from millrace.engine.run.host_limits import resident_bytes, run_delay_s
 from millrace.errors import ServiceUnreachableError
 from millrace.functions.importing import uninstall
 from millrace.planning.tables import pack_tables, summaries

@@ -16,7 +16,7 @@ from millrace.protocol.reports import NodeMeasure
 from millrace.wire.blobs import digest_of
 
 if TYPE_CHECKING:
-    from millrace.engine.program import Program
+    from millrace.engine.run.program import Program
     from millrace.graph.nodes import Graph
     from millrace.ops.stacking import Allocate
 
@@ -83,8 +83,8 @@ class Job:
             SourceError: if one can't be listed.
             ShippingError: if the bundle can't be opened here.
         """
-        from millrace.engine.points import find_points
-        from millrace.engine.program import list_sources
+        from millrace.engine.cache.find_cache_points import find_points
+        from millrace.engine.run.program import list_sources
 
         with self._listing:
             if self._listed is None:
@@ -126,7 +126,7 @@ class Job:
         Raises:
             MillraceError: if it can't be built.
         """
-        from millrace.engine.program import Program
+        from millrace.engine.run.program import Program
 
         with self._lock:
             if self._program is None:

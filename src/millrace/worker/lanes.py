@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from millrace.engine.watch import RunStoppedError
+from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import ElementTooLargeError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import HeldTask, LeaseTask, TaskAt, TaskGoOn, TaskRef

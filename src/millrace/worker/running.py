@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.engine.watch import Watch
+from millrace.engine.user_code.crash_probe import Watch
 from millrace.errors import CodecError, ElementTooLargeError, PipelineError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
@@ -29,7 +29,7 @@ from millrace.worker.leftovers import Ask, LeftoversMissingError, LeftoverStore,
 from millrace.worker.packing import Packer
 
 if TYPE_CHECKING:
-    from millrace.engine.program import Program
+    from millrace.engine.run.program import Program
 
 _logger = logging.getLogger(__name__)
 AHEAD_S = 2.0

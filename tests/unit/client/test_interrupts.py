@@ -14,8 +14,8 @@ from millrace.client.feed import Feed
 from millrace.client.notices import Notices
 from millrace.elements.chunk import Chunk, Origin
 from millrace.elements.codec import encode
-from millrace.engine.ahead import Ahead
-from millrace.engine.measure import Measure
+from millrace.engine.metrics import Measure
+from millrace.engine.threads.prefetch import Ahead
 from millrace.errors import MillraceError
 from millrace.planning.passes import Passes
 from millrace.protocol.messages import EpochBegun

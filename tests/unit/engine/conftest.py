@@ -10,10 +10,10 @@ import pytest
 
 from millrace import sources
 from millrace.dataset import Dataset
-from millrace.engine import local, program
-from millrace.engine.measure import Sizer
-from millrace.engine.program import Program
-from millrace.engine.tally import Tally
+from millrace.engine.metrics import Sizer
+from millrace.engine.run import local_epoch, program
+from millrace.engine.run.program import Program
+from millrace.engine.run.progress_tracker import Tally
 from millrace.graph import nodes as g
 from millrace.planning.checkpoint import Merged
 from millrace.planning.plan import WHOLE, Task
@@ -79,7 +79,7 @@ class FixedSizer(Sizer):
 def elements_of(made: Program, tasks: Iterator[Task], number: int) -> list[Any]:
     """What these tasks give, one after the other."""
     begin = Merged(epoch=number)
-    chunks = local.chunks_of(local.Epoch(made, number), tasks, begin, Tally(begin))
+    chunks = local_epoch.chunks_of(local_epoch.Epoch(made, number), tasks, begin, Tally(begin))
     return [element for chunk in chunks for element in chunk.elements]
 
 
@@ -108,7 +108,7 @@ class Runs:
         """All tasks in plan order."""
         made = self.program(dataset, **options)
         try:
-            return elements_of(made, local.planned(made.plan), number)
+            return elements_of(made, local_epoch.planned(made.plan), number)
         finally:
             made.close()
 
@@ -116,7 +116,7 @@ class Runs:
         """What each of ``parts`` processes gets."""
         made = self.program(dataset, **options)
         try:
-            return [elements_of(made, local.shared(made.plan, part, parts), number) for part in range(parts)]
+            return [elements_of(made, local_epoch.shared(made.plan, part, parts), number) for part in range(parts)]
         finally:
             made.close()
 

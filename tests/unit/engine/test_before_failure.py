@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millrace.dataset import Dataset
-from millrace.engine import pool
+from millrace.engine.threads import operator_threads
 from millrace.errors import ElementError, ElementTooLargeError, MillraceError, PipelineError, SourceError
 
 BAD, COUNT = 70, 100
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Dataset, Any, type[MillraceError]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_comes_first(case: str, threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if threads:
-        monkeypatch.setattr(pool, "_WORTH_A_THREAD_S", 0.0)
+        monkeypatch.setattr(operator_threads, "_WORTH_A_THREAD_S", 0.0)
     dataset, expected, kind = CASES[case]
     read: list[Any] = []
     with pytest.raises(kind):

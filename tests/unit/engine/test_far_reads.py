@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import millrace as mr
-from millrace.engine import local, program
+from millrace.engine.run import local_epoch, program
 from millrace.errors import ElementTooLargeError, PipelineError
 from millrace.sources import storage
 
@@ -30,7 +30,7 @@ def _several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(*arguments: Any, **options: Any) -> program.Program:
         return program.Program(*arguments, **{**options, "tasks": 6})
 
-    monkeypatch.setattr(local, "Program", made)
+    monkeypatch.setattr(local_epoch, "Program", made)
 
 
 @pytest.fixture

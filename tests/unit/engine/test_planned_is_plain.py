@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import pipeline
 
 from millrace.dataset import Dataset
-from millrace.engine import pool
+from millrace.engine.threads import operator_threads
 from millrace.errors import UnknownLengthError
 from millrace.graph import serialize
 from millrace.planning.plan import make_plan
@@ -65,7 +65,7 @@ def test_the_same_again(runs, data):
     chunk = data.draw(st.sampled_from([1, 2, 7, 5000]), label="chunk")
     worth = data.draw(st.sampled_from([0.0, 1.0]), label="threads")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "_WORTH_A_THREAD_S", worth)
+        patch.setattr(operator_threads, "_WORTH_A_THREAD_S", worth)
         assert same(runs.epoch(case.dataset, epoch, tasks=tasks, seed=seed, chunk=chunk), once)
 
 

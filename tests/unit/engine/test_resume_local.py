@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import pipeline
 
 from millrace.dataset import Dataset
-from millrace.engine import local, pool
-from millrace.engine.tally import Tally
+from millrace.engine.run import local_epoch
+from millrace.engine.run.progress_tracker import Tally
+from millrace.engine.threads import operator_threads
 from millrace.errors import StateError
 from millrace.planning.checkpoint import Merged
 from millrace.planning.progress import TaskSet
@@ -49,9 +50,9 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
     try:
 
         def read(begin: Merged) -> tuple[Any, Any]:
-            order = local.planned(made.plan) if share is None else local.shared(made.plan, *share)
+            order = local_epoch.planned(made.plan) if share is None else local_epoch.shared(made.plan, *share)
             tally = Tally(begin)
-            chunks = local.chunks_of(local.Epoch(made, begin.epoch), order, begin, tally)
+            chunks = local_epoch.chunks_of(local_epoch.Epoch(made, begin.epoch), order, begin, tally)
             return tally, tally.handed(chunks)
 
         def begin_at(tally: Tally) -> Merged:
@@ -89,9 +90,11 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         begin = Merged(epoch=1)
         tally, by_task = Tally(begin), list[list[str]]()
         left: dict[int, Any] = {}
-        epoch = local.Epoch(made, 1)
-        alone = TaskSet.of(task.index for task in local.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1])))
-        for planned in local.planned(made.plan):
+        epoch = local_epoch.Epoch(made, 1)
+        alone = TaskSet.of(
+            task.index for task in local_epoch.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1]))
+        )
+        for planned in local_epoch.planned(made.plan):
             task = msgspec.structs.replace(planned, parent=-1) if planned.index in alone else planned
             chunks = epoch.run(task, epoch.take(task, left, {}), left)
             by_task.append([repr(element) for chunk in chunks for element in chunk.elements])
@@ -106,7 +109,11 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         gives = alone.low, alone.text()
         begin = Merged(epoch=1, done=over.low, later=over.text(), begun=sorted(begun.items()), alone=gives)
         tally = Tally(begin)
-        found = texts(tally.handed(local.chunks_of(local.Epoch(made, 1), local.planned(made.plan), begin, tally)))
+        found = texts(
+            tally.handed(
+                local_epoch.chunks_of(local_epoch.Epoch(made, 1), local_epoch.planned(made.plan), begin, tally)
+            )
+        )
         rest = [outputs[begun.get(number, 0) :] for number, outputs in enumerate(by_task) if number not in over]
         assert found == [text for outputs in rest for text in outputs]
         assert tally.now() == (TaskSet.of(range(len(by_task))), [])
@@ -124,7 +131,7 @@ def mixed() -> Dataset:
 
 @pytest.fixture(params=[0.0, 1.0], ids=["threads", "inline"])
 def _threads(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr(pool, "_WORTH_A_THREAD_S", request.param)
+    monkeypatch.setattr(operator_threads, "_WORTH_A_THREAD_S", request.param)
 
 
 @pytest.mark.usefixtures("_threads")

@@ -15,7 +15,8 @@ from tests.unit.engine.any_pipeline import pipeline
 from tests.unit.engine.test_planned_is_plain import mains, run, same
 
 from millrace.dataset import Dataset
-from millrace.engine import measure, pool, spread
+from millrace.engine import metrics
+from millrace.engine.threads import operator_threads, ordered_map
 from millrace.errors import ElementError
 from millrace.graph.nodes import AUTOTUNE
 from millrace.graph.rewrites import rewritten
@@ -157,7 +158,7 @@ def written(draw: Any, count: int, steps: list[str]) -> Dataset:
 
 @pytest.fixture
 def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_WORTH_A_THREAD_S", 0.0)
+    monkeypatch.setattr(operator_threads, "_WORTH_A_THREAD_S", 0.0)
 
 
 def tasks_of(runs: Any, dataset: Dataset, **options: Any) -> Any:
@@ -239,7 +240,7 @@ def test_the_time_of_each_function_is_its_own(runs, monkeypatch):
         now = 0.0
 
     clock = Clock()
-    for module in (measure, pool, spread):
+    for module in (metrics, operator_threads, ordered_map):
         monkeypatch.setattr(module, "clock", lambda: clock.now)
 
     def slow(element: int) -> int:
@@ -251,7 +252,7 @@ def test_the_time_of_each_function_is_its_own(runs, monkeypatch):
         return element
 
     for worth in (0.0, 1e9):
-        monkeypatch.setattr(pool, "_WORTH_A_THREAD_S", worth)
+        monkeypatch.setattr(operator_threads, "_WORTH_A_THREAD_S", worth)
         for functions in itertools.product((slow, quick), repeat=3):
             dataset = runs.sequential(20)
             for function in functions:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from millrace.dataset import Dataset
-from millrace.engine.measure import Sizer
+from millrace.engine.metrics import Sizer
 
 
 def chunks_of(cost_s: float, nbytes: float, count: int = 30) -> list[int]:

@@ -1,0 +1,369 @@
+"""Cache points: items that are kept are read, all others are made, and perhaps kept from now on.
+
+An item is what a unit of the point's input gives, or a few consecutive units where one may give many elements. At the
+point elements are named anew, by their item: so what is above sees no difference between those that were read and
+those that were made, nor between a point in use and one that isn't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from millrace.blocks.catalog import Found
+from millrace.blocks.keys import as_bytes
+from millrace.elements.chunk import Chunk, Origin
+from millrace.engine.run import index_streams
+from millrace.engine.run.element_names import first_made
+from millrace.engine.run.index_streams import Array, Feed
+from millrace.graph import nodes as g
+from millrace.planning.identities import ShuffleKey, identities, item_keys, joined
+from millrace.planning.places import places
+from millrace.planning.units import UnitMap, Yield
+
+if TYPE_CHECKING:
+    from millrace.blocks.keys import Keys
+    from millrace.blocks.union import Lookup
+    from millrace.engine.cache.cache_writer import Added, Kept
+    from millrace.engine.run.task import NodeContext
+
+Chunks = Iterator[Chunk]
+Make = Callable[[Feed], Chunks]
+
+_LOOKED_UP = 1024
+"""Items whose origins are computed at a time."""
+_SOON = 16
+"""Items that are looked up at a time, at least: some take hardly longer than one."""
+GROUP = 64
+"""Units of an item where one may give many elements, but for whole splits: a unit alone may not be worth a key."""
+
+
+@dataclass
+class Point:
+    """The active point of a pipeline in this process.
+
+    Attributes:
+        number: of its node.
+        fingerprint: see :func:`millrace.planning.points.point_fingerprint`.
+        random: something random is below it.
+        catalog: what is kept already.
+        hits: items that were read, by all who use this object, and
+        misses: items that were made.
+    """
+
+    number: int
+    fingerprint: bytes
+    random: bool
+    catalog: Lookup
+    hits: int = 0
+    misses: int = 0
+
+    def find(self, keys: Keys, kept: Kept | None) -> Found:
+        """Where items are, those included that the task itself has made by now.
+
+        Args:
+            keys: uint8 of shape (n, 16).
+            kept: where what the task makes is kept.
+        """
+        found = self.catalog.find(keys)
+        missing = found.block < 0
+        if kept is not None and missing.any() and (names := kept.again(keys[missing])):
+            self.catalog.learn(names)
+            found = self.catalog.find(keys)
+        return found
+
+
+class Items:
+    """The items of one point, in one stretch of what a running task asks of it.
+
+    Args:
+        units: of the graph as written.
+        number: of the point's node.
+        context: of that node.
+        make: chunks of the node's input for a feed of its units.
+        order: of the shuffles below.
+        repetition: of a ``repeat`` above.
+        inner: that repetition below the point, another where elements are reused.
+        point: if it is this one that is in use.
+        kept: where what is made goes; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        units: UnitMap,
+        number: int,
+        context: NodeContext,
+        make: Make,
+        order: ShuffleKey,
+        repetition: int,
+        inner: int,
+        point: Point | None,
+        kept: Kept | None,
+    ) -> None:
+        self._units, self._number, self._context, self._make = units, number, context, make
+        self._order, self._inner = order, inner
+        self._point, self._kept = point, kept
+        self._child = units.graph.id_of(units.graph.nodes[number].inputs[0])
+        self._origin = Origin(number, 0, repetition)
+        self._key = units.graph.keys[number]
+        self._yields = units.of(self._child).yields
+        self._run = 1 if whole_splits(units, self._child) else GROUP
+        self._stops: dict[int, int] = {}
+
+    def chunks(self, feed: Feed) -> Chunks:
+        """The elements of the units of ``feed``."""
+        items = self._items(feed)
+        chunks = self._made(items) if self._point is None else self._mixed(items)
+        return self._numbered(chunks) if self._yields is Yield.MANY else chunks
+
+    # -- items: each called by its first unit --------------------------------------------------------------------------
+
+    def _items(self, feed: Feed) -> Feed:
+        if self._yields is not Yield.MANY:
+            yield from feed
+            return
+        rest: Array = np.empty(0, np.int64)
+        for units in feed:
+            rest = np.concatenate([rest, units])
+            begins = np.flatnonzero((np.diff(rest) != 1) | (rest[1:] % self._run == 0)) + 1
+            if len(begins):
+                yield self._noted(rest[: begins[-1]], begins[:-1])
+                rest = rest[begins[-1] :]  # the last one may go on
+        if len(rest):
+            yield self._noted(rest, begins=np.empty(0, np.int64))
+
+    def _noted(self, units: Array, begins: Array) -> Array:
+        firsts: Array = units[np.concatenate([[0], begins])]
+        lasts = units[np.concatenate([begins, [len(units)]]) - 1]
+        self._stops.update(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+        return firsts
+
+    def _units_of(self, item: int) -> Array:
+        return np.arange(item, self._stops.get(item, item + 1), dtype=np.int64)
+
+    def _keys(self, items: Array) -> Keys:
+        assert self._point is not None
+        single = self._yields is not Yield.MANY
+        units = items if single else np.concatenate([self._units_of(item) for item in items.tolist()])
+        found = identities(
+            self._units, self._child, units, self._order, random=self._point.random, repetition=self._inner
+        )
+        if not single:
+            found = joined(found, np.cumsum([self._stops[item] - item for item in items.tolist()]))
+        return item_keys(self._point.fingerprint, found)
+
+    # -- made ----------------------------------------------------------------------------------------------------------
+
+    def _made(self, items: Feed) -> Generator[Chunk, None, None]:
+        """What the input gives of the items, in order, called by them."""
+        if self._yields is Yield.ONE:
+            ours, theirs = index_streams.tee(items, 2)
+            yield from index_streams.positioned(self._make(theirs), ours, self._origin)
+        elif self._yields is Yield.AT_MOST_ONE:
+            ours, theirs = index_streams.tee(items, 2)
+            yield from self._matched(self._make(theirs), index_streams.Cursor(ours))
+        else:
+            for some in items:
+                for item in some.tolist():
+                    for chunk in self._make(iter([self._units_of(item)])):
+                        yield Chunk(chunk.elements, self._origin, np.full(len(chunk), item))
+
+    def _matched(self, chunks: Chunks, items: index_streams.Cursor) -> Chunks:
+        """Some of the items gave nothing: those that did are told by where their elements come from."""
+        waiting: Array = np.empty(0, np.int64)
+        where: dict[tuple[int, int, int, int], int] = {}
+        for chunk in chunks:
+            named = np.empty(len(chunk), np.int64)
+            for index, position in enumerate(chunk.positions):
+                place = (*chunk.origin, int(position))
+                while place not in where:
+                    waiting = items.take(_LOOKED_UP)
+                    assert len(waiting), f"no item is at {place}"
+                    found = places(self._units, self._child, waiting, self._order, self._inner)
+                    where.update(
+                        zip(zip(*(column.tolist() for column in found), strict=True), waiting.tolist(), strict=True)
+                    )
+                named[index] = where.pop(place)
+            yield Chunk(chunk.elements, self._origin, named)
+
+    # -- in use --------------------------------------------------------------------------------------------------------
+
+    def _mixed(self, items: Feed) -> Chunks:
+        """Items that are kept are read, the others are made; in order."""
+        assert self._point is not None
+        point = self._point
+
+        def looked_up() -> Feed:
+            """Items, the block of each (-1: of none), where in it, and the two halves of its key."""
+            for some in filter(len, items):
+                keys, start = self._keys(some), 0
+                while start < len(some):
+                    # No sooner than they are needed: until then this task may make them elsewhere.
+                    few = len(some) if self._kept is None else max(_SOON, self._context.chunk_size())
+                    part, named = some[start : start + few], keys[start : start + few]
+                    start += len(part)
+                    found = point.find(named, self._kept)
+                    there = int(np.count_nonzero(found.block >= 0))
+                    point.hits += there
+                    point.misses += len(part) - there
+                    yield np.stack([part, *found, *named.view(np.int64).T])
+
+        def of(looked_up: Feed, *, kept: bool) -> Feed:
+            for some in looked_up:
+                chosen = (some[1] >= 0) == kept
+                if chosen.any():
+                    yield some[:, chosen]
+
+        ours, theirs, others = index_streams.tee(looked_up(), 3)
+        read = _ByItem(self._read(of(theirs, kept=True)), self._yields)
+        made = _ByItem(self._keeping(of(others, kept=False)), self._yields)
+        for both in ours:
+            start, mixed = 0, len(np.unique(both[1] >= 0)) > 1
+            while start < both.shape[1]:
+                # Where nothing is to be woven, elements are passed on in the chunks in which they come.
+                step = self._context.chunk_size() if mixed or self._yields is not Yield.ONE else both.shape[1]
+                some, block, *_ = both[:, start : start + step]
+                there = block >= 0
+                start += len(some)
+                if there.all() or not there.any():
+                    yield from (read if there.all() else made).take(some)
+                else:
+                    yield self._woven([*read.take(some[there]), *made.take(some[~there])], some)
+        made.end()
+
+    def _woven(self, chunks: list[Chunk], items: Array) -> Chunk:
+        elements = [element for chunk in chunks for element in chunk.elements]
+        named = np.concatenate([np.empty(0, np.int64), *(np.asarray(chunk.positions, np.int64) for chunk in chunks)])
+        sorts = np.argsort(items)
+        order = np.argsort(sorts[np.searchsorted(items, named, sorter=sorts)], kind="stable")
+        return Chunk([elements[index] for index in order.tolist()], self._origin, named[order])
+
+    def _read(self, found: Feed) -> Chunks:
+        """The elements of items that are kept, where they were found. What turns out to be lost is made."""
+        assert self._point is not None
+        catalog = self._point.catalog
+
+        def wanted() -> Chunks:
+            for some in found:
+                start = 0
+                while start < some.shape[1]:
+                    part, *where = some[:3, start : start + self._context.chunk_size()]
+                    start += len(part)
+                    yield Chunk(cast("list[object]", np.stack(where, axis=1)), self._origin, part)
+
+        def read(chunk: Chunk) -> Chunk:
+            where = cast("Array", chunk.elements)  # stands for the elements
+            return Chunk(list(catalog.read(Found(*where.T))), self._origin, chunk.positions)
+
+        for chunk in self._context.in_order(read, wanted(), self._context.AUTOTUNE):
+            there = [elements is not None for elements in chunk.elements]
+            for start, stop in [(0, len(chunk))] if all(there) else index_streams.runs(np.array(there)):
+                part = chunk.slice(start, stop)
+                if not there[start]:
+                    yield from self._made(iter([np.asarray(part.positions, np.int64)]))
+                    continue
+                flat = [element for elements in part.elements for element in elements]
+                named = np.asarray(part.positions, np.int64)
+                if self._yields is not Yield.ONE:
+                    named = np.repeat(named, [len(elements) for elements in part.elements])
+                if flat:
+                    yield Chunk(flat, self._origin, named)
+
+    def _keeping(self, looked_up: Feed) -> Chunks:
+        """Items that are made, and kept from now on."""
+        if self._kept is None:
+            yield from self._made(some[0] for some in looked_up)
+            return
+        ours, theirs = index_streams.tee(looked_up, 2)
+        keyed = chain.from_iterable(map(_keyed, ours))
+        # Only an item of many elements may go on in the next chunk.
+        opened = self._kept.writing() if self._yields is Yield.MANY else nullcontext(self._kept)
+        with closing(self._made(some[0] for some in theirs)) as made, opened as writing:
+            now = -1
+            for chunk in made:
+                self._look_for_skipped(self._kept)
+                added: Added = []
+                named = np.asarray(chunk.positions, np.int64)
+                for start, stop in index_streams.runs(named):
+                    item = int(named[start])
+                    while now != item:
+                        now, key = next(keyed)
+                        added.append((key, []))
+                    if not added:
+                        added.append((None, []))  # more of the last one
+                    added[-1][1].extend(chunk.elements[start:stop])
+                writing.add(added)
+                yield chunk
+            self._look_for_skipped(self._kept)
+            writing.add([(key, []) for _, key in keyed])  # those that gave nothing
+
+    def _look_for_skipped(self, kept: Kept) -> None:
+        if self._context.skipped:
+            # It can't be told from one that a filter left out, and may not fail the next time.
+            kept.give_up("an element was skipped, as on_error says")
+
+    def _numbered(self, chunks: Chunks) -> Chunks:
+        """The same where an item has many elements: each gets a position of its own."""
+        last, count = -1, 0
+        for chunk in chunks:
+            positions = np.empty(len(chunk), np.int64)
+            named = np.asarray(chunk.positions, np.int64)
+            for start, stop in index_streams.runs(named):
+                item = int(named[start])
+                count = count if item == last else 0
+                first = first_made(self._key, item) + count
+                positions[start:stop] = np.arange(first, first + stop - start)
+                last, count = item, count + stop - start
+            yield Chunk(chunk.elements, self._origin, positions)
+
+
+class _ByItem:
+    """Takes the elements of some items at a time from a stream that has them in the same order."""
+
+    def __init__(self, chunks: Chunks, yields: Yield) -> None:
+        self._chunks, self._yields = chunks, yields
+        self._chunk: Chunk | None = None
+
+    def take(self, items: Array) -> Chunks:
+        """The elements of ``items``, which follow those that were taken before."""
+        while len(items):
+            chunk = self._chunk or next(self._chunks, None)
+            self._chunk = None
+            if chunk is None:
+                return
+            if self._yields is Yield.ONE:
+                count = min(len(chunk), len(items))
+                items = items[count:]
+            else:
+                outside = np.flatnonzero(~np.isin(np.asarray(chunk.positions, np.int64), items))
+                count = int(outside[0]) if len(outside) else len(chunk)
+            if count:
+                yield chunk if count == len(chunk) else chunk.slice(0, count)
+            if count < len(chunk):
+                self._chunk = chunk.slice(count, len(chunk))
+                return
+            if self._yields is Yield.AT_MOST_ONE and int(chunk.positions[-1]) == int(items[-1]):
+                return  # nothing more of these can come
+
+    def end(self) -> None:
+        """All elements were taken; the stream may do what it does at its end."""
+        if self._chunk is not None or next(self._chunks, None) is not None:
+            raise RuntimeError("a stream has elements of items that nobody asked for")
+
+
+def _keyed(looked_up: Array) -> Iterator[tuple[int, bytes]]:
+    """Items with their keys."""
+    keys = np.ascontiguousarray(looked_up[3:].T).view(np.uint8)
+    return zip(looked_up[0].tolist(), as_bytes(keys), strict=True)
+
+
+def whole_splits(units: UnitMap, number: int) -> bool:
+    """Whether the units of a node are whole splits of a source."""
+    below = g.Graph(units.graph.nodes[number]).nodes
+    sources = [units.graph.id_of(node) for node in below if isinstance(node, g.Source)]
+    return any(units.tables[source].count < 0 for source in sources)

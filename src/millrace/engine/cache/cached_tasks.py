@@ -1,0 +1,169 @@
+"""Cache points above operators that work on what a whole task has: what is kept is what one task gives there.
+
+Such elements cannot be told apart one by one: which batch an element is in depends on all others of its task. So the
+item is the task's, under this plan, and has as many parts as there were chunks; each part is an item of its own, so
+that reading holds no more than a few of them. One more, the head, says how many there are. With it goes what the
+operators below left to a later task. A head is written last, so what was broken off is not found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from millrace.elements.chunk import Chunk, Origin
+from millrace.engine.cache.cache_writer import Kept
+from millrace.engine.cache.cached_items import Make, Point
+from millrace.engine.run import index_streams
+from millrace.engine.run.element_names import first_made
+from millrace.engine.run.index_streams import Feed
+from millrace.graph import nodes as g
+
+if TYPE_CHECKING:
+    from millrace.blocks.keys import Keys
+    from millrace.engine.run.task import NodeContext, RunningTask
+
+Chunks = Iterator[Chunk]
+
+_BLOCKS = 32
+"""Of a feed, at most, for what is kept: over a million units."""
+_NOWHERE = Origin(0, 0)
+
+
+class TaskItem:
+    """What one running task has at one point.
+
+    Args:
+        task: as it is below the point.
+        number: of the point's node.
+        context: of that node.
+        make: chunks of the node's input for a feed of its units.
+        point: if it is this one that is in use.
+        kept: where what is made goes; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        task: RunningTask,
+        number: int,
+        context: NodeContext,
+        make: Make,
+        point: Point | None,
+        kept: Kept | None,
+    ) -> None:
+        self._task, self._number, self._context, self._make = task, number, context, make
+        self._point, self._kept = point, kept
+        self._below = {task.units.graph.id_of(node) for node in g.Graph(task.units.graph.nodes[number]).nodes}
+
+    def chunks(self, feed: Feed) -> Chunks:
+        """The elements, named by the point: the same whether they are read or made."""
+        blocks = list(islice(feed, _BLOCKS))  # of one task: a few thousand numbers, unless it has no end
+        more = next(feed, None)
+        first = int(blocks[0][0]) if blocks else 0
+        count = first_made(self._task.units.graph.keys[self._number], first)
+        endless = self._make(chain(blocks, [] if more is None else [more], feed))
+        for chunk in self._unnamed(blocks) if more is None else endless:
+            yield Chunk(chunk.elements, self._context.mixed(), np.arange(count, count + len(chunk)))
+            count += len(chunk)
+
+    def _unnamed(self, blocks: list[index_streams.Array]) -> Chunks:
+        if self._point is None:
+            return self._make(iter(blocks))
+        key = self._key(self._point, blocks)
+        head = self._head(self._point, key)
+        if head is None:
+            self._point.misses += 1
+            return self._keeping(key, blocks)
+        self._point.hits += 1
+        return self._read(self._point, key, head, blocks)
+
+    def _key(self, point: Point, blocks: list[index_streams.Array]) -> bytes:
+        """Of the task's item: by all that decides what the task has there."""
+        units, task = self._task.units, self._task.task
+        told = msgspec.msgpack.encode([units.plan_digest, task.index, task.parent >= 0])
+        digest = hashlib.blake2b(point.fingerprint + told, digest_size=16)
+        for block in blocks:
+            digest.update(block.tobytes())
+        return digest.digest()
+
+    # -- made ----------------------------------------------------------------------------------------------------------
+
+    def _keeping(self, key: bytes, blocks: list[index_streams.Array]) -> Chunks:
+        """Made, and kept from now on."""
+        if self._kept is None:
+            yield from self._make(iter(blocks))
+            return
+        left = self._task.left
+        before = {node: len(elements) for node, elements in left.items()}
+        parts = 0
+        with self._kept.writing() as writing:
+            for chunk in self._make(iter(blocks)):
+                if self._context.skipped:
+                    self._kept.give_up("an element was skipped, as on_error says")
+                writing.add([(_part(key, parts), chunk.elements)])
+                parts += 1
+                yield chunk
+            if self._context.skipped:
+                self._kept.give_up("an element was skipped, as on_error says")
+            leaves = {node: left[node][before.get(node, 0) :] for node in sorted(left) if node in self._below}
+            head = {"parts": parts, "left": [[node, len(elements)] for node, elements in leaves.items()]}
+            writing.add([(_part(key, -1), [head, *chain.from_iterable(leaves.values())])])
+
+    # -- read ----------------------------------------------------------------------------------------------------------
+
+    def _head(self, point: Point, key: bytes) -> list[Any] | None:
+        """What the head has, if it is kept."""
+        return point.catalog.read(point.find(_keys(key, [-1]), self._kept))[0]
+
+    def _read(self, point: Point, key: bytes, head: list[Any], blocks: list[index_streams.Array]) -> Chunks:
+        """Read part by part; from one that is lost on, made."""
+        first, *left = head
+        yielded = 0
+        for chunk in self._context.in_order(_reading(point, key), _parts(int(first["parts"])), self._context.AUTOTUNE):
+            if chunk is None:
+                yield from self._made_from(yielded, blocks)
+                return
+            yielded += len(chunk)
+            yield chunk
+        at = 0
+        for node, count in first["left"]:
+            self._task.left.setdefault(int(node), []).extend(left[at : at + int(count)])
+            at += int(count)
+
+    def _made_from(self, start: int, blocks: list[index_streams.Array]) -> Chunks:
+        """Made, but for the first elements, which were read."""
+        for chunk in self._make(iter(blocks)):
+            if start < len(chunk):
+                yield chunk.slice(start, len(chunk)) if start else chunk
+            start = max(0, start - len(chunk))
+
+
+def _reading(point: Point, key: bytes) -> Callable[[Chunk], Chunk | None]:
+    def read(chunk: Chunk) -> Chunk | None:
+        found = point.catalog.read(point.catalog.find(_keys(key, list(chunk.positions))))
+        elements: list[Any] = []
+        for part in found:
+            if part is None:
+                return None
+            elements += part
+        return Chunk(elements, chunk.origin, range(len(elements)))
+
+    return read
+
+
+def _parts(count: int) -> Chunks:
+    for part in range(count):
+        yield Chunk([part], _NOWHERE, range(part, part + 1))  # stands for its elements
+
+
+def _part(key: bytes, number: int) -> bytes:
+    return hashlib.blake2b(key + number.to_bytes(8, "little", signed=True), digest_size=16).digest()
+
+
+def _keys(key: bytes, numbers: list[int]) -> Keys:
+    return np.frombuffer(b"".join(_part(key, number) for number in numbers), np.uint8).reshape(-1, 16)

@@ -1,0 +1,134 @@
+"""``cache()`` without a service: what is kept in this process's memory, or in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from millrace.blocks.catalog import Catalog
+from millrace.blocks.memory import MemoryStore
+from millrace.blocks.store import BlockStore, open_store
+from millrace.engine.cache.cache_writer import Kept
+from millrace.engine.cache.cached_items import Point
+from millrace.engine.cache.find_cache_points import find_points
+from millrace.engine.run.host_limits import memory_bytes, siblings
+from millrace.errors import CacheError, MillraceWarning
+from millrace.graph.nodes import Graph, Node, always_reused
+from millrace.planning.points import CachePoint
+from millrace.planning.tables import SplitTable
+
+MEMORY_SHARE = 4
+"""The machine's memory is divided by this for what all datasets of a training keep."""
+_UNBOUNDED = 1 << 62
+
+_logger = logging.getLogger(__name__)
+_lock = threading.Lock()
+_kept: weakref.WeakValueDictionary[str, Catalog] = weakref.WeakValueDictionary()
+_held: weakref.WeakKeyDictionary[Node, dict[str, Catalog]] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
+_memory: list[MemoryStore] = []
+
+
+class Reuse:
+    """The cache of one pipeline in this process: its last ``cache()``, or none.
+
+    Args:
+        graph: with user functions.
+        tables: split table of every source, by node id.
+        seed: the pipeline's.
+        parts: processes that read the pipeline together, each with a memory of its own.
+    """
+
+    def __init__(self, graph: Graph, tables: Mapping[int, SplitTable], seed: int, parts: int = 1) -> None:
+        self._parts = parts
+        self._point: CachePoint | None = None
+        self._fingerprint = ""
+        self._store: BlockStore | None = None
+        self._catalog: Catalog | None = None
+        self._full = False
+        if not any(map(always_reused, graph.nodes)):
+            return
+        points = [point for point in find_points(graph, tables, seed) if point.always]
+        for point in points:
+            if not _usable(point):
+                warnings.warn(f"cache after {point.label} keeps nothing: {point.why}", MillraceWarning, stacklevel=2)
+        usable = [point for point in points if _usable(point)]
+        if usable:
+            self._open(graph, usable[-1], seed)
+
+    def _open(self, graph: Graph, point: CachePoint, seed: int) -> None:
+        node = graph.nodes[point.node]
+        self._point = point
+        self._fingerprint = point.fingerprint or _own_name(node, seed)
+        try:
+            self._store = open_store(point.path) if point.path else _memory_store(self._parts)
+            key = f"{self._store.location} {self._fingerprint}"
+            with _lock:
+                self._catalog = _kept.get(key) or _catalog(self._store, self._fingerprint, point.path)
+                _kept[key] = self._catalog
+                _held.setdefault(node, {})[key] = self._catalog
+            if point.path:
+                self._catalog.learn(name for _, name in self._store.blocks(self._fingerprint))
+        except CacheError as error:
+            self._catalog = None
+            warnings.warn(f"cache after {point.label} keeps nothing: {error}", MillraceWarning, stacklevel=2)
+
+    @contextmanager
+    def using(self) -> Iterator[dict[str, Any]]:
+        """What one task has of it, as :meth:`Program.run` takes it; what it made is kept if the body ends well."""
+        if self._catalog is None or self._store is None or self._point is None:
+            yield {}
+            return
+        key = bytes.fromhex(self._fingerprint)
+        point = Point(self._point.node, key, self._point.random, self._catalog)
+        kept = None if self._full else Kept(self._store, self._fingerprint, _UNBOUNDED)
+        try:
+            yield {"point": point, "kept": kept}
+            if kept is not None:
+                kept.finish()
+                self._catalog.learn(info.name for info in kept.blocks)
+                if kept.error:
+                    self._full = True  # the next epoch tries again
+                    _logger.info("cache after %s: %s", self._point.label, kept.error)
+        finally:
+            if kept is not None:
+                kept.close()
+
+
+def _usable(point: CachePoint) -> bool:
+    """In this process's memory a function need not be told from all others: it is the same object."""
+    return bool(point.fingerprint) or (point.known and not point.path)
+
+
+def _own_name(node: Node, seed: int) -> str:
+    """For a function whose work can't be told from others': here it is this one."""
+    with _lock:
+        name = _names.setdefault(node, secrets.token_bytes(16))
+    return hashlib.blake2b(name + seed.to_bytes(16, "little", signed=True), digest_size=16).hexdigest()
+
+
+def _memory_store(parts: int) -> MemoryStore:
+    with _lock:
+        if not _memory:
+            _memory.append(MemoryStore(memory_bytes() // (MEMORY_SHARE * siblings() * parts)))
+        return _memory[0]
+
+
+def _catalog(store: BlockStore, fingerprint: str, path: str) -> Catalog:
+    """A catalog; blocks in memory go with it."""
+    catalog = Catalog(store, fingerprint)
+    if not path:
+        weakref.finalize(catalog, _drop, store, fingerprint)
+    return catalog
+
+
+def _drop(store: BlockStore, fingerprint: str) -> None:
+    for point, name in store.blocks(fingerprint):
+        store.delete(point, name)

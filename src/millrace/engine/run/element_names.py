@@ -1,0 +1,89 @@
+"""What an element is called: by its position in random keys, by the file, record or item it came from in messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from millrace.elements.chunk import Origin
+from millrace.graph import nodes as g
+from millrace.planning.keys import derive, mix, repetition_of
+from millrace.planning.permutation import permute
+from millrace.planning.units import Yield
+from millrace.sources import describe
+
+if TYPE_CHECKING:
+    from millrace.engine.run.task import RunningTask
+
+_MADE = 1 << 61
+"""Positions from here on belong to elements that were made of others."""
+
+
+def first_made(key: int, position: int) -> int:
+    """Position of the first of the elements that a node makes of the one at ``position``."""
+    return _MADE | mix(derive(key, position)) >> 3
+
+
+def name_of(task: RunningTask, origin: Origin, position: int) -> str:
+    """The element at a position of an origin: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``."""
+    graph = task.units.graph
+    if origin.node < 0:
+        place = f"element {position}" if position < _MADE else "an element"
+        return f"{place} of {graph.nodes[-1 - origin.node]} in task {origin.split}"
+    node = graph.nodes[origin.node]
+    if position >= _MADE:
+        splits = task.units.tables[origin.node].splits if isinstance(node, g.Source) else []
+        return f"an element made from {splits[origin.split].location if splits else node}"
+    if isinstance(node, g.Source):
+        return describe(node, task.units.tables[origin.node], origin.split, position)
+    return _trace(task, origin.node, position, origin.repetition) or f"element {position} of {node}"
+
+
+def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | None:
+    """The source element that a unit of a node is, if it is one and if that can be told by arithmetic."""
+    units, node = task.units, task.units.graph.nodes[number]
+    if units.of(number).yields is Yield.MANY or isinstance(node, (g.Batch, g.PaddedBatch)):
+        return None
+    if isinstance(node, g.Source):
+        split = 0
+        if number in units.starts:
+            split = int(np.searchsorted(units.starts[number], unit, side="right")) - 1
+            unit -= int(units.starts[number][split])
+        return describe(node, units.tables[number], split, unit)
+    if isinstance(node, g.Zip):
+        names = [_trace(task, units.graph.id_of(child), unit, repetition) for child in node.inputs]
+        return " with ".join(name or "?" for name in names) if any(names) else None
+    found = _input_of(task, number, unit, repetition)
+    return None if found is None else _trace(task.below(number), *found)
+
+
+def _input_of(task: RunningTask, number: int, unit: int, repetition: int) -> tuple[int, int, int] | None:
+    """(node, unit, repetition): the unit of an input that a unit of a node is."""
+    units, node = task.units, task.units.graph.nodes[number]
+    children = [units.graph.id_of(child) for child in node.inputs]
+    child = children[0]
+    match node:
+        case g.Skip():
+            unit += node.count
+        case g.Shard():
+            unit = unit * node.num_shards + node.index
+        case g.Shuffle():
+            if not units.permutes(number):
+                return None
+            key = task.shuffle_key(number, node, repetition)
+            unit = int(permute(np.array([unit]), units.of(child).count, key)[0])
+        case g.Concatenate():
+            for child in children:
+                if unit < units.of(child).count:
+                    break
+                unit -= units.of(child).count
+        case g.Repeat():
+            turn, unit = divmod(unit, units.of(child).count)
+            repetition = repetition_of(repetition, turn)
+        case g.Cache() | g.Autocache() if task.reuses(number):
+            repetition = 0
+        case g.SampleFromDatasets():
+            which, within = units.mixtures[number].resolve([unit])
+            child, unit = children[int(which[0])], int(within[0])
+    return child, unit, repetition

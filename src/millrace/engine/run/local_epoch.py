@@ -1,0 +1,447 @@
+"""A whole epoch in this process, with the plan that a service would use."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from millrace.elements.chunk import Chunk
+from millrace.engine.cache.local_cache import Reuse
+from millrace.engine.metrics import Loop
+from millrace.engine.run.host_limits import run_delay_s
+from millrace.engine.run.program import Program, Run
+from millrace.engine.run.progress_tracker import Tally
+from millrace.engine.threads.final_prefetch import overlapped
+from millrace.errors import MillraceError, StateError, anew
+from millrace.graph.nodes import Graph, always_reused
+from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
+from millrace.planning.passes import Number, Passes, Share, start_of
+from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
+from millrace.planning.remainder import left_of
+from millrace.planning.tables import SplitTable
+
+_COMING = 8
+"""Tasks whose reads of far stores may be under way before they run."""
+Leftovers = Mapping[int, list[Any]]
+
+_TASKS_EACH = 4
+"""Tasks of an epoch, at least, for each of the processes that share it."""
+
+
+def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
+    """What several tasks left over, joined in their order, by node id."""
+    joined: dict[int, list[Any]] = {}
+    for part in parts:
+        for node, elements in part.items():
+            joined.setdefault(node, []).extend(elements)
+    return joined
+
+
+class Epoch:
+    """The tasks of one epoch as they run, one after the other."""
+
+    def __init__(self, program: Program, number: int, reused: int = -1, reuse: Reuse | None = None) -> None:
+        self.plan = program.plan
+        self._reuse = reuse
+        self._program, self._number, self._reused = program, number, reused
+        self._run: Run | None = None
+        self._skipped = 0
+        self.over = False
+        """An endless repeat has turned out to have nothing to repeat."""
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out so far."""
+        return self._skipped + (self._run.skipped if self._run is not None else 0)
+
+    def expect(self, tasks: Iterable[Task]) -> None:
+        """Announces what runs now and next, see :meth:`millrace.engine.run.program.Program.expect`."""
+        self._program.expect(None, [(task, self._number) for task in tasks])
+
+    def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
+        """Chunks of ``task`` without its first ``skip`` outputs; what it leaves over goes to ``left``."""
+        self._skipped, self._run = self.skipped, None
+        nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        with (
+            nothing if self._reuse is None else self._reuse.using() as cache,
+            self._program.run(task, self._number, leftovers, skip=skip, reused=self._reused, **cache) as run,
+        ):
+            self._run = run
+            yield from run
+            if task.parent >= 0:
+                left[task.index] = run.leftovers
+        self.over = self._program.ended(task, self._number, run)
+
+    def take(self, task: Task, left: dict[int, Leftovers], passed: dict[int, Task]) -> Leftovers:
+        """What the inputs of a tail left over; those that were passed over run again for it, and nothing else."""
+        missing, wanted = set[int](), [child for child in task.inputs if child not in left]
+        while wanted:
+            child = wanted.pop()
+            if child in passed and child not in missing:
+                missing.add(child)
+                wanted += [below for below in passed[child].inputs if below not in left]
+        for index in [index for index in passed if index in missing]:  # in the order in which they came
+            again = passed.pop(index)
+            for _ in self.run(again, join(left.pop(child, {}) for child in again.inputs), left):
+                pass
+        return join(left.pop(child, {}) for child in task.inputs)
+
+
+def planned(plan: Plan) -> Iterator[Task]:
+    """All tasks of a plan, in its order."""
+    index = 0
+    while plan.length is None or index < plan.length:
+        yield plan.task(index)
+        index += 1
+
+
+def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
+    """Every ``parts``-th task of a plan, from ``part`` on; what they leave over stays among them, in own tails.
+
+    For processes that read one epoch together without talking to one another: the parts are disjoint and together
+    they are the epoch. The indices of their tails are none of the plan nor of other parts.
+    """
+    held: list[int] = []
+    mains, end = 0, 0
+    for task in planned(plan):
+        end = task.index + 1
+        if task.is_tail:
+            continue
+        mains += 1
+        if (mains - 1) % parts != part:
+            continue
+        yield task
+        if task.parent >= 0:
+            held.append(task.index)
+        if len(held) == FAN_IN:
+            tail = Task(-1 - end * parts - part, 0, 0, tuple(held), parent=end)
+            yield tail
+            held = [tail.index]
+    if held:
+        yield Task(-1 - (end + 1) * parts - part, 0, 0, tuple(held))
+
+
+def chunks_of(epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: Tally) -> Generator[Chunk, None, None]:
+    """What is still to come of an epoch: the chunks of these tasks, one after the other."""
+    done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
+    left: dict[int, Leftovers] = {}
+    passed: dict[int, Task] = {}
+    for number, given, coming in _with_coming(tasks):
+        by_itself = number in alone
+        task = msgspec.structs.replace(given, parent=-1) if by_itself else given
+        if number not in done:
+            leftovers, skip = epoch.take(task, left, passed), begun.get(number, 0)
+            epoch.expect([task, *coming])
+            yield from tally.counted(number, skip, epoch.run(task, leftovers, left, skip))
+            if epoch.over:
+                rest = Task(task.index + 1, 0, 0, tuple(sorted(left)))
+                if left:
+                    yield from tally.counted(number + 1, 0, epoch.run(rest, epoch.take(rest, left, passed), left))
+                return
+        elif task.parent >= 0:
+            passed[task.index] = task
+        elif not by_itself:
+            passed.clear()  # whatever they left over has become outputs
+
+
+def _with_coming(tasks: Iterator[Task]) -> Iterator[tuple[int, Task, list[Task]]]:
+    """Each task with its number and the few that come behind it."""
+    window = deque(islice(tasks, 1 + _COMING))
+    number = 0
+    while window:
+        task = window.popleft()
+        yield number, task, list(window)
+        window.extend(islice(tasks, 1))
+        number += 1
+
+
+class Pipeline(Protocol):
+    """What is read: a dataset."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything random that has no seed of its own; that of a loaded state from then on."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, with user functions."""
+
+    def tables(self) -> dict[int, SplitTable]:
+        """Split table of every source, by node id."""
+
+    def adopt_seed(self, seed: int | None) -> None:
+        """From now on it has this seed."""
+
+
+def read(
+    pipeline: Pipeline,
+    passes: Passes,
+    number: Number,
+    share: Share | None = None,
+    states: Any = None,
+) -> LocalIterator:
+    """One epoch of a pipeline, or a part of it.
+
+    Args:
+        pipeline: a dataset.
+        passes: what it remembers of its iterators.
+        number: of the epoch, unless states are loaded into ``passes``.
+        share: (i, n): the i-th of n parts.
+        states: loaded now, by an iterator, which then is at the end of an epoch that had ended.
+
+    Raises:
+        StateError: what is loaded does not fit.
+    """
+    loaded = passes.loaded if states is None else parse_all(states)
+    if loaded and not isinstance(number, int):
+        begin = start_of(loaded, share, at_end=states is not None)
+        passes.following = begin.epoch
+        passes.choose(number)
+        _take_seed(pipeline, loaded[0])
+    else:
+        chosen, loaded = passes.choose(number)
+        begin = Merged(epoch=chosen)
+    graph, tables, seed = pipeline.graph, pipeline.tables(), pipeline.seed
+    tasks = None
+    if share is not None:
+        planned = make_plan(graph, tables, seed=seed).length
+        few = planned is not None and planned < _TASKS_EACH * share[1]
+        tasks = _TASKS_EACH * share[1] if few else None  # so that there is something for each
+    reuse = Reuse(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
+
+    @functools.cache
+    def cut(shares: int, pieces: tuple[Piece, ...]) -> tuple[Plan, Identity]:
+        plan = make_plan(graph, tables, tasks=tasks, seed=seed, ranks=shares or None, pieces=pieces)
+        return plan, identity(graph, tables, plan.length)
+
+    pieces: list[Piece] = []
+    for each in loaded:
+        divided, there = cut(each.shares, tuple(each.pieces))
+        fit(each.identity, there)
+        if each.shares and each.epoch == begin.epoch and not pieces:  # of ranks that got equally many elements
+            pieces = left_of(divided, begin.tasks_done(), dict(begin.begun))
+    if pieces:
+        begin = Merged(epoch=begin.epoch, reused=begin.reused)
+    program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, consecutive=True)
+    here = functools.cache(lambda: identity(graph, tables, program.plan.length))
+
+    def again(state: Any) -> LocalIterator:
+        fresh = read(pipeline, passes, None, share, state)
+        passes.started()
+        return fresh
+
+    return LocalIterator(
+        program,
+        begin,
+        share=share,
+        passes=passes,
+        loaded=loaded,
+        identity=here,
+        again=again,
+        reuse=reuse,
+        pieces=pieces,
+    )
+
+
+def _take_seed(pipeline: Pipeline, loaded: Checkpoint) -> None:
+    if loaded.seed is not None and loaded.seed != pipeline.seed:
+        if pipeline.graph.seed() is not None:
+            raise StateError(f"the state is of seed {loaded.seed}, and this pipeline has seed {pipeline.seed}")
+        pipeline.adopt_seed(loaded.seed)
+
+
+class LocalIterator(Iterator[Any]):
+    """Elements of one epoch, or of a part of it, in this process.
+
+    Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program. Several
+    threads may read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
+
+    Args:
+        program: what runs.
+        begin: the epoch, and what of it was read before.
+        share: (i, n): the i-th of n parts of it.
+        passes: of the dataset.
+        loaded: the state that it begins with.
+        identity: of the pipeline and its data.
+        again: another one that begins with these states.
+        reuse: of what is kept.
+        pieces: what the program's plan divides; empty: the whole epoch.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        begin: Merged,
+        *,
+        share: Share | None,
+        passes: Passes,
+        loaded: tuple[Checkpoint, ...],
+        identity: Callable[[], Identity],
+        again: Callable[[Any], LocalIterator],
+        reuse: Reuse | None = None,
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
+        self._epoch = Epoch(program, begin.epoch, begin.reused, reuse)
+        part, parts = share or (0, 1)
+        tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
+        tally = Tally(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
+        chunks = chunks_of(self._epoch, tasks, begin, tally)
+        self._tally, self._loop = tally, Loop()
+        self._elements = _elements(program, chunks, tally, self._loop, passes)
+        self._state = functools.partial(_state, tally, begin, program.seed, share, identity, pieces)
+        self._lock = threading.RLock()
+        self._failure: Exception | None = None
+        passes.begin(begin.epoch, self._state)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            try:
+                return next(self._elements)
+            except StopIteration:
+                if self._failure is None:
+                    raise
+            except Exception as error:
+                self._failure = anew(error)
+                raise
+            except BaseException:
+                self._failure = MillraceError(
+                    "this iterator was interrupted while it computed an element: iterate anew, or go on from its state"
+                )
+                raise
+            raise anew(self._failure)
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out so far."""
+        return self._epoch.skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this epoch was read, as plain values."""
+        return pack(self._state())
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where ``state`` was taken: in that epoch, or at its end.
+
+        Args:
+            state: what ``state_dict()`` gave, here or on a service; or the list of all ranks' states.
+
+        Raises:
+            StateError: it is not of this pipeline over these data.
+        """
+        if self._passes.loaded and self._loaded == parse_all(state):
+            return  # as it was loaded into the dataset before, and nothing was read yet
+        with self._lock:
+            fresh = self._again(state)
+            self.close()
+            self.__dict__ = {**fresh.__dict__, "_lock": self._lock}
+
+    get_state, set_state = state_dict, load_state_dict
+
+    def close(self) -> None:
+        """Stops threads and lets go of everything, once no thread waits for an element. Idempotent."""
+        with self._lock:
+            self._elements.close()
+
+    def status(self) -> dict[str, Any]:
+        """How the epoch is read, as of a job in the status of a service, as far as that makes sense here.
+
+        ``operators``, ``batch_time_s``, ``wait_share``, and ``bottleneck``: what keeps this loop from being faster, in
+        one sentence (``reason``).
+        """
+        from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
+        from millrace.policies.bottleneck import Load, bottleneck
+        from millrace.protocol.reports import NodeMeasure
+
+        measures = {each[0]: NodeMeasure(*each) for each in self.measures()}
+        operators = operators_of(measures, *kinds(self._program.graph))
+        count, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
+        load = Load(
+            operators,
+            self._loop.read_s / count if count else 0.0,
+            self._loop.waited_s / count if count else 0.0,
+            cores=self._program.cores,
+            used=sum(each.cpu_s for each in operators) / wall_s if wall_s > 0 else 0.0,
+            delayed=delayed(time.process_time(), run_delay_s()),
+        )
+        return {
+            "batch_time_s": load.batch_s or None,
+            "wait_share": load.waits if count else None,
+            "operators": operator_rows(measures, measures, self._loop.read_s),
+            "bottleneck": msgspec.to_builtins(bottleneck(load)),
+        }
+
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
+        """What each operator did so far, see :meth:`millrace.engine.run.program.Program.measures`."""
+        return self._program.measures()
+
+    def rewrites(self) -> list[str]:
+        """How what runs differs from what was written, in plain words; see :mod:`millrace.graph.rewrites`."""
+        return self._program.rewrites
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _state(
+    tally: Tally,
+    begin: Merged,
+    seed: int,
+    share: Share | None,
+    identity: Callable[[], Identity],
+    pieces: Sequence[Piece],
+) -> Checkpoint:
+    done, begun = tally.now()
+    here = identity()
+    rank, ranks = share or (0, 1)
+    return Checkpoint(
+        seed=seed,
+        epoch=begin.epoch,
+        reused=begin.reused,
+        alone=begin.alone,
+        graph=here.graph,
+        sources=here.sources,
+        tasks=here.tasks,
+        done=done.low,
+        later=done.text(),
+        begun=begun,
+        ended=tally.ended,
+        rank=rank,
+        ranks=ranks,
+        helpers=share is not None,
+        shares=1 if pieces else 0,
+        pieces=[*pieces],
+    )
+
+
+def _elements(
+    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, loop: Loop, passes: Passes
+) -> Generator[Any, None, None]:
+    passes.started()
+    if program.ending is not None:
+        chunks = overlapped(chunks, program.ending, program.budget.each)
+    try:
+        yield from tally.handed(loop.timed(chunks))
+    finally:
+        tally.closed()
+        try:
+            chunks.close()
+        finally:
+            program.close()

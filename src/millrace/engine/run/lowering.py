@@ -1,0 +1,428 @@
+"""From a graph and a range of units to a stream of chunks.
+
+Units are pushed down as feeds of positions, elements come up as chunks. Every node is lowered by one rule: sources
+read, nodes that only rename positions rename them, nodes that combine datasets deal the feed out and merge what
+comes back, all others are operators over the chunks of their inputs (:mod:`millrace.ops`). A graph that cannot be
+planned is lowered by :meth:`Lowering.stream`, whole, in order; a tail by :meth:`Lowering.tail`, from the operators on
+that left it something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+
+from millrace.elements.chunk import Chunk, Origin
+from millrace.engine.cache.cached_items import Items
+from millrace.engine.cache.cached_tasks import TaskItem
+from millrace.engine.run import index_streams
+from millrace.engine.run.fused import run_fused
+from millrace.engine.run.index_streams import Array, Feed, Route
+from millrace.engine.run.reading import read_positions, read_splits, read_whole_splits
+from millrace.engine.run.task import NodeContext, RunningTask
+from millrace.graph import nodes as g
+from millrace.graph.rewrites.fusion import Fused
+from millrace.ops import OPERATORS
+from millrace.planning.identities import itemised
+from millrace.planning.keys import repetition_of
+from millrace.planning.permutation import permute
+from millrace.planning.units import INFINITE, Yield
+from millrace.sources.contract import PositionSource, SequentialSource
+
+_INTERLEAVED = 4
+_INTERLEAVED_BLOCK = 64
+"""Under a windowed shuffle a task reads so many stretches of its data at a time, so many elements from each in turn."""
+
+Chunks = Iterator[Chunk]
+
+
+class Lowering:
+    """Lowers the nodes of one graph for one running task.
+
+    Args:
+        task: planned from the graph as written.
+        graph: as written or rewritten; nodes have the same numbers in both.
+    """
+
+    def __init__(self, task: RunningTask, graph: g.Graph) -> None:
+        self.task, self.graph = task, graph
+        self.map = task.units
+
+    def root(self) -> Chunks:
+        """The elements of the task."""
+        task, root = self.task.task, self.graph.id_of(self.graph.root)
+        if task.is_sequence:
+            return self.stream(root)
+        if task.is_tail:
+            return self.tail(root)
+        return self.units(root, index_streams.blocks(task.start, task.stop))
+
+    def units(self, number: int, feed: Feed, repetition: int = 0) -> Chunks:
+        """The elements of the units of ``feed`` at node ``number``."""
+        node = self.graph.nodes[number]
+        rule = _RULES.get(type(node))
+        if isinstance(node, g.Source):
+            chunks = self._read(number, node, feed, repetition)
+        elif rule is not None:
+            chunks = rule(self, number, node, feed, repetition)
+        else:
+            chunks = self._operator(number, node, [self._input(node, feed, repetition)], repetition)
+        return self.task.measured(number, chunks)
+
+    def stream(self, number: int, repetition: int = 0) -> Chunks:
+        """All elements of node ``number``, in order."""
+        node = self.graph.nodes[number]
+        if self.map.plannable(number):
+            return self.units(number, index_streams.blocks(0, self.map.of(number).count), repetition)
+        below = [self.graph.id_of(child) for child in node.inputs]
+        if isinstance(node, g.Repeat):
+            chunks = self._repeat_stream(node, below[0], repetition)
+        elif isinstance(node, g.Concatenate):
+            chunks = chain.from_iterable(self.stream(child, repetition) for child in below)
+        elif isinstance(node, (g.Cache, g.Autocache)):
+            lowering, inner = self._below_point(number, repetition)
+            chunks = lowering.stream(below[0], inner)
+        else:
+            chunks = self._operator(number, node, [self.stream(child, repetition) for child in below], repetition)
+        return self.task.measured(number, chunks)
+
+    def tail(self, number: int) -> Chunks:
+        """What earlier tasks left to the operators at node ``number`` and below, and nothing else."""
+        if not self.map.of(number).collecting:
+            return iter(())
+        node = self.graph.nodes[number]
+        lowering, _ = self._below_point(number, 0)
+        below = [lowering.tail(self.graph.id_of(child)) for child in node.inputs]
+        if isinstance(node, (g.Concatenate, g.Repeat)):
+            chunks: Chunks = chain.from_iterable(below)
+        else:
+            chunks = self._operator(number, node, below, 0)
+        return self.task.measured(number, chunks)
+
+    def _operator(
+        self,
+        number: int,
+        node: g.Node,
+        inputs: list[Chunks],
+        repetition: int,
+        outputs: Callable[[], Iterator[tuple[Origin, int, int]]] | None = None,
+    ) -> Chunks:
+        if isinstance(node, Fused):
+            return run_fused(self.task, [(self.graph.id_of(part), part) for part in node.parts], inputs[0], repetition)
+        context = NodeContext(self.task, number, repetition, outputs)
+        return OPERATORS[type(node)](node, inputs, context)
+
+    # -- sources and order ---------------------------------------------------------------------------------------------
+
+    def _read(self, number: int, node: g.Source, feed: Feed, repetition: int) -> Chunks:
+        source, table = self.task.source(number), self.map.tables[number]
+        origin, context = Origin(number, 0, repetition), NodeContext(self.task, number, repetition)
+        if table.cheap:
+            return read_positions(cast(PositionSource, source), table, feed, origin, context)
+        sequential = cast(SequentialSource, source)
+        if table.count < 0:
+            return read_whole_splits(sequential, table, feed, origin, context)
+        return read_splits(sequential, table, feed, origin, self.map.starts[number], context)
+
+    def _input(self, node: g.Node, feed: Feed, repetition: int) -> Chunks:
+        return self.units(self.graph.id_of(node.inputs[0]), feed, repetition)
+
+    def _take(self, _number: int, node: g.Take, feed: Feed, repetition: int) -> Chunks:
+        return self._input(node, feed, repetition)
+
+    def _skip(self, _number: int, node: g.Skip, feed: Feed, repetition: int) -> Chunks:
+        return self._input(node, (units + node.count for units in feed), repetition)
+
+    def _shard(self, _number: int, node: g.Shard, feed: Feed, repetition: int) -> Chunks:
+        return self._input(node, (units * node.num_shards + node.index for units in feed), repetition)
+
+    def _enumerate(self, _number: int, node: g.Enumerate, feed: Feed, repetition: int) -> Chunks:
+        ours, below = index_streams.tee(feed, 2)
+        cursor = index_streams.Cursor(ours)
+        for chunk in self._input(node, below, repetition):
+            numbers = (cursor.take(len(chunk)) + node.start).tolist()
+            yield Chunk(list(zip(numbers, chunk.elements, strict=True)), chunk.origin, chunk.positions)
+
+    def _shuffle(self, number: int, node: g.Shuffle, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        below = self.map.of(child)
+        key = self.task.shuffle_key(number, node, repetition)
+        if self.map.permutes(number):
+            return self.units(child, (permute(units, below.count, key) for units in feed), repetition)
+        if below.count < INFINITE:
+            order = self.task.block_order(child, key)
+            feed = (stretch for units in feed for stretch in order(units))
+        inputs = self.units(child, feed, repetition) if below.task_local else self._interleaved(child, feed, repetition)
+        return self._operator(number, node, [inputs], repetition)
+
+    def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
+        """Several stretches of the child's units at a time, a block of elements from each in turn."""
+        active: list[index_streams.Elements] = []
+        while True:
+            while len(active) < _INTERLEAVED:
+                stretch = next(stretches, None)
+                if stretch is None:
+                    break
+                active.append(index_streams.Elements(self.units(child, iter([stretch]), repetition)))
+            if not active:
+                return
+            for elements in list(active):
+                taken = 0
+                for chunk in elements.take(_INTERLEAVED_BLOCK):
+                    taken += len(chunk)
+                    yield chunk
+                if taken < _INTERLEAVED_BLOCK:
+                    active.remove(elements)
+
+    # -- batches whose boundaries are known ----------------------------------------------------------------------------
+
+    def _batch(self, number: int, node: g.Batch | g.PaddedBatch, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        below = self.map.of(child)
+        if below.yields is not Yield.ONE:
+            return self._operator(number, node, [self.units(child, feed, repetition)], repetition)
+        size = node.batch_size
+        ours, theirs = index_streams.tee(feed, 2)
+        origin = Origin(number, 0, repetition)
+
+        def outputs() -> Iterator[tuple[Origin, int, int]]:
+            for units in ours:
+                for unit in units.tolist():
+                    yield origin, unit, min(size, below.count - unit * size)
+
+        rows = np.arange(min(size, below.count), dtype=np.int64)
+
+        def elements() -> Feed:
+            step = max(1, index_streams.BLOCK // size)
+            for units in theirs:
+                for start in range(0, len(units), step):
+                    wanted = (units[start : start + step, None] * size + rows).ravel()
+                    yield wanted[wanted < below.count]
+
+        return self._operator(number, node, [self.units(child, elements(), repetition)], repetition, outputs)
+
+    # -- cache points --------------------------------------------------------------------------------------------------
+
+    def _point(self, number: int, node: g.Cache | g.Autocache, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        lowering, inner = self._below_point(number, repetition)
+
+        def make(units: Feed) -> Chunks:
+            return lowering.units(child, units, inner)
+
+        point, kept = self.task.caching(number)
+        context = NodeContext(self.task, number, repetition)
+        if not itemised(self.map, child):
+            return TaskItem(lowering.task, number, context, make, point, kept).chunks(feed)
+        items = Items(self.map, number, context, make, lowering.task.shuffle_key, repetition, inner, point, kept)
+        return items.chunks(feed)
+
+    def _below_point(self, number: int, repetition: int) -> tuple[Lowering, int]:
+        """What lowers the input of node ``number``, and in which repetition: where elements are reused, as at first."""
+        if not self.task.reuses(number):
+            return self, repetition
+        return Lowering(self.task.below(number), self.graph), 0
+
+    # -- several inputs ------------------------------------------------------------------------------------------------
+
+    def _zip(self, number: int, node: g.Zip, feed: Feed, repetition: int) -> Chunks:
+        ours, *below = index_streams.tee(feed, 1 + len(node.inputs))
+        inputs = [
+            self.units(self.graph.id_of(child), units, repetition)
+            for child, units in zip(node.inputs, below, strict=True)
+        ]
+        zipped = self._operator(number, node, inputs, repetition)
+        return index_streams.positioned(zipped, ours, Origin(number, 0, repetition))
+
+    def _sample(self, number: int, node: g.SampleFromDatasets, feed: Feed, repetition: int) -> Chunks:
+        children = [self.graph.id_of(child) for child in node.inputs]
+
+        def part(which: int, units: Feed) -> Chunks:
+            return self.units(children[which], units, repetition)
+
+        ours, theirs = index_streams.tee(feed, 2)
+        merged = self._merged(number, theirs, self.map.mixtures[number].resolve, part, self._counts(children))
+        return index_streams.positioned(merged, ours, Origin(number, 0, repetition))
+
+    def _concatenate(self, number: int, node: g.Concatenate, feed: Feed, repetition: int) -> Chunks:
+        children = [self.graph.id_of(child) for child in node.inputs]
+        starts = self.map.firsts(children)
+
+        def route(units: Array) -> tuple[Array, Array]:
+            which = np.searchsorted(starts, units, side="right") - 1
+            return which, units - starts[which]
+
+        def part(which: int, units: Feed) -> Chunks:
+            return self.units(children[which], units, repetition)
+
+        return self._combined(number, feed, route, part, self._counts(children), repetition)
+
+    def _repeat(self, number: int, node: g.Repeat, feed: Feed, repetition: int) -> Chunks:
+        child = self.graph.id_of(node.inputs[0])
+        count = self.map.of(child).count
+        if count >= INFINITE or node.count == 1:
+            return self.units(child, feed, repetition_of(repetition, 0))
+
+        def route(units: Array) -> tuple[Array, Array]:
+            turn, within = np.divmod(units, count)
+            return turn, within
+
+        def part(turn: int, units: Feed) -> Chunks:
+            return self.units(child, units, repetition_of(repetition, turn))
+
+        if node.count is None and self.task.task.is_sequence and self.map.of(child).yields is not Yield.ONE:
+            return self._until_empty(feed, route, part, count)
+        return self._combined(number, feed, route, part, lambda _turn: count, repetition)
+
+    def _until_empty(self, feed: Feed, route: Route, part: Callable[[int, Feed], Chunks], count: int) -> Chunks:
+        """The passes of an endless repeat, up to the first whole one that gives nothing; all units come in order."""
+        for which, units in index_streams.parts(feed, route):
+            assert which is not None, "a sequence is in order"
+            asked = made = 0
+
+            def counted(units: Feed = units) -> Feed:
+                nonlocal asked
+                for some in units:
+                    asked += len(some)
+                    yield some
+
+            for chunk in part(which, counted()):
+                made += len(chunk)
+                yield chunk
+            if asked == count and not made:
+                return
+
+    def _counts(self, children: list[int]) -> Callable[[int], int]:
+        counts = [self.map.of(child).count for child in children]
+        return counts.__getitem__
+
+    def _combined(
+        self,
+        number: int,
+        feed: Feed,
+        route: Route,
+        part: Callable[[int, Feed], Chunks],
+        most: Callable[[int], int],
+        repetition: int,
+    ) -> Chunks:
+        """Parts one after the other while units ascend, from then on merged element by element.
+
+        Where each unit is one element it is identified by its unit here, so that its random numbers are the same in
+        whatever order it comes.
+        """
+        if self.map.of(number).yields is not Yield.ONE:
+            return self._parts(number, feed, route, part, most)
+        ours, theirs = index_streams.tee(feed, 2)
+        chunks = self._parts(number, theirs, route, part, most)
+        return index_streams.positioned(chunks, ours, Origin(number, 0, repetition))
+
+    def _parts(
+        self,
+        number: int,
+        feed: Feed,
+        route: Route,
+        part: Callable[[int, Feed], Chunks],
+        most: Callable[[int], int],
+    ) -> Chunks:
+        for which, units in index_streams.parts(feed, route):
+            if which is None:
+                yield from self._merged(number, units, route, part, most)
+            else:
+                yield from part(which, units)
+
+    def _merged(
+        self,
+        number: int,
+        feed: Feed,
+        route: Route,
+        part: Callable[[int, Feed], Chunks],
+        most: Callable[[int], int],
+    ) -> Chunks:
+        """One element for each unit, from the part that ``route`` names; positions are for the caller to give."""
+        routes = index_streams.Routes(feed, route, most)
+        streams: dict[int, index_streams.Elements] = {}
+        origin = Origin(number, 0)
+        for choices in routes.choices():
+            start = 0
+            while start < len(choices):
+                wanted = choices[start : start + self.task.chunk_size(number)]
+                start += len(wanted)
+                elements: list[Any] = [None] * len(wanted)
+                complete, failure = len(wanted), None
+                for which in np.unique(wanted).tolist():
+                    if which not in streams:
+                        streams[which] = index_streams.Elements(part(which, routes.reader(which)))
+                    places = np.flatnonzero(wanted == which).tolist()
+                    taken: list[Any] = []
+                    try:
+                        for chunk in streams[which].take(len(places)):
+                            taken += chunk.elements
+                    except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
+                        if places[len(taken)] < complete:
+                            complete, failure = places[len(taken)], error
+                        places = places[: len(taken)]
+                    for place, element in zip(places, taken, strict=True):
+                        elements[place] = element
+                if complete:
+                    yield Chunk(elements[:complete], origin, range(complete))
+                if failure is not None:
+                    raise failure
+
+    def _repeat_stream(self, node: g.Repeat, child: int, repetition: int) -> Chunks:
+        turn = 0
+        while node.count is None or turn < node.count:
+            empty = True
+            for chunk in self.stream(child, repetition_of(repetition, turn)):
+                empty = False
+                yield chunk
+            if empty and node.count is None:
+                return
+            turn += 1
+
+
+class Outlook(Lowering):
+    """The positions that a task will ask of its sources, as far as that is seen without running anything.
+
+    Nothing is said of what lies below a cache, which may have it, nor below an operator that deals its feed out; nor of
+    tasks that are cut out of others.
+
+    Attributes:
+        feeds: by node id of a source.
+    """
+
+    def __init__(self, task: RunningTask, graph: g.Graph) -> None:
+        super().__init__(task, graph)
+        self.feeds: dict[int, Feed] = {}
+        if not (task.task.is_sequence or task.task.is_tail or task.task.parts):
+            self.root()
+
+    def units(self, number: int, feed: Feed, repetition: int = 0) -> Chunks:
+        """Nothing, once the feed has been followed down."""
+        node = self.graph.nodes[number]
+        if isinstance(node, g.Source):
+            self.feeds.setdefault(number, feed)
+        elif not isinstance(node, (g.Cache, g.Autocache)):
+            super().units(number, feed, repetition)
+        return iter(())
+
+
+_Rule = Callable[[Lowering, int, Any, Feed, int], Chunks]
+
+_RULES: dict[type[g.Node], _Rule] = {
+    g.Take: Lowering._take,  # noqa: SLF001 - this table is part of the class
+    g.Skip: Lowering._skip,  # noqa: SLF001
+    g.Shard: Lowering._shard,  # noqa: SLF001
+    g.Enumerate: Lowering._enumerate,  # noqa: SLF001
+    g.Shuffle: Lowering._shuffle,  # noqa: SLF001
+    g.Batch: Lowering._batch,  # noqa: SLF001
+    g.PaddedBatch: Lowering._batch,  # noqa: SLF001
+    g.Zip: Lowering._zip,  # noqa: SLF001
+    g.SampleFromDatasets: Lowering._sample,  # noqa: SLF001
+    g.Concatenate: Lowering._concatenate,  # noqa: SLF001
+    g.Repeat: Lowering._repeat,  # noqa: SLF001
+    g.Cache: Lowering._point,  # noqa: SLF001
+    g.Autocache: Lowering._point,  # noqa: SLF001
+}

@@ -1,0 +1,449 @@
+"""A pipeline that can run: graph, split tables, seed and plan in one process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import msgspec
+import numpy as np
+
+from millrace.elements.chunk import Chunk
+from millrace.engine.cache.cache_writer import Kept
+from millrace.engine.cache.cached_items import Point
+from millrace.engine.metrics import Measure, Sizer, Totals, close
+from millrace.engine.run.endless import EndlessRepeat
+from millrace.engine.run.lowering import Lowering, Outlook
+from millrace.engine.run.task import Budget, RunningTask, available_cores
+from millrace.engine.threads.operator_threads import Crew, Pool
+from millrace.engine.user_code.crash_probe import Watch
+from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
+from millrace.graph.rewrites import prefetch, rewritten
+from millrace.graph.rewrites.fusion import Fused
+from millrace.graph.rewrites.prefetch import Ending
+from millrace.ops.stacking import Allocate
+from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
+from millrace.planning.tables import SplitTable
+from millrace.planning.units import UnitMap
+from millrace.policies import reads
+from millrace.sources import list_source, open_source
+from millrace.sources.contract import PositionSource, Seen, SequentialSource, nobody
+from millrace.sources.listing import changed_file
+from millrace.sources.reads import Reads
+from millrace.sources.storage import is_far, is_remote
+
+
+class Program:
+    """One pipeline in one process; its tasks may run on several threads at once.
+
+    Args:
+        graph: with user functions.
+        tables: split table of every source, by node id (see :func:`list_sources`).
+        seed: the job's seed, 64 bits.
+        tasks: number of tasks of an epoch; None: by the data's size.
+        ranks: consumers that get equally many elements; None: it does not matter.
+        pieces: what is left of the epoch that is read, if another plan divided it; empty: all of it.
+        threads: cores that user functions may keep busy; None: all that this process may use. AUTOTUNE begins with
+            these and finds out how many threads pay; the pipeline's ``num_threads`` bounds them.
+        allocate: makes the arrays that batches are written into.
+        consecutive: whether one consumer in this process takes the tasks one after the other. Then whoever runs them is
+            to do the prefetch at the end, over all of them: :attr:`ending`.
+
+    Attributes:
+        plan: the tasks of an epoch.
+        ending: the prefetch to do over all tasks; None: none.
+        budget: what a running task may hold.
+        rewrites: how what runs differs from what was written, in plain words.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tables: Mapping[int, SplitTable],
+        *,
+        seed: int,
+        tasks: int | None = None,
+        ranks: int | None = None,
+        pieces: Sequence[Piece] = (),
+        threads: int | None = None,
+        allocate: Allocate = np.empty,
+        consecutive: bool = False,
+        _pool: Pool | None = None,
+    ) -> None:
+        self.graph, self.seed = graph, seed
+        self._units = UnitMap(graph, tables, seed)
+        self.plan: Plan = plan_of(self._units, tasks, ranks, pieces)
+        self._exact = self._units.exact
+        self._endless = EndlessRepeat(graph, self._units) if self.plan.length is None else None
+        self._options = graph.options()
+        self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
+        self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
+        self._crews = [Crew(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
+        self._sizers = [Sizer() for _ in graph.nodes]
+        self._allocate = allocate
+        # A dataset that a user's function returned is often too small for rewriting to pay.
+        self._running, self.rewrites = (graph, []) if _pool else rewritten(graph)
+        self.ending: Ending | None = None
+        if consecutive and self._options.rewrites is not False:
+            self._running, self.ending, notes = prefetch.apply(self._running)
+            self.rewrites += notes
+        self.budget = Budget(graph, ahead=self.ending is not None and not self.ending.at_once)
+        self._totals = Totals(_inputs(self._running))
+        self._sources: dict[int, PositionSource | SequentialSource] = {}
+        self._far = [] if _pool else [number for number, node in graph.sources() if _reads_far(node)]
+        self._reads: dict[int, Reads] = {}
+        self._readers = Pool(1, self._options.reads_in_flight or reads.MOST, name="read")
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        task: Task,
+        epoch: int,
+        leftovers: Mapping[int, list[Any]] | None = None,
+        watch: Watch | None = None,
+        *,
+        skip: int = 0,
+        reused: int = -1,
+        point: Point | None = None,
+        kept: Kept | None = None,
+        owner: Hashable = None,
+    ) -> Run:
+        """Starts a task of ``plan``, or of another plan of the same units.
+
+        Args:
+            task: from :attr:`plan`.
+            epoch: number of the epoch.
+            leftovers: for a tail: what its inputs left, joined in order, by node id.
+            watch: for a task that has ended workers.
+            skip: outputs to leave out at its beginning. Where units are outputs, they are not computed at all.
+            reused: number of a cache point below which all is as in the first epoch, beside those where it always is.
+            point: the cache point in use.
+            kept: where what is made there is kept; None: nowhere.
+            owner: who runs it, of those that :meth:`expect` was told of.
+        """
+        if task.parts:
+            begin = functools.partial(self._part, task, epoch, watch, reused=reused, point=point, kept=kept)
+            return PartsRun(begin, task.parts, skip)
+        if skip and self._exact and not (task.is_sequence or task.is_tail):
+            start = min(task.start + skip, task.stop - 1)
+            skip -= start - task.start
+            task = msgspec.structs.replace(task, start=start)
+        one_by_one = watch is not None and watch.each
+        running = self._task(
+            task,
+            epoch,
+            measures=self._totals.begin(),
+            crews=[Crew(None) for _ in self._crews] if one_by_one else self._crews,
+            leftovers=leftovers or {},
+            watch=watch,
+            owner=owner,
+            reused=self._reused if reused < 0 else {*self._reused, reused},
+            point=point,
+            kept=kept,
+        )
+        return Run(running, self._running, self._totals, skip)
+
+    def _part(self, task: Task, epoch: int, watch: Watch | None, piece: Piece, skip: int, **cached: Any) -> Run:
+        """Starts one of a task's pieces, its first outputs aside; what it gives may be more than the piece."""
+        index = task.index if piece.index < 0 else piece.index
+        stop = piece.start + piece.last if self._exact else piece.stop
+        return self.run(Task(index, piece.start, stop), epoch, None, watch, skip=piece.first + skip, **cached)
+
+    def expect(self, owner: Hashable, tasks: Iterable[tuple[Task, int]]) -> None:
+        """Announces the tasks that come next, so that what they read of far stores is under way before.
+
+        Args:
+            owner: who runs them one after the other, as given to :meth:`run`.
+            tasks: in order, each with its epoch; instead of those announced before.
+        """
+        if not self._far:
+            return
+        coming = list(tasks)
+        nothing = [Measure() for _ in self.graph.nodes]
+        seen = [
+            ((epoch, task.index), Outlook(self._task(task, epoch, measures=nothing, crews=self._crews), self._running))
+            for task, epoch in coming
+        ]
+        for number in self._far:
+            ahead = self._ahead(number)
+            if ahead is not None:
+                ahead.expect(owner, [(key, each.feeds[number]) for key, each in seen if number in each.feeds])
+
+    def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
+        """(node id, label, elements, bytes, active seconds, processor seconds, threads, seconds held, reads at once).
+
+        Of every node so far, over all tasks; no threads: it works on the one that pulls, which it held for so many
+        seconds; no reads at once: it reads none ahead. A node that was left out has passed on what that which stands
+        for it yielded, in no time.
+        """
+        rows = self._totals.by_node()
+        found = []
+        for number, node in enumerate(self.graph.nodes):
+            elements, size, *seconds = rows[self._running.id_of(node)]
+            active_s, cpu_s, held_s = seconds if self._running.id_of(node) == number else (0.0, 0.0, 0.0)
+            ahead = self._reads.get(number)
+            flying = ahead.in_flight.level if ahead is not None else 0
+            threads = flying or self._crews[number].level
+            found.append((number, str(node), elements, size, active_s, cpu_s, threads, held_s, flying))
+        return found
+
+    @property
+    def cores(self) -> int:
+        """That its user functions may keep busy."""
+        return min(self._pool.cores, self._pool.most)
+
+    def threads(self) -> list[tuple[int, str, int, str]]:
+        """(node id, label, threads, why) of every node for which AUTOTUNE came to a conclusion."""
+        return [
+            (number, str(node), crew.tuning.settled, crew.tuning.reason)
+            for number, (node, crew) in enumerate(zip(self.graph.nodes, self._crews, strict=True))
+            if crew.tuning.reason
+        ]
+
+    def ended(self, task: Task, epoch: int, run: Run) -> bool:
+        """Whether, after this task, nothing will ever come: all that is repeated without end has given nothing."""
+        endless = self._endless
+        if endless is None or endless.repeated is None:
+            return False
+        number = self._running.id_of(endless.repeated)
+
+        def made(task: Task) -> int:
+            with self.run(task, epoch) as again:
+                while not again.made(number) and next(again, None) is not None:
+                    pass
+                return again.made(number)
+
+        return endless.ended(task, run.made(number), made)
+
+    def changed(self) -> str:
+        """A local file of the sources that was written since it was listed; empty if none is, or nobody can tell."""
+        return next(filter(None, map(changed_file, self._units.tables.values())), "")
+
+    def close(self) -> None:
+        """Ends the threads. Runs must have been closed before."""
+        for ahead in self._reads.values():
+            ahead.close()
+        self._readers.close()
+        self._pool.close()
+
+    def _source(self, number: int) -> PositionSource | SequentialSource:
+        with self._lock:
+            found = self._sources.get(number)
+            if found is None:
+                found = open_source(self.graph.nodes[number], self._units.tables[number])
+                self._sources[number] = found
+            return found
+
+    def _ahead(self, number: int) -> Reads | None:
+        """What reads a source ahead, if it is far."""
+        if number not in self._far:
+            return None
+        source = cast(PositionSource, self._source(number))
+        with self._lock:
+            if number not in self._reads:
+                sizes = self._units.tables[number].sizes
+                self._reads[number] = Reads(
+                    lambda position: source.fetch(range(position, position + 1))[0],
+                    sizes,
+                    self._readers.start,
+                    budget=self.budget.each,
+                    chosen=self._options.reads_in_flight,
+                )
+            return self._reads[number]
+
+    def _task(
+        self, task: Task, epoch: int, *, measures: list[Measure], crews: list[Crew], **options: Any
+    ) -> RunningTask:
+        return RunningTask(
+            self._units,
+            task,
+            seed=self.seed,
+            epoch=epoch,
+            budget=self.budget,
+            measures=measures,
+            sizers=self._sizers,
+            crews=crews,
+            sources=self._source,
+            reads=self._ahead,
+            nested=self._nested,
+            allocate=self._allocate,
+            **options,
+        )
+
+    def _nested(self, graph: Graph, seed: int) -> Run:
+        """Runs a dataset that a user's function returned: on the thread that asks, in order."""
+        return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
+
+
+def _inputs(graph: Graph) -> list[tuple[int, ...]]:
+    """By node id the nodes whose time is no node's own: its inputs, and what was fused with it."""
+    table: list[tuple[int, ...]] = [() for _ in graph.nodes]
+    for node in graph.reachable():
+        fused = node.parts[:-1] if isinstance(node, Fused) else ()
+        table[graph.id_of(node)] = tuple(map(graph.id_of, (*node.inputs, *fused)))
+    return table
+
+
+_NO_THREADS = Pool(1, 1)
+
+
+def _reads_at_hand(node: Node) -> bool:
+    """Whether what the node reads is mostly in the machine's memory; then a hand-over costs more than reading it."""
+    match node:
+        case FromFiles():
+            return not any(map(is_remote, node.patterns))
+        case Cache():
+            return not is_remote(node.path or "")
+    return False
+
+
+def _reads_far(node: Node) -> bool:
+    """Whether a read of the node is a request to another machine, so that many at once pay."""
+    return isinstance(node, FromFiles) and any(map(is_far, node.patterns))
+
+
+def list_sources(graph: Graph, seen: Seen = nobody) -> dict[int, SplitTable]:
+    """Split table of every source of ``graph``, by node id: the planning task.
+
+    Args:
+        graph: of which only sources are looked at.
+        seen: is told as it goes on how many files more were looked at, on any thread.
+
+    Raises:
+        SourceError: data that is missing or damaged.
+    """
+    return {number: list_source(node, seen) for number, node in graph.sources()}
+
+
+class Run:
+    """One task being run: iterate over its chunks; a context manager that stops it.
+
+    Attributes:
+        leftovers: after the end, what is left for the task's parent: raw elements by the node that collects them.
+    """
+
+    def __init__(self, task: RunningTask, graph: Graph, totals: Totals, skip: int = 0) -> None:
+        self._task, self._graph, self._totals, self._skip = task, graph, totals, skip
+        self._chunks = Lowering(task, graph).root()
+        self._closed = False
+
+    def made(self, number: int) -> int:
+        """Elements that node ``number`` has yielded in this task so far."""
+        return self._task.measures[number].elements
+
+    @property
+    def leftovers(self) -> dict[int, list[Any]]:
+        """What the task left so far, by the node that collects it."""
+        return self._task.left
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out so far."""
+        return self._task.calls.skipped
+
+    @property
+    def passed(self) -> list[int]:
+        """By node, elements that each operator gave so far; of one that was left out, what it would have passed on."""
+        return [self._task.measures[self._graph.id_of(node)].elements for node in self._task.units.graph.nodes]
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            chunk = next(self._chunks, None)
+            while self._skip and chunk is not None:
+                left_out = min(self._skip, len(chunk))
+                self._skip -= left_out
+                chunk = chunk.slice(left_out, len(chunk)) if left_out < len(chunk) else next(self._chunks, None)
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
+            raise StopIteration
+        return chunk
+
+    def close(self) -> None:
+        """Stops the task and waits for what runs. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            close(self._chunks)
+            # What an error left suspended may still have threads: its traceback keeps it alive.
+            while self._task.stops:
+                stop = next(iter(self._task.stops))
+                del self._task.stops[stop]
+                stop()
+        finally:
+            self._totals.end(self._task.measures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PartsRun(Run):
+    """A task of several pieces being run, one after the other. It leaves nothing over, and nothing out.
+
+    Args:
+        begin: starts a piece, less some of its first outputs.
+        parts: the pieces.
+        skip: outputs of the task to leave out at its beginning.
+    """
+
+    def __init__(self, begin: Callable[[Piece, int], Run], parts: Sequence[Piece], skip: int) -> None:
+        self._runs: list[Run] = []
+        self._parts = _part_by_part(begin, parts, skip, self._runs)
+
+    def made(self, number: int) -> int:
+        """Elements that node ``number`` has yielded in all pieces so far."""
+        return sum(run.made(number) for run in self._runs)
+
+    @property
+    def passed(self) -> list[int]:
+        """By node, elements that each operator gave in all pieces so far; see :attr:`Run.passed`."""
+        return [sum(each) for each in zip(*(run.passed for run in self._runs), strict=True)]
+
+    @property
+    def leftovers(self) -> dict[int, list[Any]]:
+        """Nothing."""
+        return {}
+
+    @property
+    def skipped(self) -> int:
+        """None: each unit gives an output."""
+        return 0
+
+    def __next__(self) -> Chunk:
+        return next(self._parts)
+
+    def close(self) -> None:
+        """Stops the task and waits for what runs. Idempotent."""
+        self._parts.close()
+
+
+def _part_by_part(
+    begin: Callable[[Piece, int], Run], parts: Sequence[Piece], skip: int, runs: list[Run]
+) -> Generator[Chunk, None, None]:
+    """The chunks of all pieces but the first ``skip`` elements; the run of each that is begun comes to ``runs``."""
+    for piece in parts:
+        before = min(skip, len(piece))
+        skip, left = skip - before, len(piece) - before
+        if not left:
+            continue
+        with begin(piece, before) as running:
+            runs.append(running)
+            for chunk in running:
+                yield chunk if len(chunk) <= left else chunk.slice(0, left)
+                left -= len(chunk)
+                if left <= 0:
+                    break

@@ -1,0 +1,452 @@
+"""One running task: what its operators share, and what each of them is offered."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.elements.chunk import Chunk, Origin, raising
+from millrace.engine.metrics import Measure, Sizer, measured
+from millrace.engine.run.element_names import first_made, name_of
+from millrace.engine.run.index_streams import Array, compact, runs
+from millrace.engine.threads.operator_threads import Crew
+from millrace.engine.threads.ordered_map import in_order
+from millrace.engine.threads.prefetch import Ahead
+from millrace.engine.user_code.crash_probe import Watch, WorkerEndedError
+from millrace.engine.user_code.user_calls import Calls
+from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle, graph_of
+from millrace.ops.contract import Context
+from millrace.ops.stacking import Allocate
+from millrace.planning.keys import derive, mix, mix_array
+from millrace.planning.plan import Task
+from millrace.planning.units import UnitMap
+from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.sources.reads import Reads, Stream
+
+if TYPE_CHECKING:
+    from millrace.engine.cache.cache_writer import Kept
+    from millrace.engine.cache.cached_items import Point
+
+T = TypeVar("T")
+
+DEFAULT_BUFFER_BYTES = 256 << 20
+
+
+class Nested(Protocol):
+    """A dataset that a user's function returned, running."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def close(self) -> None:
+        """Stops it."""
+        ...
+
+
+class Budget:
+    """Bytes that a running task may hold.
+
+    Attributes:
+        all: together.
+        window: each shuffle; as its window decides what comes out, this must not depend on how many others there are.
+        each: every other operator, and as much what is computed ahead of them all, if anything is.
+    """
+
+    def __init__(self, graph: Graph, *, ahead: bool = False) -> None:
+        self.all = graph.options().buffer_bytes or DEFAULT_BUFFER_BYTES
+        windows = sum(isinstance(node, Shuffle) for node in graph.nodes)
+        windowed = self.all // 2 if windows else 0
+        self.window = windowed // max(1, windows)
+        self.each = (self.all - windowed) // max(1, len(graph.nodes) - windows + ahead)
+
+
+class RunningTask:
+    """What all operators of one running task share."""
+
+    def __init__(
+        self,
+        units: UnitMap,
+        task: Task,
+        *,
+        seed: int,
+        epoch: int,
+        budget: Budget,
+        measures: list[Measure],
+        sizers: Sequence[Sizer],
+        crews: Sequence[Crew],
+        sources: Callable[[int], PositionSource | SequentialSource],
+        reads: Callable[[int], Reads | None],
+        nested: Callable[[Graph, int], Nested],
+        allocate: Allocate,
+        leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
+        owner: Hashable = None,
+        watch: Watch | None = None,
+        reused: Collection[int] = (),
+        point: Point | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self.units, self.task, self.watch = units, task, watch
+        self._reused, self._point, self._kept = reused, point, kept
+        self.seed, self.epoch = seed, epoch
+        self.measures, self.crews = measures, crews
+        self.source, self.reads, self.owner, self.nested = sources, reads, owner, nested
+        self.allocate = allocate
+        self.taken = dict(leftovers)
+        self.left: dict[int, list[Any]] = {}
+        self.stops: dict[Callable[[], None], None] = {}  # ends what has threads of its own; the outer before the inner
+        self._sizers, self._learnt = sizers, [(0, 0.0, 0)] * len(measures)
+        options = units.graph.options()
+        self.calls = Calls(seed, epoch, units.graph.keys, options.on_error, lambda *place: name_of(self, *place), watch)
+        self.buffer_bytes, self.window_budget, self.budget = budget.all, budget.window, budget.each
+        self._streams: Counter[int] = Counter()
+
+    @contextmanager
+    def sharing(self, number: int) -> Iterator[Callable[[], int]]:
+        """Bytes that one stream of node ``number`` may hold: below a window several of them run side by side."""
+        self._streams[number] += 1
+        try:
+            yield lambda: self.budget // max(1, self._streams[number])
+        finally:
+            self._streams[number] -= 1
+
+    def measured(self, number: int, chunks: Iterator[Chunk], measure: Measure | None = None) -> Iterator[Chunk]:
+        """What node ``number`` yields, counted, and refused where an element is larger than all buffers together.
+
+        Args:
+            number: of the node.
+            chunks: what it yields.
+            measure: where to count; None: in the node's own measure, and a failure is raised here.
+        """
+
+        def too_large(chunk: Chunk, index: int, size: int) -> ElementTooLargeError:
+            return ElementTooLargeError(
+                f"{self.units.graph.nodes[number]} gives an element of {size} bytes "
+                f"({name_of(self, chunk.origin, int(chunk.positions[index]))}), and the pipeline may hold "
+                f"{self.buffer_bytes}; make it smaller (fewer elements in a batch, say) or raise "
+                f"with_options(buffer_bytes=...)"
+            )
+
+        counted = measured(chunks, measure or self.measures[number], self.buffer_bytes, too_large)
+        return counted if measure is not None else raising(counted)
+
+    def chunk_size(self, number: int) -> int:
+        """Elements that node ``number`` should put into its next chunk, after what became of those before."""
+        if self.one_by_one:
+            return 1
+        elements = self.measures[number].elements
+        seen, spent, held = self._learnt[number]
+        if elements > seen:
+            # Under a prefetch the time is that of its own thread, or of the one that pulls: whichever works longer.
+            pulled_s = max([measure.pulled_s for measure in self.measures])
+            largest = max([measure.bytes for measure in self.measures])
+            self._sizers[number].learn(elements - seen, pulled_s - spent, largest - held)
+            self._learnt[number] = (elements, pulled_s, largest)
+        return self._sizers[number].size
+
+    @property
+    def one_by_one(self) -> bool:
+        """Elements go through the pipeline one at a time, on the thread that pulls."""
+        return self.watch is not None and self.watch.each
+
+    def watched(self, node: int, origin: Origin, position: int, action: Callable[[], T]) -> T:
+        """``action()``, which reads the element at a position of a source.
+
+        Raises:
+            SourceCorruptError: if workers ended as they read it.
+        """
+        if self.watch is None:
+            return action()
+
+        def where() -> str:
+            return f"reading {name_of(self, origin, position)}"
+
+        try:
+            with self.watch.at(node, origin, position, where):
+                return action()
+        except WorkerEndedError as error:
+            raise SourceCorruptError(f"{where()} failed: {error}") from None
+
+    def reuses(self, number: int) -> bool:
+        """Whether node ``number`` is a point with the same elements in every epoch, and every repetition."""
+        return number in self._reused
+
+    def below(self, number: int) -> RunningTask:
+        """The task as it is below node ``number``: at a point whose elements are reused, that of the first epoch."""
+        if number not in self._reused or self.epoch == 0:
+            return self
+        first = copy.copy(self)
+        first.epoch = 0
+        first.calls = self.calls.of_epoch(0, lambda *place: name_of(first, *place))
+        return first
+
+    def caching(self, number: int) -> tuple[Point | None, Kept | None]:
+        """What node ``number`` reads from and adds to, if it is the point in use."""
+        return (self._point, self._kept) if self._point is not None and self._point.number == number else (None, None)
+
+    def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
+        """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""
+        seed, key = self.seed if node.seed is None else node.seed, self.units.graph.keys[number]
+        return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
+
+    def block_order(self, child: int, key: int) -> Callable[[Array], Iterator[Array]]:
+        """For units of a windowed shuffle those of its input, blocks in random order, an array for each.
+
+        Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
+        elements there: what is collected in one must not be torn apart by another.
+        """
+        bounds = self.units.boundaries(child)
+        turns, within = np.divmod(bounds[:-1], self.units.of(child).period)
+        parts = np.searchsorted(self.units.fences(child), within, side="right")
+        hashes = mix_array(np.arange(len(turns), dtype=np.uint64) + np.uint64(mix(key)))
+        order = np.lexsort((hashes, parts, turns))
+        begins = bounds[:-1][order]
+        ends = np.cumsum(bounds[1:][order] - begins)
+        shifts = bounds[1:][order] - ends
+
+        def stretches(units: Array) -> Iterator[Array]:
+            blocks = np.searchsorted(ends, units, side="right")
+            moved = units + shifts[blocks]
+            for start, stop in runs(blocks):
+                yield moved[start:stop]
+
+        return stretches
+
+
+class NodeContext(Context):
+    """What one operator of a running task is offered; see :class:`millrace.ops.contract.Context`."""
+
+    AUTOTUNE = AUTOTUNE
+
+    def __init__(
+        self,
+        task: RunningTask,
+        number: int,
+        repetition: int,
+        outputs: Callable[[], Iterator[tuple[Origin, int, int]]] | None = None,
+    ) -> None:
+        self._task, self._number, self._repetition = task, number, repetition
+        self._outputs = outputs
+        self._node = task.units.graph.nodes[number]
+        self._key = task.units.graph.keys[number]
+        self._label = str(self._node)
+
+    @property
+    def label(self) -> str:
+        """The operator as the user wrote it."""
+        return self._label
+
+    @property
+    def budget(self) -> int:
+        """Bytes that this operator may hold."""
+        return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
+
+    def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
+        """The user's ``function`` of each element."""
+        return self._task.calls.call(self._number, self._label, function, chunk)
+
+    def guard(self, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
+        """``action()`` about one element."""
+        return self._task.calls.guard(self._number, self._label, chunk, index, action)
+
+    def in_order(self, function: Callable[[Chunk], T], chunks: Iterator[Chunk], parallel: int) -> Iterator[T]:
+        """``function`` of each chunk, on threads where that pays."""
+        task = self._task
+        measure = task.measures[self._number]
+        with task.sharing(self._number) as budget:
+            crew = task.crews[self._number]
+            yield from in_order(function, chunks, parallel, crew=crew, budget=budget, measure=measure)
+
+    def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
+        """The same chunks, computed ahead by a thread."""
+        if self._task.one_by_one:
+            yield from chunks
+            return
+        with self._task.sharing(self._number) as budget:
+            helper = Ahead(chunks, elements, budget)
+            try:
+                self._task.stops[helper.stop] = None
+                yield from helper.pull(self._task.measures[self._number])
+            finally:
+                self._task.stops.pop(helper.stop, None)
+
+    def name_of(self, origin: Origin, position: int) -> str:
+        """The element at ``position`` of ``origin`` for messages."""
+        return "one that an earlier task left over" if origin == self.mixed() else name_of(self._task, origin, position)
+
+    def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
+        """What to iterate over in a user function's result."""
+        if (graph := graph_of(value)) is not None:
+            seed = derive(self._task.calls.key(self._number, parent.origin), int(parent.positions[index]))
+            return self._nested(graph, seed)
+        if isinstance(value, dict):  # of which Python would give the keys
+            raise PipelineError(
+                f"{self._label} must return a dataset or something to iterate over, and returned one dict: put it in a"
+                " list"
+            )
+        try:
+            return iter(value)
+        except TypeError:
+            raise PipelineError(
+                f"{self._label} must return a dataset or something to iterate over, not {type(value).__name__}"
+            ) from None
+
+    def _nested(self, graph: Graph, seed: int) -> Iterator[Any]:
+        run = self._task.nested(graph, seed)
+        try:
+            self._task.stops[run.close] = None
+            for chunk in run:
+                yield from chunk.elements
+        finally:
+            run.close()
+            self._task.stops.pop(run.close, None)
+
+    def generator(self) -> np.random.Generator:
+        """The random generator of this operator in this task."""
+        task = self._task
+        if isinstance(self._node, Shuffle):
+            key = task.shuffle_key(self._number, self._node, self._repetition)
+        elif isinstance(self._node, SampleFromDatasets):
+            key = derive(task.seed if self._node.seed is None else self._node.seed, self._key)
+        else:
+            key = derive(task.seed, self._key, task.epoch, self._repetition)
+        return np.random.Generator(np.random.PCG64(derive(key, task.task.index)))
+
+    def chunk_size(self) -> int:
+        """Elements for the next chunk."""
+        return self._task.chunk_size(self._number)
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array for a leaf of a batch."""
+        return self._task.allocate(shape, dtype)
+
+    def mixed(self) -> Origin:
+        """Origin of what this operator itself brings into an order."""
+        return Origin(-1 - self._number, self._task.task.index, self._repetition)
+
+    def children(self, parent: Chunk, index: int) -> int:
+        """First position of the elements made of one element."""
+        return first_made(self._key, int(parent.positions[index]))
+
+    def outputs(self) -> Iterator[tuple[Origin, int, int]] | None:
+        """The groups of a batch, where they are planned."""
+        return None if self._outputs is None else self._outputs()
+
+    def leftovers(self) -> Iterable[Any]:
+        """What earlier tasks left to this operator; the first to ask has them all."""
+        return self._task.taken.pop(self._number, ())
+
+    def leave(self, elements: list[Any]) -> bool:
+        """Keeps what is left for a later task, if there is one."""
+        if self._task.task.parent < 0:
+            return False
+        # A task that holds several parts of a concatenation may run this operator more than once.
+        self._task.left.setdefault(self._number, []).extend(elements)
+        return True
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out of the task so far."""
+        return self._task.calls.skipped
+
+    # -- for reading, beside what operators are offered ----------------------------------------------------------------
+
+    @property
+    def limit(self) -> int:
+        """Bytes that all buffers of the task hold together."""
+        return self._task.buffer_bytes
+
+    @property
+    def reads(self) -> Reads | None:
+        """What reads this source ahead; None where that is not worth it, or what is read is watched."""
+        return None if self._task.watch is not None else self._task.reads(self._number)
+
+    @contextmanager
+    def streaming(self, reads: Reads, feed: Iterator[Array]) -> Iterator[Callable[[Array], list[Any]]]:
+        """The body fetches the positions of ``feed`` in their order, by the function given to it."""
+        task, measure = self._task, self._task.measures[self._number]
+        with reads.stream(task.owner, (task.epoch, task.task.index), feed) as stream:
+            task.stops[stream.close] = None
+            try:
+                yield partial(_fetched, stream, measure)
+            finally:
+                task.stops.pop(stream.close, None)
+
+    def fetch(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
+        """The elements at the chunk's positions; errors of a map-style data set's own code name the position."""
+        positions = np.asarray(chunk.positions, np.int64)
+        if self._task.watch is not None:
+            return self._fetch_watched(fetch, chunk)
+        try:
+            return Chunk(fetch(positions), chunk.origin, compact(positions))
+        except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
+            # Of sources only a map-style data set is the user's code, in which single elements may fail.
+            users = isinstance(self._node, FromMapStyle) and isinstance(error, ElementError)
+            if not users or self._task.calls.raises:
+                return self._fetch_before(fetch, chunk, error)
+            return self._fetch_each(fetch, Chunk([], chunk.origin, positions))
+
+    @property
+    def watched(self) -> bool:
+        """Whether each element that is read is reported, as one of them has ended workers."""
+        return self._task.watch is not None
+
+    def next_list(self, lists: Iterator[list[Any]], origin: Origin, position: int) -> list[Any] | None:
+        """The next of the ``lists`` of a sequential source, which begins at a position; None after the last."""
+        return self._task.watched(self._number, origin, position, lambda: next(lists, None))
+
+    def _fetch_watched(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
+        if isinstance(self._node, FromMapStyle):
+            return self._fetch_each(fetch, chunk)
+        elements = []
+        for position in np.asarray(chunk.positions, np.int64):
+            one = partial(fetch, np.array([position]))
+            elements += self._task.watched(self._number, chunk.origin, int(position), one)
+        return Chunk(elements, chunk.origin, chunk.positions)
+
+    def _fetch_before(self, fetch: Callable[[Array], list[Any]], chunk: Chunk, error: Exception) -> Chunk:
+        """The elements before the one that failed, read again one by one, as ``error`` does not say which it was."""
+        positions, elements = np.asarray(chunk.positions, np.int64), list[Any]()
+        try:
+            for index in range(len(positions) if len(positions) > 1 else 0):
+                elements += fetch(positions[index : index + 1])
+        except Exception as again:  # noqa: BLE001 - raised once what is before it has been taken
+            error = again
+        if len(elements) == len(positions):  # that came and went
+            return Chunk(elements, chunk.origin, compact(positions))
+        return Chunk(elements, chunk.origin, compact(positions[: len(elements)]), error)
+
+    def _fetch_each(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
+        positions = np.asarray(chunk.positions, np.int64)
+        kept: list[int] = []
+        elements: list[Any] = []
+        for index in range(len(positions)):
+            keep, found = self.guard(chunk, index, partial(fetch, positions[index : index + 1]))
+            if keep:
+                kept.append(index)
+                elements += found if isinstance(found, list) else [found]
+        return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
+
+
+def _fetched(stream: Stream, measure: Measure, positions: Array) -> list[Any]:
+    """The elements at ``positions``, and where the time went."""
+    waited_s, reading_s, cpu_s = stream.waited_s, stream.reading_s, stream.cpu_s
+    try:
+        return stream.fetch(positions)
+    finally:
+        measure.idle_s += stream.waited_s - waited_s
+        measure.threads_s += stream.reading_s - reading_s
+        measure.threads_cpu_s += stream.cpu_s - cpu_s
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

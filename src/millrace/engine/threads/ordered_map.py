@@ -1,0 +1,149 @@
+"""One operator's calls: on the thread that pulls or on several, results in order, waiting ones bounded in bytes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from millrace.elements.chunk import Chunk
+from millrace.engine.metrics import Measure, clock, close
+from millrace.engine.threads.operator_threads import Call, Crew
+
+T = TypeVar("T")
+
+_SLICE_S = 0.008
+"""Work of one call: so much that handing it over costs under a hundredth, so little that threads end together, and that
+what is made doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
+_HELP_S = 0.05
+"""Above this cost of one element, the thread that pulls waits for a result rather than make another call meanwhile:
+what it waits for would lie ready for too long."""
+_WAITING = 4
+"""Calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
+
+
+def in_order(
+    function: Callable[[Chunk], T],
+    chunks: Iterator[Chunk],
+    parallel: int,
+    *,
+    crew: Crew,
+    budget: Callable[[], int],
+    measure: Measure,
+) -> Iterator[T]:
+    """``function`` of each chunk, results in order; on threads if an element costs enough to be worth it.
+
+    Results that wait, and those that calls under way are expected to give, judged by the largest seen lately, stay
+    within ``budget``; a single call goes on whatever its result.
+
+    Args:
+        function: called with slices of the chunks.
+        chunks: the input.
+        parallel: calls at a time; AUTOTUNE for as many as pay.
+        crew: of the operator.
+        budget: bytes of results that may wait, as of now.
+        measure: where the time goes.
+    """
+    calls = _Calls(function, crew, budget, measure)
+    crew.join()
+    failure: Exception | None = None
+    try:
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except Exception as error:  # noqa: BLE001 - raised once what is before it has been yielded
+                failure = error
+                break
+            if chunk is None:
+                break
+            start = 0
+            while start < len(chunk):
+                threads = crew.threads(parallel)
+                stop = min(len(chunk), start + calls.slice(threads))
+                part = chunk if stop - start == len(chunk) else chunk.slice(start, stop)
+                start = stop
+                if not threads:
+                    while calls.waiting:
+                        yield calls.finish()
+                    yield calls.run(part)
+                else:
+                    while calls.full(len(part), threads):
+                        yield calls.finish()
+                    calls.submit(part, threads)
+        while calls.waiting:
+            yield calls.finish()
+        if failure is not None:
+            raise failure
+    finally:
+        crew.cancel(calls.waiting)
+        crew.leave()
+        close(chunks)
+
+
+class _Calls(Generic[T]):
+    """The calls of one :func:`in_order`, and those of them that are under way."""
+
+    def __init__(self, function: Callable[[Chunk], T], crew: Crew, budget: Callable[[], int], measure: Measure) -> None:
+        self._function, self._crew = function, crew
+        self._budget, self._measure = budget, measure
+        self.waiting: deque[Call[T]] = deque()
+        self._seen = (measure.elements, measure.bytes)
+        self._helps = False
+
+    def slice(self, threads: int) -> int:
+        """How many elements the next call should take."""
+        self._look()
+        cost = self._crew.cost_s
+        if cost < 0:
+            return 1
+        by_bytes = self._budget() / (2 * max(1, threads)) / max(self._crew.bytes, 1.0)
+        by_time = _SLICE_S / max(cost, 1e-9) + 0.5
+        return max(1, int(min(by_bytes, by_time)))
+
+    def full(self, count: int, threads: int) -> bool:
+        """Whether something must be finished before ``count`` elements more are begun."""
+        if not self.waiting:
+            return False
+        if len(self.waiting) >= _WAITING * threads:
+            return True
+        each = self._crew.bytes
+        held = sum([call.size if call.done else call.elements * each for call in self.waiting])
+        return held + count * each > self._budget()
+
+    def run(self, part: Chunk) -> T:
+        """Calls on this thread."""
+        began, cpu = clock(), time.thread_time()
+        result = self._function(part)
+        seconds = clock() - began
+        self._crew.learn(len(part), seconds, time.thread_time() - cpu, seconds, None)
+        return result
+
+    def submit(self, part: Chunk, threads: int) -> None:
+        """Has the call made on a thread; while this one waits, it is one of ``threads``."""
+        call = Call(self._function, part)
+        self.waiting.append(call)
+        self._helps = threads > 1 and self._crew.cost_s < _HELP_S
+        self._crew.submit(call, threads - self._helps, helped=self._helps)
+
+    def finish(self) -> T:
+        """The result of the earliest call under way."""
+        call = self.waiting[0]
+        began, cpu = clock(), time.thread_time()
+        if self._helps:
+            self._crew.help(call)
+        result = call.result()
+        waited_s = clock() - began
+        self._measure.threads_cpu_s += call.cpu_s - (time.thread_time() - cpu)
+        self.waiting.popleft()
+        self._measure.idle_s += waited_s
+        self._measure.threads_s += call.seconds
+        self._crew.learn(call.elements, call.seconds, call.cpu_s, waited_s, call.size)
+        return result
+
+    def _look(self) -> None:
+        """Results of calls on this thread have been counted and weighed by whoever took them."""
+        elements, size = self._measure.elements - self._seen[0], self._measure.bytes - self._seen[1]
+        if elements > 0:
+            self._seen = (self._measure.elements, self._measure.bytes)
+            self._crew.weigh(size / elements)
