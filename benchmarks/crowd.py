@@ -24,8 +24,8 @@ from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import LaneReport, NodeMeasure
 from millrace.version import __version__
-from millrace.wire import blobs, rpc
-from millrace.wire.access import OWN
+from millrace.wire.auth import OWN
+from millrace.wire.control import blob_transfer, rpc
 from millrace.wire.own_token import resolve
 
 ELEMENTS = 1_000_000
@@ -112,9 +112,9 @@ class Peer:
 
     async def put(self, data: bytes) -> str:
         """Gives the dispatcher a blob, unless it has it; returns its digest."""
-        digest = blobs.digest_of(data)
-        if not await self.ask(blobs.HAS, digest):
-            await self.ask(blobs.PUT, blobs.Blob(digest, data))
+        digest = blob_transfer.digest_of(data)
+        if not await self.ask(blob_transfer.HAS, digest):
+            await self.ask(blob_transfer.PUT, blob_transfer.Blob(digest, data))
         return digest
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from millrace.clusters.local import LocalService
     from millrace.clusters.training_host import TrainingHost
     from millrace.pipeline import Pipeline
-    from millrace.wire.compression import Compression
+    from millrace.wire.data.compression import Compression
 
 
 class ServedPipeline(Readable):

@@ -31,10 +31,10 @@ from millrace.protocol.messages import (
     TaskRef,
     TaskReturned,
 )
-from millrace.wire import compression as compressing
-from millrace.wire.blobs import digest_of
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.failures import error_of
+from millrace.wire.control.blob_transfer import digest_of
+from millrace.wire.data import compression as compressing
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.error_codec import error_of
 from millrace.worker.desk import Desk
 
 

@@ -40,10 +40,10 @@ from millrace.planning.tables import pack_tables, positions_table, summaries
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.version import __version__
-from millrace.wire.access import OWN
-from millrace.wire.blobs import digest_of, fetch_blob, put_blob
-from millrace.wire.channel import ControlChannel
-from millrace.wire.failures import error_of
+from millrace.wire.auth import OWN
+from millrace.wire.control.blob_transfer import digest_of, fetch_blob, put_blob
+from millrace.wire.control.control_client import ControlChannel
+from millrace.wire.error_codec import error_of
 from millrace.worker import jobs as worker_jobs
 from millrace.worker.worker import Worker
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millrace.wire.compression import Compression
+from millrace.wire.data.compression import Compression
 
 MAGIC = b"millrace"
 VERSION = 1

@@ -21,7 +21,7 @@ from millrace.elements.codec import decode, rows_of
 from millrace.elements.exporting import Bytes
 from millrace.elements.rows import Rows, maker
 from millrace.errors import BlockDamagedError, CodecError
-from millrace.wire.compression import Compression
+from millrace.wire.data.compression import Compression
 
 _FEW_ROWS = 4
 """Of a message that has many, up to so many are read one by one."""

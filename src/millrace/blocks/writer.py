@@ -24,7 +24,7 @@ from millrace.elements.codec import encode
 from millrace.elements.layout import ALIGNMENT
 from millrace.elements.shred import Piece
 from millrace.elements.tree import nbytes_of
-from millrace.wire.compression import Compression
+from millrace.wire.data.compression import Compression
 
 _ITEM_BYTES = KEY_BYTES + 4
 _MESSAGE_HEAD_BYTES = 2048

@@ -109,7 +109,7 @@ def _bench_link(options: argparse.Namespace) -> int:
 
     from millrace.observe import link
     from millrace.wire.address import parse_address
-    from millrace.wire.link import measure_link, serve_link
+    from millrace.wire.data.link_benchmark import measure_link, serve_link
 
     if (options.address is None) == (options.listen is None):
         print("millrace bench link: either --listen HOST:PORT, or the HOST:PORT where another listens", file=sys.stderr)

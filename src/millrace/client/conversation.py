@@ -57,11 +57,11 @@ from millrace.protocol.messages import (
 from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.backoff import delays
-from millrace.wire.blobs import put_blob
-from millrace.wire.channel import ClientSession, ControlChannel
-from millrace.wire.compression import Compression
-from millrace.wire.failures import error_of
-from millrace.wire.rpc import UnsendableError
+from millrace.wire.control.blob_transfer import put_blob
+from millrace.wire.control.control_client import ClientSession, ControlChannel
+from millrace.wire.control.rpc import UnsendableError
+from millrace.wire.data.compression import Compression
+from millrace.wire.error_codec import error_of
 
 CLOSE, REPORT = "close", "report"
 SOON_S = 0.02

@@ -24,9 +24,9 @@ from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskProgress, TaskRead
 from millrace.protocol.reports import Flow
 from millrace.wire.backoff import delays
-from millrace.wire.buffers import BufferPool
-from millrace.wire.bulk import BulkConnection, bulk_connect
-from millrace.wire.compression import Compression
+from millrace.wire.data.buffer_pool import BufferPool
+from millrace.wire.data.compression import Compression
+from millrace.wire.data.data_connection import BulkConnection, bulk_connect
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_PART = 4

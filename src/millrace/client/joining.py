@@ -7,9 +7,9 @@ import threading
 from millrace.client.age import refused
 from millrace.errors import JobFailedError, PipelineError, ServiceUnreachableError
 from millrace.protocol.messages import JobFailed, JobJoined, JoinJob, ToConsumer
-from millrace.wire.channel import ClientSession, ControlChannel
-from millrace.wire.failures import error_of
-from millrace.wire.rpc import UnsendableError
+from millrace.wire.control.control_client import ClientSession, ControlChannel
+from millrace.wire.control.rpc import UnsendableError
+from millrace.wire.error_codec import error_of
 
 
 def join(channel: ControlChannel, who: JoinJob, timeout: float) -> tuple[ClientSession, JobJoined]:

@@ -21,7 +21,7 @@ from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_
 from millrace.planning.passes import Passes
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun
-from millrace.wire.compression import Compression
+from millrace.wire.data.compression import Compression
 
 Reload = Callable[[Any], "EpochReader"]
 Failed = Callable[[], Callable[["ConsumerSession"], None] | None]

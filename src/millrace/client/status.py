@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.errors import MillraceError
-from millrace.wire.channel import ControlChannel
+from millrace.wire.control.control_client import ControlChannel
 
 STATUS = "Status"
 """Call: seconds to let pass before it is looked at, or None -> the service's status as plain values."""

@@ -13,7 +13,7 @@ from millrace.dispatcher.shortage import UnwritableError, unusable
 from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ProtocolError, ServiceError
 from millrace.private_folder import private
-from millrace.wire.blobs import digest_of
+from millrace.wire.control.blob_transfer import digest_of
 
 
 class BlobFolder:

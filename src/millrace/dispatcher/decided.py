@@ -9,7 +9,7 @@ import msgspec
 
 from millrace.control import actions as act
 from millrace.control.journal.events import AnyEvent, JobRemoved, WorkerLost
-from millrace.wire.control import Session
+from millrace.wire.control.control_server import Session
 
 _logger = logging.getLogger(__name__)
 

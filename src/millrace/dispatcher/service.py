@@ -42,10 +42,10 @@ from millrace.policies.scalers import Kind
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
 from millrace.version import __version__
-from millrace.wire import blobs as wire_blobs
-from millrace.wire import rpc
-from millrace.wire.compression import Compression
-from millrace.wire.control import Call, ControlServer, Session
+from millrace.wire.control import blob_transfer as wire_blobs
+from millrace.wire.control import rpc
+from millrace.wire.control.control_server import Call, ControlServer, Session
+from millrace.wire.data.compression import Compression
 
 BLOB_BYTES = 2 << 30
 STATUS = "Status"

@@ -9,9 +9,9 @@ from millrace.control import inputs as inp
 from millrace.control.state.state import Worker
 from millrace.errors import ProtocolError, ServiceError
 from millrace.protocol import messages as msg
-from millrace.wire import rpc
-from millrace.wire.control import Session
-from millrace.wire.failures import error_of, failure_of
+from millrace.wire.control import rpc
+from millrace.wire.control.control_server import Session
+from millrace.wire.error_codec import error_of, failure_of
 
 _logger = logging.getLogger(__name__)
 

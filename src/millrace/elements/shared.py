@@ -11,7 +11,7 @@ soon as the worker itself lets go. And bytes that were lent once are lent no sec
 that writes into its batch changes nobody else's.
 
 Memory is allocated for real (``posix_fallocate``) and sealed against shrinking: else a full machine, or a peer, could
-kill a reader by SIGBUS. (Files of a cache, which :mod:`millrace.wire.local` passes as well, can't be sealed.)
+kill a reader by SIGBUS. (Files of a cache, which :mod:`millrace.wire.data.fd_passing` passes as well, can't be sealed.)
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import IO
 
-from millrace.wire.link import BATCH_BYTES, Report, Row
+from millrace.wire.data.link_benchmark import BATCH_BYTES, Report, Row
 
 MEGA = 1e6
 

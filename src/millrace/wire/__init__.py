@@ -1,8 +1,8 @@
 """The protocol: control messages over gRPC, bulk data over TCP. Only this room knows gRPC and sockets.
 
-* :mod:`~millrace.wire.control`: the dispatcher's end of the control protocol (asyncio).
-* :mod:`~millrace.wire.channel`: the end of workers and consumers (threads).
-* :mod:`~millrace.wire.bulk`: bytes from workers to consumers, on :mod:`~millrace.wire.frames`.
+* :mod:`~millrace.wire.control.control_server`: the dispatcher's end of the control protocol (asyncio).
+* :mod:`~millrace.wire.control.control_client`: the end of workers and consumers (threads).
+* :mod:`~millrace.wire.data.data_connection`: bytes from workers to consumers, on :mod:`~millrace.wire.data.frames`.
 """
 
 import os

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from millrace.blocks.store import BlockStore
     from millrace.engine.cache.cache_writer import Kept
     from millrace.engine.cache.cached_items import Point
-    from millrace.wire.compression import Compression
+    from millrace.wire.data.compression import Compression
 
 _CALIBRATION_S = 1.0
 

@@ -40,8 +40,8 @@ from millrace.protocol.messages import (
     WorkerReport,
 )
 from millrace.wire.backoff import delays
-from millrace.wire.bulk import BulkConnection
-from millrace.wire.failures import failure_of
+from millrace.wire.data.data_connection import BulkConnection
+from millrace.wire.error_codec import failure_of
 from millrace.worker.caches import Caches
 from millrace.worker.gate import Gate
 from millrace.worker.jobs import Fetch, Job

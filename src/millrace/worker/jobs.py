@@ -13,7 +13,7 @@ from millrace.planning.points import CachePoint
 from millrace.planning.tables import SplitTable, pack_tables, unpack_tables
 from millrace.protocol.messages import OpenJob
 from millrace.protocol.reports import NodeMeasure
-from millrace.wire.blobs import digest_of
+from millrace.wire.control.blob_transfer import digest_of
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program

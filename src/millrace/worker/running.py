@@ -19,7 +19,7 @@ from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
 from millrace.protocol.cache_messages import CacheUsed
 from millrace.protocol.messages import FromWorker, LeaseTask, LeftoversLost, TaskFailed, TaskFinished, TaskReturned
-from millrace.wire.failures import failure_of
+from millrace.wire.error_codec import failure_of
 from millrace.worker.caches import Caches, Using
 from millrace.worker.care import Steps
 from millrace.worker.gate import Gate

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
-from millrace.wire.bulk import BulkConnection, bulk_connect
+from millrace.wire.data.data_connection import BulkConnection, bulk_connect
 from millrace.worker.lanes import Lane
 from millrace.worker.leftovers import LeftoverStore, answer
 

@@ -36,11 +36,11 @@ from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
-from millrace.wire.blobs import fetch_blob, put_blob
-from millrace.wire.bulk import BulkConnection, BulkServer
-from millrace.wire.channel import ClientSession, ControlChannel
-from millrace.wire.failures import error_of, failure_of
-from millrace.wire.rpc import UnsendableError, about_job
+from millrace.wire.control.blob_transfer import fetch_blob, put_blob
+from millrace.wire.control.control_client import ClientSession, ControlChannel
+from millrace.wire.control.rpc import UnsendableError, about_job
+from millrace.wire.data.data_connection import BulkConnection, BulkServer
+from millrace.wire.error_codec import error_of, failure_of
 from millrace.worker.desk import JOIN_S, Desk
 
 BUFFER_BYTES = 256 << 20

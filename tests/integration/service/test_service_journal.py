@@ -19,7 +19,7 @@ import millrace as mr
 from millrace import ShardingPolicy
 from millrace.cli import main
 from millrace.client import conversation
-from millrace.wire.blobs import put_blob
+from millrace.wire.control.blob_transfer import put_blob
 
 COUNT = 400
 TASKS = 20

@@ -8,7 +8,7 @@ from tests.integration.service.service_driving import WAIT_S
 
 import millrace as mr
 from millrace.client.purity import Reruns
-from millrace.wire.rpc import MAX_MESSAGE_BYTES
+from millrace.wire.control.rpc import MAX_MESSAGE_BYTES
 
 FILES = 20_000
 

@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.elements import mapping, shared
 from millrace.elements.mapping import OpenFile
 from millrace.errors import ProtocolError
-from millrace.wire.local import LocalEnd
+from millrace.wire.data.fd_passing import LocalEnd
 
 # Alone: two of these failed once beside other tests, and never by themselves; the cause is not known yet.
 pytestmark = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.integration.wire.wire_messages import PROMPTLY_S, Ping
 
-from millrace.wire.control import ControlServer
+from millrace.wire.control.control_server import ControlServer
 
 PEER = Path(__file__).with_name("wire_peer.py")
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from millrace.errors import ServiceUnreachableError
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.link import Order, serve_link
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.link_benchmark import Order, serve_link
 
 COMMAND = [sys.executable, "-m", "millrace", "bench", "link"]
 ORDER = msgspec.msgpack.Decoder(Order)

@@ -22,10 +22,10 @@ from millrace.errors import (
     ShippingError,
     VersionMismatchError,
 )
-from millrace.wire import bulk
-from millrace.wire.access import Identity
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.frames import MAGIC, receive_frame, send_frame
+from millrace.wire.auth import Identity
+from millrace.wire.data import data_connection
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.frames import MAGIC, receive_frame, send_frame
 
 PROMPTLY_S = 5.0
 
@@ -123,7 +123,7 @@ def test_garbage_after_the_hello(bulk_server):
 
 
 def test_whoever_says_no_hello_is_hung_up(monkeypatch):
-    monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
     with BulkServer("127.0.0.1", bulk_echo) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(b"MR")
         sock.settimeout(PROMPTLY_S)
@@ -132,7 +132,7 @@ def test_whoever_says_no_hello_is_hung_up(monkeypatch):
 
 
 def test_too_many_connections(monkeypatch):
-    monkeypatch.setattr(bulk, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(data_connection, "MAX_CONNECTIONS", 2)
     with (
         BulkServer("127.0.0.1", bulk_echo) as server,
         bulk_connect(server.address),
@@ -255,7 +255,7 @@ def test_ctrl_c_while_bulk_data_is_awaited(peer):
 
 
 def test_other_protocols_are_refused(bulk_server, monkeypatch):
-    monkeypatch.setattr(bulk, "OWN", Identity(protocol=99))
+    monkeypatch.setattr(data_connection, "OWN", Identity(protocol=99))
     with pytest.raises(VersionMismatchError, match="this process protocol 99"):
         bulk_connect(bulk_server.address)
 

@@ -14,10 +14,10 @@ from millrace.errors import (
     ServiceError,
     ServiceUnreachableError,
 )
-from millrace.wire import rpc
-from millrace.wire.access import OWN
-from millrace.wire.channel import ControlChannel
-from millrace.wire.control import Call
+from millrace.wire.auth import OWN
+from millrace.wire.control import rpc
+from millrace.wire.control.control_client import ControlChannel
+from millrace.wire.control.control_server import Call
 
 PROMPTLY_S = 5.0
 

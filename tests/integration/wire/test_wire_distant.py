@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from millrace.errors import ServiceUnreachableError
-from millrace.wire import greeting
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.striping import Striped, round_trip_s
+from millrace.wire.data import handshake
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.striping import Striped, round_trip_s
 
 TUNNEL = Path(__file__).with_name("tunnel.py")
 DELAY_S = 0.01
@@ -49,7 +49,7 @@ def give(connection):
 def near(address, compression):
     """Reads batches, says what it saw, then waits for one that the link never brings."""
     # A dead link is noticed after 2 s, not 20.
-    greeting._KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
+    handshake._KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
     with bulk_connect(address, TOKEN, compression=None if compression == "-" else compression) as connection:
         sockets = connection._sock._sockets if isinstance(connection._sock, Striped) else [connection._sock]
         assert round_trip_s(sockets[0]) >= 2 * DELAY_S

@@ -22,11 +22,11 @@ from millrace.elements.mapping import OpenFile
 from millrace.elements.pieces import Pieces
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
-from millrace.wire.access import OWN
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.frames import LAYOUT, MAGIC, ReadAhead
-from millrace.wire.greeting import Hello, greet
-from millrace.wire.local import LocalEnd, Slip
+from millrace.wire.auth import OWN
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.fd_passing import LocalEnd, Slip
+from millrace.wire.data.frames import LAYOUT, MAGIC, ReadAhead
+from millrace.wire.data.handshake import Hello, greet
 
 pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
 
@@ -231,7 +231,7 @@ import json, sys
 import numpy as np
 import msgspec
 from millrace.elements import codec
-from millrace.wire.bulk import bulk_connect
+from millrace.wire.data.data_connection import bulk_connect
 
 class Note(msgspec.Struct, frozen=True, tag=True):
     number: int = 0

@@ -23,9 +23,9 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.protocol.messages import PROTOCOL
-from millrace.wire import channel as channel_module
-from millrace.wire.access import OWN, Identity
-from millrace.wire.channel import ControlChannel
+from millrace.wire.auth import OWN, Identity
+from millrace.wire.control import control_client as channel_module
+from millrace.wire.control.control_client import ControlChannel
 
 # -- who is let in -----------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from millrace.errors import (
     ServiceError,
     ServiceUnreachableError,
 )
-from millrace.wire import rpc
-from millrace.wire.access import OWN
-from millrace.wire.channel import ControlChannel
+from millrace.wire.auth import OWN
+from millrace.wire.control import rpc
+from millrace.wire.control.control_client import ControlChannel
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 

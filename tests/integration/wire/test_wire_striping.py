@@ -12,14 +12,14 @@ import pytest
 from tests.integration.wire.wire_messages import PROMPTLY_S
 
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
-from millrace.wire import bulk, striping
-from millrace.wire.access import OWN
 from millrace.wire.address import format_address
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.frames import receive_frame, send_frame
-from millrace.wire.greeting import Hello, greet
+from millrace.wire.auth import OWN
+from millrace.wire.data import data_connection, striping
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.frames import receive_frame, send_frame
+from millrace.wire.data.handshake import Hello, greet
+from millrace.wire.data.striping import Part, Striped, round_trip_s, same_host
 from millrace.wire.own_token import own_token
-from millrace.wire.striping import Part, Striped, round_trip_s, same_host
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -156,7 +156,7 @@ def said(server, hello):
 
 
 def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
-    monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
     with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))) as sock:
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
@@ -166,7 +166,7 @@ def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
 
 
 def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
-    monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
+    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
     with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))) as sock:
         server.close()
         assert sock.recv(1) == b""
@@ -174,7 +174,7 @@ def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
 
 
 def test_a_connection_of_many_sockets_costs_the_server_one_thread(monkeypatch):
-    monkeypatch.setattr(bulk, "HELLO_TIMEOUT_S", 600)
+    monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)
     before = set(threading.enumerate())
     with BulkServer("127.0.0.1", echo) as server, bulk_connect(server.address, sockets=4) as connection:
         connection.send(Ping(1))

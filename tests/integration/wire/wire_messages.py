@@ -2,7 +2,7 @@
 
 import msgspec
 
-from millrace.wire.channel import ControlChannel
+from millrace.wire.control.control_client import ControlChannel
 
 PROMPTLY_S = 5.0
 

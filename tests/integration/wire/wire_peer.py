@@ -9,9 +9,9 @@ import threading
 import msgspec
 
 from millrace.errors import ServiceError
-from millrace.wire.bulk import BulkServer, bulk_connect
-from millrace.wire.channel import ControlChannel
-from millrace.wire.control import ControlServer
+from millrace.wire.control.control_client import ControlChannel
+from millrace.wire.control.control_server import ControlServer
+from millrace.wire.data.data_connection import BulkServer, bulk_connect
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ from millrace.engine.threads.prefetch import Ahead
 from millrace.errors import MillraceError
 from millrace.planning.passes import Passes
 from millrace.protocol.messages import EpochBegun
-from millrace.wire.channel import _Outbox
+from millrace.wire.control.control_client import _Outbox
 
 
 def interrupted(action, prepare=lambda: None):

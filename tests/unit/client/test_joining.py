@@ -4,7 +4,7 @@ import pytest
 
 from millrace.client.joining import join
 from millrace.errors import PipelineError
-from millrace.wire.rpc import UnsendableError
+from millrace.wire.control.rpc import UnsendableError
 
 
 class TooSmall:

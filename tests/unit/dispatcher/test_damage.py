@@ -25,7 +25,7 @@ from millrace.dispatcher.shortage import ShortageError, UnwritableError
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 from millrace.protocol.job_spec import JobSpec
-from millrace.wire.blobs import digest_of
+from millrace.wire.control.blob_transfer import digest_of
 
 FUNCTIONS = bytes(range(256)) * 16
 GROUPS = 40

@@ -21,7 +21,7 @@ from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 from millrace.planning.tables import TableSummary, pack_tables, positions_table, summaries
 from millrace.protocol.job_spec import JobSpec
-from millrace.wire.blobs import digest_of
+from millrace.wire.control.blob_transfer import digest_of
 
 
 def give(journal, events, at=0.0, snapshot=None):

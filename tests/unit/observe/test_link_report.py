@@ -1,7 +1,7 @@
 import io
 
 from millrace.observe import link
-from millrace.wire.link import Report, Row
+from millrace.wire.data.link_benchmark import Report, Row
 
 
 def report(plain=100e6, ours=90e6, lz4=50e6, sockets=1, near=False, window=2e6, round_trip=0.02):

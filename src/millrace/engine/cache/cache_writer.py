@@ -20,7 +20,7 @@ from millrace.blocks.store import BlockStore
 from millrace.blocks.writer import BlockWriter
 from millrace.elements.tree import nbytes_of, tree_map
 from millrace.errors import CacheError, CodecError
-from millrace.wire.compression import Compression
+from millrace.wire.data.compression import Compression
 
 BLOCK_BYTES = 250 << 20
 """A block is ended when it has so many (Cachew, section 5.1)."""

@@ -7,7 +7,7 @@
     8       4     header length h, at most 1 MiB
     12      8     payload length p, before compression
     20      h     header, msgpack
-    20 + h  p     payload, or the blocks of :mod:`~millrace.wire.compression`
+    20 + h  p     payload, or the blocks of :mod:`~millrace.wire.data.compression`
 
 Nothing is joined before it is sent and nothing is copied after it arrived: sending is vectored, and the payload is
 received into memory that the caller provides. Limits count bytes as they are after decompression.
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import ProtocolError, VersionMismatchError
-from millrace.wire import compression
+from millrace.wire.data import compression
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -117,7 +117,7 @@ def send_frame(
         sock: blocking.
         header: of any type that the other side has a decoder for.
         buffers: the payload.
-        compressed: a key of :data:`~millrace.wire.compression.CODES`, or None. Payloads under 4 KiB
+        compressed: a key of :data:`~millrace.wire.data.compression.CODES`, or None. Payloads under 4 KiB
             are sent as they are all the same.
 
     Raises:

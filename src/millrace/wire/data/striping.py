@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.errors import ProtocolError, ServiceUnreachableError
-from millrace.wire.frames import IOV_MAX, drop
+from millrace.wire.data.frames import IOV_MAX, drop
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

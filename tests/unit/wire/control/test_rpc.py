@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from millrace import errors
 from millrace.errors import AuthenticationError, ElementError, JobConflictError, ProtocolError, ServiceError
 from millrace.protocol.messages import Failure, Notice, SourcesFailed, TaskRef, TaskReturned, WorkerLeaving
-from millrace.wire import rpc
-from millrace.wire.access import OWN
+from millrace.wire.auth import OWN
+from millrace.wire.control import rpc
 
 
 @pytest.mark.parametrize("kind", [JobConflictError, ProtocolError, errors.PipelineError, errors.SourceNotFoundError])

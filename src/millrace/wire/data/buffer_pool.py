@@ -12,14 +12,14 @@ from collections import deque
 from typing import Any
 
 from millrace.elements.exporting import Bytes, exported, rounded
-from millrace.wire.frames import aligned_buffer
+from millrace.wire.data.frames import aligned_buffer
 
 LEAST_BYTES = 64 << 10
 """Smaller buffers come from malloc's own stock anyway."""
 
 
 class BufferPool:
-    """Gives buffers as :func:`~millrace.wire.frames.aligned_buffer` does, with old ones among them. Thread-safe.
+    """Gives buffers as :func:`~millrace.wire.data.frames.aligned_buffer` does, with old ones among them. Thread-safe.
 
     Args:
         limit: bytes to hold of buffers that nobody uses.

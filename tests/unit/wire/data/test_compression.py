@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.wire.test_frames import DECODER, Head, Pipe
+from tests.unit.wire.data.test_frames import DECODER, Head, Pipe
 
 from millrace.errors import ProtocolError
-from millrace.wire import compression
-from millrace.wire.compression import BLOCK_BYTES, CODES, restore, store
-from millrace.wire.frames import PREFIX_BYTES, receive_frame, send_frame
+from millrace.wire.data import compression
+from millrace.wire.data.compression import BLOCK_BYTES, CODES, restore, store
+from millrace.wire.data.frames import PREFIX_BYTES, receive_frame, send_frame
 
 NOISE = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES, np.uint8).tobytes()
 ZEROS = bytes(3 * BLOCK_BYTES)

@@ -15,9 +15,10 @@ says that the peer is lost.
 Packets leave at once (TCP_NODELAY): frames are written whole, so there is nothing to wait for. Socket buffers are left
 to the kernel's autotuning: a size set by hand switches it off and is capped at a fraction of what it reaches by itself.
 Acknowledgements are the kernel's, too: TCP_QUICKACK forgets itself after a few packets, and nothing here waits for
-one. Where a round trip is long, a connection is made of several sockets (:mod:`~millrace.wire.striping`).
+one. Where a round trip is long, a connection is made of several sockets (:mod:`~millrace.wire.data.striping`).
 
-TLS would wrap each TCP socket in :func:`~millrace.wire.greeting.tune`, right after it is connected or accepted and
+TLS would wrap each TCP socket in :func:`~millrace.wire.data.handshake.tune`, right after it is connected or accepted
+and
 before the hello, so that the token is hidden as well. Frames need ``sendmsg`` and ``recv_into`` of it and no more. It
 should then end in a helper process that passes memory: decryption in the trainer's process competes for the
 interpreter's lock.
@@ -43,15 +44,15 @@ import numpy.typing as npt
 
 from millrace.elements.shared import AVAILABLE, Arena
 from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableError, ShippingError
-from millrace.wire.access import OWN, check_exposure, check_protocol, check_token, check_token_form
 from millrace.wire.address import format_address, listen, parse_address
-from millrace.wire.compression import Compression
-from millrace.wire.failures import failure_of
-from millrace.wire.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
-from millrace.wire.greeting import Hello, greet, receive_hello, welcome
-from millrace.wire.local import LocalEnd
+from millrace.wire.auth import OWN, check_exposure, check_protocol, check_token, check_token_form
+from millrace.wire.data.compression import Compression
+from millrace.wire.data.fd_passing import LocalEnd
+from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
+from millrace.wire.data.handshake import Hello, greet, receive_hello, welcome
+from millrace.wire.data.striping import Lobby, Part, Striped, round_trip_s, same_host, sockets_for, window_bytes
+from millrace.wire.error_codec import failure_of
 from millrace.wire.own_token import check_listener, resolve
-from millrace.wire.striping import Lobby, Part, Striped, round_trip_s, same_host, sockets_for, window_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -387,7 +388,7 @@ def bulk_connect(
         local: share memory with a server on this host.
         compression: of payloads that go through TCP, in both directions.
         sockets: how many the connection is made of, 1 to 8; None: as the link wants it
-            (:func:`~millrace.wire.striping.sockets_for`).
+            (:func:`~millrace.wire.data.striping.sockets_for`).
 
     Raises:
         ServiceUnreachableError: nobody answered in time.

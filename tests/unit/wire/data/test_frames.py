@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError, VersionMismatchError
-from millrace.wire import frames
-from millrace.wire.frames import ReadAhead, aligned_buffer, decode_prefix, receive_frame, send_frame
+from millrace.wire.data import frames
+from millrace.wire.data.frames import ReadAhead, aligned_buffer, decode_prefix, receive_frame, send_frame
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ import grpc.aio
 import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError
-from millrace.wire import rpc
-from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token
 from millrace.wire.address import format_address, listen, parse_address
+from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
+from millrace.wire.control import rpc
 from millrace.wire.own_token import resolve
 
 MAX_RECEIVING_BYTES = 2 * rpc.MAX_CALL_BYTES

@@ -22,8 +22,8 @@ from millrace.errors import (
     VersionMismatchError,
 )
 from millrace.protocol.messages import Failure
-from millrace.wire.access import OWN, Identity
-from millrace.wire.failures import error_of, failure_of, shorten
+from millrace.wire.auth import OWN, Identity
+from millrace.wire.error_codec import error_of, failure_of, shorten
 
 FRAME_BYTES = 1 << 20
 """Of requests and replies."""
@@ -40,7 +40,7 @@ MAX_TEXT_CHARS = 8_000
 SESSION_METHOD = "/millrace.Control/Session"
 CALL_PREFIX = "/millrace.Control/Call."
 HELLO = "Hello"
-"""The call that every server answers, with its :class:`~millrace.wire.access.Identity`."""
+"""The call that every server answers, with its :class:`~millrace.wire.auth.Identity`."""
 
 _FAILURE_KEY = "millrace-failure-bin"
 _HEADER_BYTES = 128 << 10

@@ -14,9 +14,10 @@ import grpc
 import msgspec
 
 from millrace.errors import MillraceError, ProtocolError, ServiceError, ServiceUnreachableError, ShippingError
-from millrace.wire import FORK_SUPPORT, rpc
-from millrace.wire.access import Identity, check_token_form
+from millrace.wire import FORK_SUPPORT
 from millrace.wire.address import format_address, parse_address
+from millrace.wire.auth import Identity, check_token_form
+from millrace.wire.control import rpc
 from millrace.wire.own_token import check_listener, resolve
 
 _OPTIONS = (

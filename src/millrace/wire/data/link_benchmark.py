@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from millrace.errors import ProtocolError
-from millrace.wire.buffers import BufferPool
-from millrace.wire.bulk import BulkConnection, BulkServer, bulk_connect
-from millrace.wire.compression import Compression
-from millrace.wire.striping import MAX_SOCKETS, round_trip_s, same_host, sockets_for, window_bytes
+from millrace.wire.data.buffer_pool import BufferPool
+from millrace.wire.data.compression import Compression
+from millrace.wire.data.data_connection import BulkConnection, BulkServer, bulk_connect
+from millrace.wire.data.striping import MAX_SOCKETS, round_trip_s, same_host, sockets_for, window_bytes
 
 BATCH_BYTES = 64 * 224 * 224 * 3
 """Of a batch of 64 pictures, as the figures are given: 9.6 MB."""

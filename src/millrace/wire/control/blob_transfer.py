@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 
 from millrace.errors import ProtocolError
-from millrace.wire.channel import ControlChannel
+from millrace.wire.control.control_client import ControlChannel
 
 HAS = "HasBlob"
 """Call: digest -> whether the dispatcher has it."""

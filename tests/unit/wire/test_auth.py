@@ -2,7 +2,7 @@ import pytest
 
 from millrace.errors import AuthenticationError, VersionMismatchError
 from millrace.protocol.messages import PROTOCOL
-from millrace.wire.access import OWN, Identity, check_exposure, check_protocol, check_token
+from millrace.wire.auth import OWN, Identity, check_exposure, check_protocol, check_token
 
 
 def test_a_token_is_demanded_off_loopback():

@@ -34,7 +34,7 @@ from millrace.elements.mapping import OpenFile
 from millrace.elements.pieces import Pieces
 from millrace.elements.shared import Arena, Segment, Window
 from millrace.errors import ProtocolError
-from millrace.wire.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
+from millrace.wire.data.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -108,7 +108,7 @@ class LocalEnd:
         self._numbers = count()
 
     def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()) -> int:
-        """Like :func:`millrace.wire.frames.send_frame`; what is lent must not be written any more."""
+        """Like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more."""
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._window.over()
         load = _Load() if self._arena is None else self._load(self._arena, views)
@@ -205,7 +205,7 @@ class LocalEnd:
         allocate: Callable[[int], Any],
         limit: int,
     ) -> tuple[H, Any]:
-        """Like :func:`millrace.wire.frames.receive_frame`, but that a payload may be :class:`Pieces`.
+        """Like :func:`millrace.wire.data.frames.receive_frame`, but that a payload may be :class:`Pieces`.
 
         Raises:
             ProtocolError: also if a slip says what cannot be.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.wire.buffers import LEAST_BYTES, BufferPool
+from millrace.wire.data.buffer_pool import LEAST_BYTES, BufferPool
 
 MIB = 1 << 20
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
-from millrace.wire import striping
-from millrace.wire.striping import MAX_SOCKETS, Lobby, Part, sockets_for, stripe, window_bytes
+from millrace.wire.data import striping
+from millrace.wire.data.striping import MAX_SOCKETS, Lobby, Part, sockets_for, stripe, window_bytes
 
 SLICE = 5
 

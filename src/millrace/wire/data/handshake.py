@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.protocol.messages import Failure
-from millrace.wire.access import OWN, Identity
-from millrace.wire.compression import Compression
-from millrace.wire.failures import error_of
-from millrace.wire.frames import receive_frame, send_frame
-from millrace.wire.striping import Part
+from millrace.wire.auth import OWN, Identity
+from millrace.wire.data.compression import Compression
+from millrace.wire.data.frames import receive_frame, send_frame
+from millrace.wire.data.striping import Part
+from millrace.wire.error_codec import error_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
