@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from benchmarks.papers.report import main
-from millrace.policies.eviction import Block, Use, admit, benefit
+from millrace.policies.caching.eviction import Block, Use, admit, benefit
 
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Capacity over the working set of all jobs."""
@@ -60,7 +60,7 @@ class Cache(Protocol):
 
 
 class Kept:
-    """What :mod:`millrace.policies.eviction` keeps; ``capacity`` in blocks."""
+    """What :mod:`millrace.policies.caching.eviction` keeps; ``capacity`` in blocks."""
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.papers.report import main
 from benchmarks.papers.scaled import Model, Reading, service
-from millrace.policies import cachew_scaling, hpa
-from millrace.policies.autoscale import Limits, Look
+from millrace.policies.scaling import cachew_scaling, hpa
+from millrace.policies.scaling.autoscale import Limits, Look
 
 QUESTION = "Does the service find the least number of workers that feeds a training?"
 MODELS = (

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.papers.report import main
-from millrace.policies.autocache import PROFILE_BATCHES, Point, choose_mode
-from millrace.policies.projection import Passed, Profile, Stage, Store
+from millrace.policies.caching.autocache import PROFILE_BATCHES, Point, choose_mode
+from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, Store
 
 SOURCE, FULL = 1, 4
 """Node ids of the points: after reading, and after all else."""

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.papers.report import main
-from millrace.policies import autoscale
-from millrace.policies.autoscale import Scale, look_elements, pause_elements
-from millrace.policies.cost import USUAL
+from millrace.policies.prices import USUAL
+from millrace.policies.scaling import autoscale
+from millrace.policies.scaling.autoscale import Scale, look_elements, pause_elements
 from millrace.simulation.scaling import LIMITS
 from millrace.simulation.workloads import Workload, workload
 

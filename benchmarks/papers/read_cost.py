@@ -38,7 +38,7 @@ from millrace.blocks.directory import DirectoryStore
 from millrace.blocks.objects import ObjectStore
 from millrace.blocks.store import Block, BlockStore
 from millrace.clusters.processes import worker_environment
-from millrace.policies.transfer import TransferCost
+from millrace.policies.caching.io_cost import TransferCost
 from millrace.testing.s3 import s3_bucket
 
 QUESTION = "Does the model of what a read costs say what reads take?"

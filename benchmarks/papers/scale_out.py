@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from benchmarks.papers.report import main
 from benchmarks.papers.scaled import Model, Reading, service
 from benchmarks.papers.throttled import pause
-from millrace.policies.cost import Cost, Machine, cost
+from millrace.policies.prices import Cost, Machine, cost
 
 QUESTION = "What does it bring to compute the data elsewhere, and what does it cost?"
 HOST, WORKER = Machine(hour=4.5), Machine(hour=0.08)

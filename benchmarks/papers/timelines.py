@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.papers.report import main
 from benchmarks.papers.scaled import Model, Reading, job_of, service
-from millrace.policies.hpa import TARGET
+from millrace.policies.scaling.hpa import TARGET
 
 QUESTION = "Do scaling and caching find together what a training needs?"
 MODEL = Model("ResNet50", 0.012, 0.048, 0.048)

@@ -15,8 +15,8 @@ from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Node, Opaque, graph_of
 from millrace.graph.notation import called
 from millrace.planning.units import INFINITE
-from millrace.policies.reads import MOST_CHOSEN
-from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
+from millrace.policies.read_concurrency import MOST_CHOSEN
+from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY
 from millrace.protocol.job_spec import MOST_CONSUMERS, MOST_WORKERS
 from millrace.sources.storage import absolute
 from millrace.wire.address import parse_address

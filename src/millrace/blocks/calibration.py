@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from millrace.blocks.store import Block, BlockStore
-from millrace.policies.transfer import TransferCost, fit, proportional
+from millrace.policies.caching.io_cost import TransferCost, fit, proportional
 
 POINT = "calibration"
 SMALLEST = 4 << 10

@@ -59,13 +59,13 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _simulate_autoscale(options: argparse.Namespace) -> int:
-    from millrace.policies import scalers
+    from millrace.policies.scaling import scaling_policies
     from millrace.simulation import cramped, scaling
 
     if options.policy and options.policy not in scaling.POLICIES:
         print(f"millrace simulate autoscale: --policy is one of {', '.join(scaling.POLICIES)}", file=sys.stderr)
         return 2
-    kinds = [kind for kind in scalers.KINDS if options.policy in {"", kind}]
+    kinds = [kind for kind in scaling_policies.KINDS if options.policy in {"", kind}]
     reports: dict[str, scaling.Report] = {kind: scaling.run(range(options.seeds), kind) for kind in kinds}
     full: dict[str, cramped.Report] = {kind: cramped.run(range(options.seeds), kind) for kind in kinds}
     if options.json:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, Self
 from millrace.blocks.capacity import default_bytes
 from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
-from millrace.policies.scalers import SERVICES
+from millrace.policies.scaling.scaling_policies import SERVICES
 from millrace.sources.storage import absolute
 
 START_S = 60.0

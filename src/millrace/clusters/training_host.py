@@ -19,7 +19,7 @@ from millrace.clusters.subprocesses import STDERR
 from millrace.engine.run.host_limits import siblings
 from millrace.errors import ShippingError
 from millrace.planning.passes import Share
-from millrace.policies.respawn import respawn_at
+from millrace.policies.scaling.respawn import respawn_at
 from millrace.wire.address import own_host
 
 _REMEMBERED = 100

@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.dispatcher.cluster import Cluster
 from millrace.errors import MillraceError
-from millrace.policies.respawn import respawn_at
+from millrace.policies.scaling.respawn import respawn_at
 
 _REMEMBERED = 100
 _LEAVING = 10_000

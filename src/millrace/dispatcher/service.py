@@ -37,8 +37,8 @@ from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_th
 from millrace.dispatcher.status import status
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ProtocolError
-from millrace.policies.cost import PriceTable
-from millrace.policies.scalers import Kind
+from millrace.policies.prices import PriceTable
+from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
 from millrace.version import __version__
@@ -80,7 +80,8 @@ class Dispatcher:
         cache_compression: of blocks that become smaller by it.
         recover: of a damaged journal in ``work_dir`` keep what is good.
         quotas: by tenant, how many workers its jobs may have together; of others: all.
-        scaling_policy: that finds out how many workers a job needs, of :mod:`millrace.policies.scalers`.
+        scaling_policy: that finds out how many workers a job needs, of
+            :mod:`millrace.policies.scaling.scaling_policies`.
         prices: by which jobs that want to be cheap are, and epochs cost what is said; None: some that are usual.
         trust: by tenant, the others of whose jobs its own read what the cache has; of others: none.
         blob_bytes: bound on functions and split tables kept for workers.

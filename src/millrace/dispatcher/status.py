@@ -19,7 +19,7 @@ from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import newest, off_walk
 from millrace.control.tasks.unread import said, shares
 from millrace.policies.bottleneck import bottleneck
-from millrace.policies.scalers import kind_of
+from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol.crash_sites import Poison
 
 _MOST_COUNTED = 100_000

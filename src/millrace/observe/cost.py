@@ -11,8 +11,8 @@ import msgspec
 
 from millrace.errors import PipelineError
 from millrace.observe.status import Row, columns
-from millrace.policies.cost import PriceTable
 from millrace.policies.figures import number
+from millrace.policies.prices import PriceTable
 
 HEAD: Row = ("job", "epoch", "worker hours", "core hours", "training hours", "service", "training", "together")
 

@@ -21,7 +21,7 @@ class CachePoint(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         node: its id.
         label: of the operator whose output is kept there.
-        mode: "auto", "compute" or "cache", as in :data:`millrace.policies.autocache.MODES`.
+        mode: "auto", "compute" or "cache", as in :data:`millrace.policies.caching.autocache.MODES`.
         fingerprint: of :func:`point_fingerprint`, in hexadecimal digits; empty if the point cannot be used.
         why: if so, why.
         path: where blocks are to lie; empty: where the service keeps them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.policies.transfer import TransferCost
+from millrace.policies.caching.io_cost import TransferCost
 from millrace.protocol.message import Message
 
 

@@ -37,7 +37,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         workers: (least, most) that the job may have; None: as the service has it.
         cheapest: as many workers as make an element cheapest, and not as many as feed the consumers.
         python: "major.minor" of the consumers; the bundle can be read by no other.
-        priority: weight of the job where there are too few workers for all, see :mod:`millrace.policies.sharing`.
+        priority: weight of the job where there are too few workers for all, see
+            :mod:`millrace.policies.scheduling.fair_share`.
         tenant: whose quota of workers it counts against, and whose name is on what it keeps in the service's cache.
         untrusted_cache: what to do where elements of the pipeline are kept by a tenant that this one does not trust:
             "recompute" them, and say so, or "refuse" the job.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from millrace.control.journal import events as ev
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
-from millrace.policies.capacity import DOUBLINGS
+from millrace.policies.scaling.capacity import DOUBLINGS
 from millrace.simulation.cluster import BEGIN_S
 from millrace.simulation.world import Violation
 

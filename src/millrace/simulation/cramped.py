@@ -11,11 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from millrace.policies import capacity, scalers
-from millrace.policies.autoscale import Limits
-from millrace.policies.capacity import Capacity, Shortage
-from millrace.policies.cost import Rates
-from millrace.policies.scalers import Kind, Sight
+from millrace.policies.prices import Rates
+from millrace.policies.scaling import capacity, scaling_policies
+from millrace.policies.scaling.autoscale import Limits
+from millrace.policies.scaling.capacity import Capacity, Shortage
+from millrace.policies.scaling.scaling_policies import Kind, Sight
 from millrace.simulation import scaling
 from millrace.simulation.scaling import goal_of
 from millrace.simulation.workloads import MOST, Workload, workload
@@ -65,7 +65,7 @@ class Played:
     def __init__(self, kind: Kind, job: Workload, rng: random.Random) -> None:
         self.plan = self.there = 1
         self._job, self._rng, self._now = job, rng, 0.0
-        self._search = scalers.begin(kind, 1, Limits(1, MOST)).value
+        self._search = scaling_policies.begin(kind, 1, Limits(1, MOST)).value
         self._known: Capacity | None = None
         self._short: Shortage | None = None
 
@@ -82,7 +82,7 @@ class Played:
         queue = min(100.0, self.there * (1 / max(look.busy, 0.01) - 1))
         cpu = min(1.0, self._job.cpu * self._job.busy(self.there) * max(0.0, self._rng.gauss(1, 0.05)))
         sight = Sight(look, queue, cpu, self._now, Rates(1.0, TRAINING))
-        self._search = scalers.step(self._search, sight, Limits(1, most, why)).value
+        self._search = scaling_policies.step(self._search, sight, Limits(1, most, why)).value
         self.plan = min(self._search.workers, most)
 
 

@@ -25,7 +25,7 @@ from millrace.control.tasks import epochs, leases, task_queue
 from millrace.dispatcher import recovery
 from millrace.planning.points import CachePoint
 from millrace.planning.remainder import left_of
-from millrace.policies import capacity
+from millrace.policies.scaling import capacity
 from millrace.simulation import dispatcher
 from millrace.simulation.consumer import Consumer
 from millrace.simulation.store import Store, UnreadableError

@@ -12,9 +12,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from millrace.policies import autoscale, cachew_scaling, cheapest, hpa
-from millrace.policies.autoscale import Limits, look_elements, pause_elements
-from millrace.policies.cost import Rates
+from millrace.policies.prices import Rates
+from millrace.policies.scaling import autoscale, cachew_scaling, cost_scaling, hpa
+from millrace.policies.scaling.autoscale import Limits, look_elements, pause_elements
 from millrace.simulation.workloads import MOST, Workload, drifted, workload
 
 LOOKS = 120
@@ -83,7 +83,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 def ours(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.autoscale`."""
+    """:mod:`millrace.policies.scaling.autoscale`."""
     scale = autoscale.begin(1, LIMITS).value
     for job in looks:
         scale = autoscale.step(scale, job.look(scale.workers, rng), LIMITS).value
@@ -91,15 +91,15 @@ def ours(looks: Iterator[Workload], rng: random.Random, training: float) -> Iter
 
 
 def cheap(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.cheapest`."""
-    scale = cheapest.begin(1, LIMITS).value
+    """:mod:`millrace.policies.scaling.cost_scaling`."""
+    scale = cost_scaling.begin(1, LIMITS).value
     for job in looks:
-        scale = cheapest.step(scale, job.look(scale.workers, rng), LIMITS, Rates(1.0, training)).value
+        scale = cost_scaling.step(scale, job.look(scale.workers, rng), LIMITS, Rates(1.0, training)).value
         yield scale.workers
 
 
 def cachew(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.cachew_scaling`; the queue is long where the consumer doesn't wait."""
+    """:mod:`millrace.policies.scaling.cachew_scaling`; the queue is long where the consumer doesn't wait."""
     scale = cachew_scaling.CachewScale()
     for job in looks:
         look = job.look(scale.workers, rng)
@@ -109,7 +109,7 @@ def cachew(looks: Iterator[Workload], rng: random.Random, training: float) -> It
 
 
 def kubernetes(looks: Iterator[Workload], rng: random.Random, training: float) -> Iterator[int]:
-    """:mod:`millrace.policies.hpa`; a look is as long as its period."""
+    """:mod:`millrace.policies.scaling.hpa`; a look is as long as its period."""
     scale, now = hpa.HpaScale(), 0.0
     for job in looks:
         now += hpa.PERIOD_S

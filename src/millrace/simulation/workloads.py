@@ -7,7 +7,7 @@ import random
 
 import msgspec
 
-from millrace.policies.autoscale import Look
+from millrace.policies.scaling.autoscale import Look
 
 MOST = 1000
 """Workers that a job may have."""

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.planning.columns import Integers
-from millrace.policies import reads as policy
-from millrace.policies.reads import InFlight, Round
+from millrace.policies import read_concurrency as policy
+from millrace.policies.read_concurrency import InFlight, Round
 
 Array = npt.NDArray[np.int64]
 Key = tuple[Hashable, ...]

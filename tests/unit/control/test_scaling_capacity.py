@@ -6,8 +6,8 @@ import pytest
 from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun, resized
 
 from millrace.control.journal.scale_events import FleetPlanned
-from millrace.policies.capacity import PAUSE
-from millrace.policies.scalers import SERVICES
+from millrace.policies.scaling.capacity import PAUSE
+from millrace.policies.scaling.scaling_policies import SERVICES
 
 PATIENCE_S = 60.0
 ASKED = [{"scaling_policy": policy} for policy in SERVICES]

@@ -9,12 +9,12 @@ from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun
 from millrace.control import inputs as inp
 from millrace.control.journal.scale_events import ScaleChosen
 from millrace.dispatcher.status import status
-from millrace.policies import hpa
-from millrace.policies.autoscale import LOOK_ELEMENTS, PAUSE_ELEMENTS
-from millrace.policies.cachew_scaling import CachewScale
-from millrace.policies.cheapest import CheapScale
-from millrace.policies.cost import Machine, PriceTable
-from millrace.policies.hpa import HpaScale
+from millrace.policies.prices import Machine, PriceTable
+from millrace.policies.scaling import hpa
+from millrace.policies.scaling.autoscale import LOOK_ELEMENTS, PAUSE_ELEMENTS
+from millrace.policies.scaling.cachew_scaling import CachewScale
+from millrace.policies.scaling.cost_scaling import CheapScale
+from millrace.policies.scaling.hpa import HpaScale
 from millrace.protocol import messages as msg
 
 

@@ -22,9 +22,9 @@ from millrace.control.journal.snapshot import dump
 from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal import SqliteJournal
 from millrace.planning.points import CachePoint
-from millrace.policies import hpa
-from millrace.policies.scalers import kind_of
-from millrace.policies.transfer import TransferCost
+from millrace.policies.caching.io_cost import TransferCost
+from millrace.policies.scaling import hpa
+from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreCost, StoreMeasured
 from millrace.protocol.reports import Flow, LaneReport, Pace

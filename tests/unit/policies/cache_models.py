@@ -3,8 +3,8 @@
 import msgspec
 from hypothesis import strategies as st
 
-from millrace.policies.autocache import Point
-from millrace.policies.projection import Passed, Profile, Stage, Store
+from millrace.policies.caching.autocache import Point
+from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, Store
 
 MB = 1_000_000
 

@@ -1,8 +1,8 @@
 """The rules that autoscaling is compared with."""
 
-from millrace.policies import cachew_scaling, hpa
-from millrace.policies.autoscale import Limits, Look
-from millrace.policies.cachew_scaling import REVISIT_LOOKS, CachewScale
+from millrace.policies.scaling import cachew_scaling, hpa
+from millrace.policies.scaling.autoscale import Limits, Look
+from millrace.policies.scaling.cachew_scaling import REVISIT_LOOKS, CachewScale
 
 LIMITS = Limits(1, 100)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies import reads
-from millrace.policies.reads import InFlight, Round
+from millrace.policies import read_concurrency
+from millrace.policies.read_concurrency import InFlight, Round
 
 
 def far(seconds: float, capacity: float = float("inf")) -> Callable[[int], float]:
@@ -19,18 +19,18 @@ def far(seconds: float, capacity: float = float("inf")) -> Callable[[int], float
 def play(state: InFlight, store: Callable[[int], float], rounds: int, waited: float = 1.0) -> InFlight:
     for _ in range(rounds):
         read_s = store(state.level)
-        state = reads.step(state, Round(read_s, state.level, read_s, waited * read_s))
+        state = read_concurrency.step(state, Round(read_s, state.level, read_s, waited * read_s))
     return state
 
 
 def test_a_store_far_away_gets_as_many_as_there_may_be_within_seconds() -> None:
-    state = play(reads.begin(), far(0.3), 4)
-    assert state.level == reads.MOST
+    state = play(read_concurrency.begin(), far(0.3), 4)
+    assert state.level == read_concurrency.MOST
 
 
 def test_a_store_that_is_full_gets_what_fills_it() -> None:
     store = far(0.3, capacity=100)  # 30 at once fill it
-    state = play(reads.begin(), store, 200)
+    state = play(read_concurrency.begin(), store, 200)
     assert state.settled == 32
     assert "32 at once take 320 ms each" in state.reason
     tried = set()
@@ -41,30 +41,30 @@ def test_a_store_that_is_full_gets_what_fills_it() -> None:
 
 
 def test_a_store_at_hand_that_takes_one_at_a_time_gets_few() -> None:
-    state = play(reads.begin(), far(0.001, capacity=1000), 500)
+    state = play(read_concurrency.begin(), far(0.001, capacity=1000), 500)
     assert state.settled <= 2
 
 
 def test_a_store_that_becomes_faster_is_found_out() -> None:
-    state = play(reads.begin(), far(0.3, capacity=100), 50)
-    assert play(state, far(0.3), 2000).settled == reads.MOST
+    state = play(read_concurrency.begin(), far(0.3, capacity=100), 50)
+    assert play(state, far(0.3), 2000).settled == read_concurrency.MOST
 
 
 def test_nobody_who_waits_wants_no_more() -> None:
-    state = play(reads.begin(), far(0.3), 50, waited=0.01)
-    assert state.level == reads.FIRST
+    state = play(read_concurrency.begin(), far(0.3), 50, waited=0.01)
+    assert state.level == read_concurrency.FIRST
     assert "hardly waited for" in state.reason
 
 
 def test_where_no_more_fit_nothing_is_said_about_more() -> None:
-    state = reads.step(reads.begin(), Round(0.3, 3, 0.3, 0.3))
-    assert state.level == reads.FIRST
+    state = read_concurrency.step(read_concurrency.begin(), Round(0.3, 3, 0.3, 0.3))
+    assert state.level == read_concurrency.FIRST
     assert "no more than 3 at once" in state.reason
 
 
 def test_what_was_chosen_stays() -> None:
-    for chosen in (1, reads.FIRST, reads.MOST, reads.MOST_CHOSEN):
-        assert play(reads.begin(chosen), far(0.3), 20).level == chosen
+    for chosen in (1, read_concurrency.FIRST, read_concurrency.MOST, read_concurrency.MOST_CHOSEN):
+        assert play(read_concurrency.begin(chosen), far(0.3), 20).level == chosen
 
 
 @given(
@@ -79,8 +79,8 @@ def test_what_was_chosen_stays() -> None:
     )
 )
 def test_whatever_is_seen_it_stays_within_bounds(seen: list[Round]) -> None:
-    state = reads.begin()
+    state = read_concurrency.begin()
     for each in seen:
-        state = reads.step(state, each)
-        assert 1 <= state.level <= reads.MOST
-        assert 1 <= state.settled <= reads.MOST
+        state = read_concurrency.step(state, each)
+        assert 1 <= state.level <= read_concurrency.MOST
+        assert 1 <= state.settled <= read_concurrency.MOST

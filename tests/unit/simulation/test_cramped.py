@@ -5,10 +5,10 @@ import json
 import pytest
 
 from millrace.cli import main
-from millrace.policies import capacity
-from millrace.policies.capacity import Capacity
 from millrace.policies.decision import Decision
-from millrace.policies.scalers import KINDS
+from millrace.policies.scaling import capacity
+from millrace.policies.scaling.capacity import Capacity
+from millrace.policies.scaling.scaling_policies import KINDS
 from millrace.simulation import cramped
 
 SELDOM = 0.7

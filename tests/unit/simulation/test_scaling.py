@@ -2,7 +2,7 @@
 
 import random
 
-from millrace.policies.autoscale import Limits
+from millrace.policies.scaling.autoscale import Limits
 from millrace.simulation import scaling
 from millrace.simulation.workloads import Workload, workload
 

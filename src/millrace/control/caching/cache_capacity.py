@@ -15,7 +15,7 @@ from millrace.control.state.cache_state import CachedPoint
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.task_queue import newest
 from millrace.planning.points import CachePoint
-from millrace.policies import eviction
+from millrace.policies.caching import eviction
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock, StoreMeasured
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Which cache point each job uses, and how: decided before its first task, by its profile, and again as it goes on.
 
-The decisions themselves are in :mod:`millrace.policies.autocache`; here is what they are made of, and what follows.
+The decisions themselves are in :mod:`millrace.policies.caching.autocache`; here is what they are made of, and what
+follows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from millrace.control.state.observed import CacheSight
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.task_queue import newest
 from millrace.planning.points import CachePoint
-from millrace.policies import autocache as policy
-from millrace.policies.projection import Profile, Store, times
+from millrace.policies.caching import autocache as policy
+from millrace.policies.caching.cache_cost_model import Profile, Store, times
 from millrace.protocol.cache_messages import MeasureStore, StoreCost
 from millrace.protocol.messages import Notice
 

@@ -10,8 +10,8 @@ from millrace.control.state.observed import CacheSight, Observed
 from millrace.control.state.state import Job, State
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
-from millrace.policies.autocache import Look
-from millrace.policies.projection import Passed, Profile, Stage
+from millrace.policies.caching.autocache import Look
+from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage
 from millrace.protocol.reports import NodeMeasure
 
 LOOK_ELEMENTS = 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.control.journal.event import Event
-from millrace.policies.autocache import Kind
+from millrace.policies.caching.autocache import Kind
 from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 

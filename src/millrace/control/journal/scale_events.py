@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from millrace.control.journal.event import Event
-from millrace.policies.autoscale import Scale
-from millrace.policies.capacity import Capacity
-from millrace.policies.scalers import Other
+from millrace.policies.scaling.autoscale import Scale
+from millrace.policies.scaling.capacity import Capacity
+from millrace.policies.scaling.scaling_policies import Other
 
 
 class ScaleChosen(Event, frozen=True, tag="ScaleChosen"):

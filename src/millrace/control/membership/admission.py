@@ -8,7 +8,7 @@ from millrace.control.state.state import Consumer, Job, Settings, State
 from millrace.control.tasks.task_queue import missing
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
-from millrace.policies.sharing import MAX_PRIORITY, MIN_PRIORITY
+from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY
 from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_CONSUMERS, MOST_TASKS, MOST_WORKERS, JobSpec
 from millrace.protocol.messages import Failure, JoinJob
 

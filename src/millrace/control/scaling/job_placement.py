@@ -16,7 +16,7 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import Reading, ScaleSight
 from millrace.control.state.state import Job, State, Worker
 from millrace.control.tasks.leases import take_back
-from millrace.policies import where as policy
+from millrace.policies.scaling import placement as policy
 from millrace.protocol.messages import Notice
 from millrace.protocol.reports import Flow
 

@@ -1,8 +1,8 @@
 """How many workers each job is to have: looked at as reports come in, decided by a pure policy.
 
 A look at a job begins when its workers have been the same for a while, and is over when each of its consumers has read
-some more elements; :mod:`millrace.policies.autoscale` says what follows from it, or another policy of
-:mod:`millrace.policies.scalers`.
+some more elements; :mod:`millrace.policies.scaling.autoscale` says what follows from it, or another policy of
+:mod:`millrace.policies.scaling.scaling_policies`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.scaling import job_placement
 from millrace.control.state.observed import Reading, ScaleSight
 from millrace.control.state.state import Job, State
-from millrace.policies import scalers
-from millrace.policies.autoscale import Limits, Look, Scale
-from millrace.policies.capacity import in_force
-from millrace.policies.cost import USUAL
-from millrace.policies.scalers import Kind, Other, Sight
+from millrace.policies.prices import USUAL
+from millrace.policies.scaling import scaling_policies
+from millrace.policies.scaling.autoscale import Limits, Look, Scale
+from millrace.policies.scaling.capacity import in_force
+from millrace.policies.scaling.scaling_policies import Kind, Other, Sight
 from millrace.protocol.messages import ConsumerReport
 from millrace.protocol.reports import Pace
 
@@ -43,7 +43,7 @@ def begin(turn: Turn, job: Job) -> None:
         return
     known = turn.state.sizes.get(job.kind)
     first = known or turn.state.settings.first_workers
-    decision = scalers.begin(_kind(turn.state, job), first, _limits(turn, job))
+    decision = scaling_policies.begin(_kind(turn.state, job), first, _limits(turn, job))
     _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
 
 
@@ -53,8 +53,8 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     if job.scaling is None or job.failure is not None:
         return
     kind = _kind(turn.state, job)
-    if _regime(job) != job.scaling.regime or kind != scalers.kind_of(job.scaling.search):
-        again = scalers.begin(kind, job.scaling.scale.workers, _limits(turn, job))
+    if _regime(job) != job.scaling.regime or kind != scaling_policies.kind_of(job.scaling.search):
+        again = scaling_policies.begin(kind, job.scaling.scale.workers, _limits(turn, job))
         what = "the mode of its cache" if _regime(job) != job.scaling.regime else "the scaling policy of the service"
         _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
     sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
@@ -71,14 +71,14 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(turn, sight)
     if sight.settling:
         begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
-        if scalers.pause_over(kind, fewest, waits if begun else 0.0):
+        if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0):
             sight.settling = False
             _mark(turn, job, sight)
         return
-    if used is None or not scalers.look_over(kind, fewest, waits, turn.now - sight.marked):
+    if used is None or not scaling_policies.look_over(kind, fewest, waits, turn.now - sight.marked):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
-    if not scalers.look_counts(kind, elements, came, waits):
+    if not scaling_policies.look_counts(kind, elements, came, waits):
         _mark(turn, job, sight)
         return
     busy, cpu = map(statistics.fmean, used)
@@ -88,14 +88,14 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     moved = job_placement.look(turn, job, sight, by_consumer, waits)
     _mark(turn, job, sight)
     if moved:
-        anew = scalers.begin(kind, turn.state.crew.locals[job.name], _limits(turn, job))
+        anew = scaling_policies.begin(kind, turn.state.crew.locals[job.name], _limits(turn, job))
         _chosen(turn, job, anew.value, "begins anew with its local workers")
         return
     rates = (turn.state.settings.prices or USUAL).rates(
         len(seen), job.spec.accelerators, turn.state.crew.locals[job.name]
     )
     before = job.scaling.search
-    decision = scalers.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job))
+    decision = scaling_policies.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job))
     news = decision.reason != job.scaling.reason and look.workers <= before.workers
     if decision.value != before or news:
         _chosen(turn, job, decision.value, decision.reason)
@@ -107,7 +107,7 @@ def _kind(state: State, job: Job) -> Kind:
 
 def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
     scale, other = (found, None) if isinstance(found, Scale) else (Scale(found.workers), found)
-    if other is not None and scalers.settled(None if job.scaling is None else job.scaling.search, other):
+    if other is not None and scaling_policies.settled(None if job.scaling is None else job.scaling.search, other):
         scale = Scale(other.workers, "settled")
     turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now, other))
 

@@ -23,8 +23,8 @@ from millrace.control.state.serving_index import fits
 from millrace.control.state.state import SERVICE, Job, Worker
 from millrace.control.tasks.leases import take_back
 from millrace.control.tasks.task_queue import active, by_worker
-from millrace.policies.assignment import JobNeed, assign
-from millrace.policies.sharing import Accounts, Need, Standing, gives, share
+from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
+from millrace.policies.scheduling.worker_assignment import JobNeed, assign
 from millrace.protocol.messages import CloseJob
 
 

@@ -1,7 +1,7 @@
 """How many workers the service is to have: with every tick what its jobs are to have together, within its limits.
 
 More are asked for at once; those that are too many leave in good order. What the cluster turns out not to hold is no
-longer asked for until it is tried again (:mod:`millrace.policies.capacity`).
+longer asked for until it is tried again (:mod:`millrace.policies.scaling.capacity`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millrace.control.scaling.job_placement import wanted
 from millrace.control.scaling.job_scaling import scales
 from millrace.control.state.state import State, Worker
 from millrace.control.tasks.task_queue import by_worker
-from millrace.policies import capacity
+from millrace.policies.scaling import capacity
 
 _NAMED = 8
 """Jobs that a reason names, at most."""

@@ -6,12 +6,12 @@ import hashlib
 
 import msgspec
 
-from millrace.policies.autocache import Kind
+from millrace.policies.caching.autocache import Kind
 from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class Use(msgspec.Struct):
-    """What a point is worth to a job; see :class:`millrace.policies.eviction.Use`."""
+    """What a point is worth to a job; see :class:`millrace.policies.caching.eviction.Use`."""
 
     saves: float
     last: float
@@ -97,7 +97,7 @@ class ModeOf(msgspec.Struct, frozen=True):
     """What a job does about its cache points.
 
     Attributes:
-        kind: see :class:`millrace.policies.autocache.Mode`.
+        kind: see :class:`millrace.policies.caching.autocache.Mode`.
         node: the active point, -1 without one.
         slower: see there.
         reason: of the decision.

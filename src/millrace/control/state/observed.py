@@ -7,11 +7,11 @@ import msgspec
 from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
 from millrace.control.state.serving_index import Crew
 from millrace.planning.progress import TaskSet
-from millrace.policies.autocache import Look
-from millrace.policies.capacity import Shortage
+from millrace.policies.caching.autocache import Look
+from millrace.policies.caching.cache_cost_model import Profile
 from millrace.policies.decision import Decision
-from millrace.policies.projection import Profile
-from millrace.policies.sharing import Accounts, Standing, ahead
+from millrace.policies.scaling.capacity import Shortage
+from millrace.policies.scheduling.fair_share import Accounts, Standing, ahead
 from millrace.protocol.cache_messages import StoreCost
 from millrace.protocol.messages import (
     ConsumerReport,

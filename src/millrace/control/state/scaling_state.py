@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.policies.autoscale import Scale
-from millrace.policies.capacity import Capacity
-from millrace.policies.scalers import Other
+from millrace.policies.scaling.autoscale import Scale
+from millrace.policies.scaling.capacity import Capacity
+from millrace.policies.scaling.scaling_policies import Other
 
 REMEMBERED = 1000
 """Jobs whose numbers are kept for the next of their kind; the longest unused are forgotten first."""

@@ -23,8 +23,8 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.points import CachePoint
 from millrace.planning.tables import TableSummary
-from millrace.policies.cost import PriceTable
-from millrace.policies.scalers import Kind
+from millrace.policies.prices import PriceTable
+from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol.crash_sites import Place, Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure

@@ -28,7 +28,7 @@ from millrace.ops.stacking import Allocate
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.tables import SplitTable
 from millrace.planning.units import UnitMap
-from millrace.policies import reads
+from millrace.policies import read_concurrency
 from millrace.sources import list_source, open_source
 from millrace.sources.contract import PositionSource, Seen, SequentialSource, nobody
 from millrace.sources.listing import changed_file
@@ -95,7 +95,7 @@ class Program:
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._far = [] if _pool else [number for number, node in graph.sources() if _reads_far(node)]
         self._reads: dict[int, Reads] = {}
-        self._readers = Pool(1, self._options.reads_in_flight or reads.MOST, name="read")
+        self._readers = Pool(1, self._options.reads_in_flight or read_concurrency.MOST, name="read")
         self._lock = threading.Lock()
 
     def run(

@@ -11,8 +11,8 @@ from millrace.control.state.observed import CacheSight
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
 from millrace.planning.points import CachePoint
-from millrace.policies.autocache import Look
-from millrace.policies.projection import Passed
+from millrace.policies.caching.autocache import Look
+from millrace.policies.caching.cache_cost_model import Passed
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import NodeMeasure
 

@@ -11,7 +11,7 @@ from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, check_e
 
 from millrace.control import inputs as inp
 from millrace.control.journal import events as ev
-from millrace.policies.where import AGAIN_S
+from millrace.policies.scaling.placement import AGAIN_S
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import Flow, LaneReport, Pace
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from millrace.policies.capacity import DOUBLINGS, PAUSE, Capacity, found, in_force, patience, watch
+from millrace.policies.scaling.capacity import DOUBLINGS, PAUSE, Capacity, found, in_force, patience, watch
 
 PATIENCE_S = 60.0
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.where import BACKLOG_S, WAITS, Side, stay_home
+from millrace.policies.scaling.placement import BACKLOG_S, WAITS, Side, stay_home
 
 rates = st.floats(0.0, 1e9)
 counts = st.integers(0, 1000)

@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import number
-from millrace.policies.sharing import Standing
+from millrace.policies.scheduling.fair_share import Standing
 
 
 class JobNeed(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 What differs from Cachew:
 
-* Reading from the cache and computing run beside each other (see :mod:`millrace.policies.projection`).
+* Reading from the cache and computing run beside each other (see :mod:`millrace.policies.caching.cache_cost_model`).
 * A cache has to pay for its writing within the epochs that are still to come (:func:`later_epochs`).
 * Half a cache is used, and counts by its share; a hit is compared with computing, and left if it is clearly slower.
 * "Equal" is 3 %, or what the noise of the measurements makes of it. Among equals the cheapest is taken: what is kept
@@ -19,9 +19,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from millrace.policies.caching.cache_cost_model import Profile, Store, Times, times
 from millrace.policies.decision import Decision
 from millrace.policies.figures import duration, percent
-from millrace.policies.projection import Profile, Store, Times, times
 
 MODES = ("auto", "compute", "cache")
 """What ``autocache(mode=...)`` may say of a point: decide by measuring; never use it; use it in any case."""

@@ -7,7 +7,7 @@ from benchmarks.papers.eviction import Job, Kept, Recent, hit_ratios
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.eviction import HALF_LIFE_S, WORTH, Block, Use, admit, benefit, evict
+from millrace.policies.caching.eviction import HALF_LIFE_S, WORTH, Block, Use, admit, benefit, evict
 
 MIB = 1 << 20
 

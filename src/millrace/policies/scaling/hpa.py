@@ -11,8 +11,8 @@ import math
 
 import msgspec
 
-from millrace.policies.autoscale import Limits
 from millrace.policies.decision import Decision
+from millrace.policies.scaling.autoscale import Limits
 
 TARGET = 0.80
 """Cachew's baseline (6.1)."""

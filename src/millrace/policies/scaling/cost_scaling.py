@@ -27,10 +27,10 @@ from typing import Literal
 
 import msgspec
 
-from millrace.policies.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
-from millrace.policies.cost import Rates
 from millrace.policies.decision import Decision
 from millrace.policies.figures import duration, number
+from millrace.policies.prices import Rates
+from millrace.policies.scaling.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
 
 SAVES = 0.02
 """Numbers of workers that save less of the cost of an element are not worth a look."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.transfer import TransferCost, fit, proportional
+from millrace.policies.caching.io_cost import TransferCost, fit, proportional
 
 SIZES = [4096 * 4**step for step in range(9)]
 times = st.floats(1e-7, 1e3)

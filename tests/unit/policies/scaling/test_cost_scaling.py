@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.autoscale import DRIFT, LOOKS, Limits, Look
-from millrace.policies.cheapest import PROBE_LOOKS, SAVES, CheapScale, begin, price, step
-from millrace.policies.cost import USUAL, Rates
+from millrace.policies.prices import USUAL, Rates
+from millrace.policies.scaling.autoscale import DRIFT, LOOKS, Limits, Look
+from millrace.policies.scaling.cost_scaling import PROBE_LOOKS, SAVES, CheapScale, begin, price, step
 
 LIMITS = Limits(1, 300)
 OWN_S = 0.01

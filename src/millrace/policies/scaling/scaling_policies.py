@@ -1,7 +1,7 @@
 """The policies for a job's number of workers that there are, with one face.
 
 A service has one of :data:`SERVICES` for all its jobs; a job that wants to be cheap (``workers="cheapest"``) has
-:mod:`millrace.policies.cheapest` whatever the service has.
+:mod:`millrace.policies.scaling.cost_scaling` whatever the service has.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Literal, get_args
 
 import msgspec
 
-from millrace.policies import autoscale, cachew_scaling, cheapest, hpa
-from millrace.policies.autoscale import Limits, Look, Scale
-from millrace.policies.cachew_scaling import CachewScale
-from millrace.policies.cheapest import CheapScale
-from millrace.policies.cost import Rates
 from millrace.policies.decision import Decision
-from millrace.policies.hpa import HpaScale
+from millrace.policies.prices import Rates
+from millrace.policies.scaling import autoscale, cachew_scaling, cost_scaling, hpa
+from millrace.policies.scaling.autoscale import Limits, Look, Scale
+from millrace.policies.scaling.cachew_scaling import CachewScale
+from millrace.policies.scaling.cost_scaling import CheapScale
+from millrace.policies.scaling.hpa import HpaScale
 
 Kind = Literal["millrace", "cachew", "hpa", "cheapest"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SERVICES: tuple[Kind, ...] = ("millrace", "cachew", "hpa")
 """Those that a service can be told to use."""
 Other = CachewScale | CheapScale | HpaScale
-"""Where the search of another policy than :mod:`millrace.policies.autoscale` has come to."""
+"""Where the search of another policy than :mod:`millrace.policies.scaling.autoscale` has come to."""
 Found = Decision[Scale] | Decision[CachewScale] | Decision[CheapScale] | Decision[HpaScale]
 
 
@@ -66,7 +66,7 @@ def begin(kind: Kind, workers: int, limits: Limits) -> Found:
         case "hpa":
             return Decision(HpaScale(first), f"begins with {first}")
         case "cheapest":
-            return cheapest.begin(workers, limits)
+            return cost_scaling.begin(workers, limits)
     return autoscale.begin(workers, limits)
 
 
@@ -78,7 +78,7 @@ def step(scale: Scale | Other, sight: Sight, limits: Limits) -> Found:
         case HpaScale():
             return hpa.step(scale, sight.cpu, sight.at, limits, sight.look.workers)
         case CheapScale():
-            return cheapest.step(scale, sight.look, limits, sight.rates)
+            return cost_scaling.step(scale, sight.look, limits, sight.rates)
     return autoscale.step(scale, sight.look, limits)
 
 

@@ -3,17 +3,17 @@
 tf.data service (4.2) advises against disaggregation where the link to the workers is slower than computing at home:
 there it is one or the other. Here both feed one consumer, and what they give adds up, so a link counts by what it adds.
 Workers of the service are worth it if all that they bring is at least half of what one local worker does, as half of
-perfect scaling is what any further worker has to bring (:mod:`millrace.policies.autoscale`). They are blamed for less
-only if it is the link that holds elements back: the consumer waits, and computed ones lie at the other end.
+perfect scaling is what any further worker has to bring (:mod:`millrace.policies.scaling.autoscale`). They are blamed
+for less only if it is the link that holds elements back: the consumer waits, and computed ones lie at the other end.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from millrace.policies.autoscale import SCALES
 from millrace.policies.decision import Decision
 from millrace.policies.figures import number
+from millrace.policies.scaling.autoscale import SCALES
 
 AGAIN_S = 600.0
 """After which a job that has stayed at home and still waits looks whether the link has become better."""

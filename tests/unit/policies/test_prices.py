@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.cost import Machine, Prices, cheapest, cost
+from millrace.policies.prices import Machine, Prices, cheapest, cost
 
 TPU = Machine(hour=4.5)
 N2 = Machine(hour=0.08)

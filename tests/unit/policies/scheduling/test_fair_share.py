@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.policies.sharing import MEMORY_S, PATIENCE_S, Accounts, Need, Standing, ahead, gives, share
+from millrace.policies.scheduling.fair_share import MEMORY_S, PATIENCE_S, Accounts, Need, Standing, ahead, gives, share
 
 CLOSE = 1e-4
 TENANTS = ("red", "green", "blue")

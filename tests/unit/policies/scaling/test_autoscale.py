@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.autoscale import (
+from millrace.policies.scaling.autoscale import (
     JUMP,
     LOOKS,
     PROBE_MEANS,

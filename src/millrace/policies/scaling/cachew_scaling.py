@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from millrace.policies.autoscale import Limits, Look, bound
 from millrace.policies.decision import Decision
+from millrace.policies.scaling.autoscale import Limits, Look, bound
 
 THRESHOLD = 0.03
 QUEUE_GROWTH = 0.40

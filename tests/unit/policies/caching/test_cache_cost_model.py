@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.policies.cache_models import MB, Linear, all_points, profile, profiles, store, stores
 
-from millrace.policies.projection import Passed, Stage, Store, times
+from millrace.policies.caching.cache_cost_model import Passed, Stage, Store, times
 
 UNDER = (1,)
 

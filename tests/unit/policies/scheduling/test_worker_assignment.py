@@ -1,6 +1,6 @@
-from millrace.policies.assignment import JobNeed, assign
-from millrace.policies.respawn import respawn_at
-from millrace.policies.sharing import Standing
+from millrace.policies.scaling.respawn import respawn_at
+from millrace.policies.scheduling.fair_share import Standing
+from millrace.policies.scheduling.worker_assignment import JobNeed, assign
 
 
 def need(job, workers, share, *, ahead=0.0, served=0):

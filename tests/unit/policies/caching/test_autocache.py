@@ -18,17 +18,8 @@ from tests.unit.policies.cache_models import (
     worth_writing,
 )
 
-from millrace.policies.autocache import (
-    LOOKS,
-    MARGIN,
-    Look,
-    Mode,
-    choose_mode,
-    later_epochs,
-    profiled,
-    revisit,
-)
-from millrace.policies.projection import Passed, Stage, times
+from millrace.policies.caching.autocache import LOOKS, MARGIN, Look, Mode, choose_mode, later_epochs, profiled, revisit
+from millrace.policies.caching.cache_cost_model import Passed, Stage, times
 
 SLOW = profile(Stage(0.0102, threads=1, under=(1,)))
 """10.2 ms an element under the point, nothing above it."""
