@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.report import main
-from millrace.blocks.calibration import LARGEST, SMALLEST, calibrate
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.objects import ObjectStore
-from millrace.blocks.store import Block, BlockStore
+from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
+from millrace.blocks.stores.block_store import Block, BlockStore
+from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.object_store import ObjectStore
 from millrace.clusters.processes import worker_environment
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.testing.s3 import s3_bucket

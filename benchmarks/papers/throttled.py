@@ -18,8 +18,8 @@ from unittest import mock
 
 import numpy as np
 
-from millrace.blocks import store as stores
-from millrace.blocks.store import Block, BlockStore, Draft
+from millrace.blocks.stores import block_store as stores
+from millrace.blocks.stores.block_store import Block, BlockStore, Draft
 from millrace.elements.exporting import Bytes
 from millrace.elements.shred import Piece
 
@@ -103,7 +103,7 @@ class _Block:
 
 
 class ThrottledStore:
-    """A :class:`~millrace.blocks.store.BlockStore` behind a link for each direction."""
+    """A :class:`~millrace.blocks.stores.block_store.BlockStore` behind a link for each direction."""
 
     def __init__(self, store: BlockStore, bytes_per_s: float) -> None:
         self._store = store

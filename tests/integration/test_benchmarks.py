@@ -15,7 +15,7 @@ from benchmarks.harness import FailedError, sample
 from benchmarks.papers import read_cost
 
 from millrace import LocalService
-from millrace.blocks.directory import DirectoryStore
+from millrace.blocks.stores.file_store import DirectoryStore
 
 ROOT = Path(__file__).parents[2]
 SERVED = "millrace, embedded, 2 workers"

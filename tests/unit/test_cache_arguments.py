@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millrace as mr
-from millrace.blocks.capacity import default_bytes
+from millrace.blocks.disk_capacity import default_bytes
 from millrace.cli import main
 from millrace.cli.options import size, trust
 

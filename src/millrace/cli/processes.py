@@ -119,7 +119,7 @@ def _dispatcher(options: argparse.Namespace) -> int:
     if options.cache_dir is None and options.cache_bytes is not None:
         raise PipelineError("--cache-bytes says how much a cache may take: say where it is, too, with --cache-dir")
     if options.cache_dir is not None and options.cache_bytes is None:
-        from millrace.blocks.capacity import default_bytes
+        from millrace.blocks.disk_capacity import default_bytes
 
         options.cache_bytes = default_bytes(options.cache_dir)
     _raise_descriptors(_FOR_DISPATCHER)  # each peer takes one

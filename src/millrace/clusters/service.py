@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
-from millrace.blocks.capacity import default_bytes
+from millrace.blocks.disk_capacity import default_bytes
 from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
 from millrace.policies.scaling.scaling_policies import SERVICES

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from millrace.blocks import calibration
-from millrace.blocks.reader import BlockIndex, read_index
-from millrace.blocks.store import BlockStore, open_store
+from millrace.blocks import store_benchmark
+from millrace.blocks.block_reader import BlockIndex, read_index
+from millrace.blocks.stores.block_store import BlockStore, open_store
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of, split_place
@@ -51,7 +51,7 @@ class Shelf:
 
     def _opened(self) -> BlockStore:
         store = open_store(self._location)
-        for point, name in store.blocks(calibration.POINT):
+        for point, name in store.blocks(store_benchmark.POINT):
             store.delete(point, name)  # left behind by a worker that died as it measured
         return store
 
@@ -80,7 +80,7 @@ class Shelf:
             return inp.StoreListed(None)
         self._failed = False
         for (point, name), size in blocks.items():
-            if point == calibration.POINT:
+            if point == store_benchmark.POINT:
                 continue
             if action.known.get(point, {}).get(name) == size:
                 found.setdefault(point, []).append(KeptBlock(name, size))

@@ -23,7 +23,7 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreCost(msgspec.Struct, frozen=True):
-    """What a store was measured to take; see :class:`millrace.blocks.calibration.Calibration`.
+    """What a store was measured to take; see :class:`millrace.blocks.store_benchmark.Calibration`.
 
     Attributes:
         memory: bytes of the host that measured it: what is larger is read from the store itself.

@@ -36,7 +36,7 @@ class Block:
 
 
 class Store:
-    """What :class:`millrace.blocks.store.BlockStore` is to the real dispatcher and workers.
+    """What :class:`millrace.blocks.stores.block_store.BlockStore` is to the real dispatcher and workers.
 
     Attributes:
         full: nothing more can be published; ``failed``: how often that was tried.

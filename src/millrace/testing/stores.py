@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from millrace.blocks.format import BlockInfo
-from millrace.blocks.keys import KEY_BYTES
-from millrace.blocks.reader import BlockReader
-from millrace.blocks.store import BlockStore
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.block_format import BlockInfo
+from millrace.blocks.block_keys import KEY_BYTES
+from millrace.blocks.block_reader import BlockReader
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.block_store import BlockStore
 from millrace.errors import BlockMissingError, CacheError
 
 POINT = "0123456789abcdef0123456789abcdef"
@@ -45,7 +45,7 @@ def get(store: BlockStore, name: str, start: int = 0, stop: int | None = None, p
 
 
 class BlockStoreSuite:
-    """Tests of :class:`millrace.blocks.store.BlockStore`; a subclass gives the fixture ``store``."""
+    """Tests of :class:`millrace.blocks.stores.block_store.BlockStore`; a subclass gives the fixture ``store``."""
 
     reads_after_deletion = False
     """Whether a block that is open can be read after it was deleted."""

@@ -15,8 +15,8 @@ from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, K
 from millrace.protocol.messages import LeaseTask
 
 if TYPE_CHECKING:
-    from millrace.blocks.catalog import Catalog
-    from millrace.blocks.store import BlockStore
+    from millrace.blocks.block_index import Catalog
+    from millrace.blocks.stores.block_store import BlockStore
     from millrace.engine.cache.cache_writer import Kept
     from millrace.engine.cache.cached_items import Point
     from millrace.wire.data.compression import Compression
@@ -93,7 +93,7 @@ class Caches:
             told += self._end(lease, lease.cache.place, using)
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
-        from millrace.blocks.union import Union
+        from millrace.blocks.merged_index import Union
         from millrace.engine.cache.cache_writer import Kept
         from millrace.engine.cache.cached_items import Point
 
@@ -110,7 +110,7 @@ class Caches:
 
     def _catalog(self, store: BlockStore, place: str, writer: str) -> Catalog:
         """What is known to lie at a place, its indexes read."""
-        from millrace.blocks.catalog import Catalog
+        from millrace.blocks.block_index import Catalog
 
         _, folder, path = split_place(place)
         first = False
@@ -131,7 +131,7 @@ class Caches:
         Raises:
             CacheError: it cannot be opened.
         """
-        from millrace.blocks.store import open_store
+        from millrace.blocks.stores.block_store import open_store
 
         with self._lock:
             store = self._stores.get(path)
@@ -184,7 +184,7 @@ class Caches:
 
     def measure(self, path: str, room: int) -> StoreMeasured:
         """What reads and writes of a store take here, found out with no more than ``room`` bytes in it."""
-        from millrace.blocks.calibration import LARGEST, SMALLEST, calibrate
+        from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
         from millrace.engine.run.host_limits import memory_bytes
 
         threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

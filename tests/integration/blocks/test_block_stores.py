@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.objects import ObjectStore
-from millrace.blocks.reader import BlockReader
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.block_reader import BlockReader
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.object_store import ObjectStore
 from millrace.errors import BlockMissingError, StoreFullError
 from millrace.testing.s3 import s3_bucket
 from millrace.testing.stores import POINT, BlockStoreSuite, get, put
@@ -57,8 +57,8 @@ def test_many_blocks_are_listed(bucket):
 WRITER = """
 import hashlib, os, sys
 import numpy as np
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.block_writer import BlockWriter
 
 folder, seed, same = sys.argv[1:]
 store = DirectoryStore(folder)

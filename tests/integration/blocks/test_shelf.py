@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.blocks.calibration import POINT
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.store_benchmark import POINT
+from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of

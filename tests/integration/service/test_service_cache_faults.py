@@ -18,7 +18,7 @@ import pytest
 from tests.integration.service.service_driving import WAIT_S, Reading, Service, consume, together
 
 import millrace as mr
-from millrace.blocks import calibration
+from millrace.blocks import store_benchmark
 
 COUNT = 160
 TASKS = 8
@@ -43,7 +43,7 @@ def epoch(dataset, service):
 
 
 def blocks(folder):
-    return [path for path in folder.glob("*/*") if path.parent.name not in {".drafts", calibration.POINT}]
+    return [path for path in folder.glob("*/*") if path.parent.name not in {".drafts", store_benchmark.POINT}]
 
 
 def drafts(folder):
@@ -295,7 +295,7 @@ def test_blocks_that_somebody_asked_to_remove_go_and_come_again(cached, folder, 
 INTERRUPTED = """
 import threading
 import millrace as mr
-from millrace.blocks import calibration
+from millrace.blocks import store_benchmark as calibration
 
 def held(number):
     if number == 50:

@@ -9,10 +9,10 @@ import pytest
 from tests.integration.service.service_driving import Service
 
 import millrace as mr
-from millrace.blocks import calibration
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.reader import BlockReader
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks import store_benchmark
+from millrace.blocks.block_reader import BlockReader
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.control.state.cache_state import place_of
 
 COUNT = 120
@@ -37,7 +37,7 @@ def kept(service):
 
 
 def places(folder):
-    return {path.name for path in folder.iterdir()} - {".drafts", calibration.POINT}
+    return {path.name for path in folder.iterdir()} - {".drafts", store_benchmark.POINT}
 
 
 WITHHELD = pytest.mark.filterwarnings("ignore:tenant '[a-z]+' may not read:millrace.MillraceWarning")

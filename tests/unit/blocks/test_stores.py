@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millrace.blocks import directory
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.memory import MemoryStore
-from millrace.blocks.objects import ObjectStore
-from millrace.blocks.store import open_store
+from millrace.blocks.stores import file_store
+from millrace.blocks.stores.block_store import open_store
+from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.memory_store import MemoryStore
+from millrace.blocks.stores.object_store import ObjectStore
 from millrace.elements import mapping
 from millrace.errors import BlockMissingError, CacheError, PipelineError, StoreFullError
 from millrace.sources import storage
@@ -223,7 +223,7 @@ def test_much_of_a_block_is_not_copied(tmp_path):
 
 
 def test_where_a_file_system_may_fail_much_is_copied_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "stays", lambda fd: False)
+    monkeypatch.setattr(file_store, "stays", lambda fd: False)
     store = DirectoryStore(str(tmp_path))
     put(store, "b1", bytes(3 << 20))
     before = pa.total_allocated_bytes()

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.keys import block_name
-from millrace.blocks.reader import read_index
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.block_keys import block_name
+from millrace.blocks.block_reader import read_index
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.control.state.cache_state import place_of
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.protocol.messages import LeaseTask, TaskRef

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millrace.blocks.behind import Behind, behind
-from millrace.blocks.format import BlockInfo
-from millrace.blocks.keys import Keys, as_bytes
-from millrace.blocks.store import BlockStore
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.async_writer import Behind, behind
+from millrace.blocks.block_format import BlockInfo
+from millrace.blocks.block_keys import Keys, as_bytes
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.block_store import BlockStore
 from millrace.elements.tree import nbytes_of, tree_map
 from millrace.errors import CacheError, CodecError
 from millrace.wire.data.compression import Compression

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from millrace.blocks.catalog import Found
-from millrace.blocks.keys import as_bytes
+from millrace.blocks.block_index import Found
+from millrace.blocks.block_keys import as_bytes
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
@@ -27,8 +27,8 @@ from millrace.planning.places import places
 from millrace.planning.units import UnitMap, Yield
 
 if TYPE_CHECKING:
-    from millrace.blocks.keys import Keys
-    from millrace.blocks.union import Lookup
+    from millrace.blocks.block_keys import Keys
+    from millrace.blocks.merged_index import Lookup
     from millrace.engine.cache.cache_writer import Added, Kept
     from millrace.engine.run.task import NodeContext
 

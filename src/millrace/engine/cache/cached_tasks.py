@@ -25,7 +25,7 @@ from millrace.engine.run.index_streams import Feed
 from millrace.graph import nodes as g
 
 if TYPE_CHECKING:
-    from millrace.blocks.keys import Keys
+    from millrace.blocks.block_keys import Keys
     from millrace.engine.run.task import NodeContext, RunningTask
 
 Chunks = Iterator[Chunk]

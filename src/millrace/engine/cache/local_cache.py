@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from millrace.blocks.catalog import Catalog
-from millrace.blocks.memory import MemoryStore
-from millrace.blocks.store import BlockStore, open_store
+from millrace.blocks.block_index import Catalog
+from millrace.blocks.stores.block_store import BlockStore, open_store
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache.cache_writer import Kept
 from millrace.engine.cache.cached_items import Point
 from millrace.engine.cache.find_cache_points import find_points

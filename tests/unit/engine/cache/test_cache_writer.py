@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.blocks.format import MESSAGE_BYTES
-from millrace.blocks.keys import Keys
-from millrace.blocks.memory import MemoryStore
-from millrace.blocks.reader import BlockReader
+from millrace.blocks.block_format import MESSAGE_BYTES
+from millrace.blocks.block_keys import Keys
+from millrace.blocks.block_reader import BlockReader
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache import cache_writer as kept_module
 from millrace.engine.cache.cache_writer import Kept
 from millrace.testing.stores import POINT

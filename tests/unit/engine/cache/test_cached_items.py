@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import numbers, pipeline
 from tests.unit.engine.conftest import elements_of
 
-from millrace.blocks.catalog import Catalog
-from millrace.blocks.memory import MemoryStore
+from millrace.blocks.block_index import Catalog
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.dataset import Dataset
 from millrace.engine.cache.cache_writer import Kept
 from millrace.engine.cache.cached_items import Point

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from millrace import Dataset, MillraceWarning
-from millrace.blocks.memory import MemoryStore
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache import local_cache
 
 
@@ -28,7 +28,7 @@ def test_blocks_of_a_folder_are_checked_once_and_not_each_epoch(tmp_path, monkey
         return crc32(data)
 
     assert list(dataset) == list(range(1000))
-    monkeypatch.setattr("millrace.blocks.reader.crc32", counted)
+    monkeypatch.setattr("millrace.blocks.block_reader.crc32", counted)
     assert list(dataset) == list(range(1000))
     assert not checked
 

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.blocks import catalog
-from millrace.blocks.catalog import Catalog
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.keys import KEY_BYTES, Keys
-from millrace.blocks.memory import MemoryStore
-from millrace.blocks.store import BlockStore
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks import block_index
+from millrace.blocks.block_index import Catalog
+from millrace.blocks.block_keys import KEY_BYTES, Keys
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.block_store import BlockStore
+from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.testing.stores import POINT, put
 
 KEYS = [hashlib.blake2b(bytes([number]), digest_size=KEY_BYTES).digest() for number in range(200)]
@@ -38,7 +38,7 @@ def write(store: BlockStore, numbers: list[int]) -> str:
 def read(known: Catalog, numbers: list[int]) -> dict[int, list[int] | None]:
     found = known.find(keys_of(numbers))
     there = found.block >= 0
-    some = catalog.Found(found.block[there], found.item[there])
+    some = block_index.Found(found.block[there], found.item[there])
     return dict(zip(np.array(numbers)[there].tolist(), known.read(some), strict=True))
 
 
@@ -113,7 +113,7 @@ def test_a_block_that_is_damaged_after_it_was_read_is_lost(tmp_path):
 
 
 def test_few_blocks_are_open_at_a_time(monkeypatch):
-    monkeypatch.setattr(catalog, "_OPEN_BLOCKS", 2)
+    monkeypatch.setattr(block_index, "_OPEN_BLOCKS", 2)
     store = MemoryStore()
     opened = []
     open_block = store.open

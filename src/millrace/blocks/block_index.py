@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millrace.blocks.keys import Keys, KeyTable
-from millrace.blocks.reader import BlockIndex, BlockReader, Reads, read_index
-from millrace.blocks.store import BlockStore
+from millrace.blocks.block_keys import Keys, KeyTable
+from millrace.blocks.block_reader import BlockIndex, BlockReader, Reads, read_index
+from millrace.blocks.stores.block_store import BlockStore
 from millrace.errors import CacheError
 
 _OPEN_BLOCKS = 64

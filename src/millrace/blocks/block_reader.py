@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from millrace.blocks.format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
-from millrace.blocks.keys import KEY_BYTES, Keys, KeyTable, block_name
-from millrace.blocks.store import Block
+from millrace.blocks.block_format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
+from millrace.blocks.block_keys import KEY_BYTES, Keys, KeyTable, block_name
+from millrace.blocks.stores.block_store import Block
 from millrace.elements.codec import decode, rows_of
 from millrace.elements.exporting import Bytes
 from millrace.elements.rows import Rows, maker

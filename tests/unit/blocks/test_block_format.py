@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from millrace.blocks.directory import DirectoryStore
-from millrace.blocks.format import MESSAGE_BYTES, TRAILER
-from millrace.blocks.keys import KEY_BYTES, KeyTable, block_name
-from millrace.blocks.memory import MemoryStore
-from millrace.blocks.reader import BlockReader, Reads, read_index
-from millrace.blocks.store import BlockStore
-from millrace.blocks.writer import BlockWriter
+from millrace.blocks.block_format import MESSAGE_BYTES, TRAILER
+from millrace.blocks.block_keys import KEY_BYTES, KeyTable, block_name
+from millrace.blocks.block_reader import BlockReader, Reads, read_index
+from millrace.blocks.block_writer import BlockWriter
+from millrace.blocks.stores.block_store import BlockStore
+from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.elements import mapping
 from millrace.elements.tree import flatten
 from millrace.errors import BlockDamagedError, CodecError, StoreFullError
@@ -119,7 +119,7 @@ def test_a_checksum_is_looked_at_once(monkeypatch):
         computed.append(len(data))
         return crc32(data)
 
-    monkeypatch.setattr("millrace.blocks.reader.crc32", counted)
+    monkeypatch.setattr("millrace.blocks.block_reader.crc32", counted)
     reader.read([0, 9])
     assert len(computed) == 2
     reader.read([0, 2, 9])
@@ -272,7 +272,7 @@ def test_what_was_written_to_since_is_looked_at_again(tmp_path):
 
 
 def test_a_long_index_takes_two_reads(monkeypatch):
-    monkeypatch.setattr("millrace.blocks.reader._TAIL_BYTES", 100)
+    monkeypatch.setattr("millrace.blocks.block_reader._TAIL_BYTES", 100)
     store = MemoryStore()
     block = Counted(store.open(POINT, write(store, [[number] for number in range(100)])))
     assert len(read_index(block)) == 100

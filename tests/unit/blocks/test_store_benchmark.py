@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.blocks.calibration import LARGEST, SMALLEST, Calibration, calibrate
-from millrace.blocks.memory import MemoryStore
+from millrace.blocks.store_benchmark import LARGEST, SMALLEST, Calibration, calibrate
+from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.errors import CacheError, StoreFullError
 
 MIB = 1 << 20

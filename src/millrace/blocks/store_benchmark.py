@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from millrace.blocks.store import Block, BlockStore
+from millrace.blocks.stores.block_store import Block, BlockStore
 from millrace.policies.caching.io_cost import TransferCost, fit, proportional
 
 POINT = "calibration"

@@ -18,7 +18,7 @@ from io import FileIO
 import numpy as np
 import pyarrow as pa
 
-from millrace.blocks.store import FULL, NAME, checked
+from millrace.blocks.stores.block_store import FULL, NAME, checked
 from millrace.elements.exporting import Bytes
 from millrace.elements.layout import ALIGNMENT
 from millrace.elements.mapping import OpenFile, snapshot, stays
@@ -42,7 +42,7 @@ _COPIED_BYTES = 80 << 10
 
 
 class DirectoryStore:
-    """A :class:`~millrace.blocks.store.BlockStore` in a folder, with a folder for each point.
+    """A :class:`~millrace.blocks.stores.block_store.BlockStore` in a folder, with a folder for each point.
 
     A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So what a
     process of this host left behind when it died can be told from what another one is writing, and is removed when

@@ -9,17 +9,8 @@ from zlib import crc32
 
 import numpy as np
 
-from millrace.blocks.format import (
-    CODECS,
-    MAGIC,
-    MESSAGE_BYTES,
-    TRAILER,
-    VERSION,
-    BlockInfo,
-    Index,
-    encode_index,
-)
-from millrace.blocks.keys import KEY_BYTES, block_name
+from millrace.blocks.block_format import CODECS, MAGIC, MESSAGE_BYTES, TRAILER, VERSION, BlockInfo, Index, encode_index
+from millrace.blocks.block_keys import KEY_BYTES, block_name
 from millrace.elements.codec import encode
 from millrace.elements.layout import ALIGNMENT
 from millrace.elements.shred import Piece

@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from millrace.blocks.store import FULL, NAME, checked
+from millrace.blocks.stores.block_store import FULL, NAME, checked
 from millrace.elements.exporting import Bytes
 from millrace.elements.shred import Piece
 from millrace.errors import (
@@ -24,7 +24,7 @@ from millrace.sources import storage
 
 
 class ObjectStore:
-    """A :class:`~millrace.blocks.store.BlockStore` under a URL.
+    """A :class:`~millrace.blocks.stores.block_store.BlockStore` under a URL.
 
     What a block is called is known when it is complete, and objects cannot be renamed. So a draft is a temporary file
     without a name (in ``TMPDIR``), which is uploaded when it is published.

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millrace.blocks.store import checked
+from millrace.blocks.stores.block_store import checked
 from millrace.elements.exporting import Bytes
 from millrace.elements.shred import Piece
 from millrace.errors import BlockMissingError, StoreFullError
 
 
 class MemoryStore:
-    """A :class:`~millrace.blocks.store.BlockStore` whose blocks are gone with it.
+    """A :class:`~millrace.blocks.stores.block_store.BlockStore` whose blocks are gone with it.
 
     Args:
         capacity: bytes of all blocks, drafts included; None: no limit.

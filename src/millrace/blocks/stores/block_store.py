@@ -153,8 +153,8 @@ def open_store(location: str, *, durable: bool = False) -> BlockStore:
         CacheError: the folder cannot be made or written to.
         PipelineError: the scheme is none that blocks can be written to.
     """
-    from millrace.blocks.directory import DirectoryStore
-    from millrace.blocks.objects import ObjectStore
+    from millrace.blocks.stores.file_store import DirectoryStore
+    from millrace.blocks.stores.object_store import ObjectStore
 
     if is_remote(location):
         return ObjectStore(location)

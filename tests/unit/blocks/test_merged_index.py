@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.blocks.catalog import Found
-from millrace.blocks.union import Union
+from millrace.blocks.block_index import Found
+from millrace.blocks.merged_index import Union
 
 
 class Items:

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millrace.blocks.catalog import Found
-from millrace.blocks.keys import Keys
+from millrace.blocks.block_index import Found
+from millrace.blocks.block_keys import Keys
 
 
 class Lookup(Protocol):
-    """Which items are kept, and their elements: :class:`~millrace.blocks.catalog.Catalog`, or several of them."""
+    """Which items are kept, and their elements: :class:`~millrace.blocks.block_index.Catalog`, or several of them."""
 
     def find(self, keys: Keys) -> Found:
         """Where items are.

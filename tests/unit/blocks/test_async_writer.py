@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from millrace.blocks import behind as behinds
-from millrace.blocks.behind import behind
+from millrace.blocks import async_writer as behinds
+from millrace.blocks.async_writer import behind
 from millrace.errors import StoreFullError
 
 

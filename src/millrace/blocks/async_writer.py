@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from millrace.elements.shred import Piece
 
 if TYPE_CHECKING:
-    from millrace.blocks.store import Draft
+    from millrace.blocks.stores.block_store import Draft
 
 _TOGETHER = 1 << 20
 """Bytes that are handed to the thread at once: to hand over costs as much as to write some kilobytes."""
@@ -20,7 +20,7 @@ _UNDER_WAY = 8
 
 
 class Behind:
-    """A :class:`~millrace.blocks.store.Draft`, for one thread at a time; what is written may not change.
+    """A :class:`~millrace.blocks.stores.block_store.Draft`, for one thread at a time; what is written may not change.
 
     Args:
         draft: that is written.
