@@ -26,7 +26,7 @@ from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, mai
 from millrace.control.journal import events as ev
 from millrace.control.journal.snapshot import dump
 from millrace.control.state.state import State
-from millrace.dispatcher.journal import SNAPSHOT_EVENTS, SqliteJournal
+from millrace.dispatcher.journal_file import SNAPSHOT_EVENTS, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.graph.nodes import Graph, Range

@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.memory import field_of
 from millrace import Dataset
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.clusters.processes import spawn
 
 FILES = 1_300_000

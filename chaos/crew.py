@@ -19,7 +19,7 @@ import msgspec
 
 from chaos.pipeline import BUFFER_BYTES
 from chaos.reader import LENGTH, Finished, Options, Over, Read, Saved, Word
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.errors import MillraceError
 from millrace.testing.processes import NotFiredError, ended

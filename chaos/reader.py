@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from chaos.pipeline import pipeline, prints
-from millrace.client.inbox import EpochInbox
+from millrace.client.epoch_buffer import EpochInbox
 from millrace.errors import ServiceError, ServiceUnreachableError
 
 SAVED = 0.1

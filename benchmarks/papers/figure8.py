@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.papers.report import main
 from benchmarks.papers.throttled import Link, pause
 from millrace import Dataset
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.clusters.processes import STOP_S, spawn, worker_environment
 
 QUESTION = (

@@ -11,8 +11,8 @@ from millrace.frameworks.readable import Viewable
 from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
-    from millrace.client.later import LaterReader
-    from millrace.client.session import EpochReader
+    from millrace.client.deferred_reader import LaterReader
+    from millrace.client.epoch_reader import EpochReader
 
 
 class DistributedDataset(Viewable):

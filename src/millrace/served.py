@@ -25,8 +25,8 @@ from millrace.planning.shapes import Varying
 from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
 
 if TYPE_CHECKING:
-    from millrace.client.later import LaterReader
-    from millrace.client.session import ConsumerSession, EpochReader
+    from millrace.client.deferred_reader import LaterReader
+    from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.training_host import TrainingHost
     from millrace.pipeline import Pipeline
@@ -151,7 +151,7 @@ class ServedPipeline(Readable):
                 session.close()
                 return self._begun(number, None)
         except StateError as error:
-            from millrace.client.later import AwaitedReader
+            from millrace.client.deferred_reader import AwaitedReader
 
             return AwaitedReader(error, self._fresh_state, functools.partial(self._reload, None))
 
@@ -162,7 +162,7 @@ class ServedPipeline(Readable):
         if not session.reading:
             return self._begin(session, chosen, passes, share)
 
-        from millrace.client.later import LaterReader
+        from millrace.client.deferred_reader import LaterReader
 
         begin = functools.partial(self._begin_beside, chosen, share, self._closings)
         reload = functools.partial(self._reload, share)
@@ -325,7 +325,7 @@ class ServedPipeline(Readable):
         With ``bottleneck``, that of this dataset's job: its ``reason`` says in one sentence what keeps the loop from
         being faster. None before the first ``iter()``, and once the job is over.
         """
-        from millrace.client.status import fetch_status
+        from millrace.client.status_query import fetch_status
 
         found = fetch_status(self.service_address(), self._token)
         own = [job["bottleneck"] for job in found["jobs"] if job["name"] == self._parameters["name"]]
@@ -390,7 +390,7 @@ class ServedPipeline(Readable):
         """Joins a job; ``changes``: what is another in it than in this dataset's own."""
         address = self.service_address()
 
-        from millrace.client.session import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
+        from millrace.client.epoch_reader import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
         from millrace.clusters.service import watch
         from millrace.protocol.job_spec import JobSpec
 

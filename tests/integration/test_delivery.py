@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.client.feed import Feed
+from millrace.client.receiver import Feed
 from millrace.elements import codec
 from millrace.errors import ElementTooLargeError
 from millrace.functions.shipping import pack
@@ -35,7 +35,7 @@ from millrace.wire.control.blob_transfer import digest_of
 from millrace.wire.data import compression as compressing
 from millrace.wire.data.data_connection import BulkServer, bulk_connect
 from millrace.wire.error_codec import error_of
-from millrace.worker.desk import Desk
+from millrace.worker.task_manager import Desk
 
 
 class Service:

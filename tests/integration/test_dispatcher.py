@@ -21,9 +21,9 @@ import pytest
 from millrace.cli import main
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.dispatcher import blobs, shortage
-from millrace.dispatcher.blobs import BlobFolder, BlobStore
-from millrace.dispatcher.service import STATUS, Dispatcher
+from millrace.dispatcher import blob_store, shortage
+from millrace.dispatcher.blob_store import BlobFolder, BlobStore
+from millrace.dispatcher.server import STATUS, Dispatcher
 from millrace.dispatcher.shortage import UnwritableError
 from millrace.errors import (
     ConsumerConflictError,
@@ -44,7 +44,7 @@ from millrace.wire.auth import OWN
 from millrace.wire.control.blob_transfer import digest_of, fetch_blob, put_blob
 from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.error_codec import error_of
-from millrace.worker import jobs as worker_jobs
+from millrace.worker import job_pipeline as worker_jobs
 from millrace.worker.worker import Worker
 
 STRUCTURE = pack(Graph(Range(start=0, stop=100)))[0]
@@ -546,7 +546,7 @@ def test_a_dispatcher_that_cannot_go_on_ends_with_a_message(loop_name: str):
     program = f"""
 import sys
 from millrace.cli import main
-from millrace.dispatcher.service import Dispatcher
+from millrace.dispatcher.server import Dispatcher
 
 async def fails(self):
     raise ZeroDivisionError("a bug")
@@ -590,7 +590,7 @@ def test_functions_that_cannot_be_read_for_want_of_a_descriptor_are_waited_for(
     one = worker(peers, address)
     reader = consumer(peers, address)
     opened = one.wait(msg.OpenJob)
-    left = short_of_descriptors(monkeypatch, blobs, 3)
+    left = short_of_descriptors(monkeypatch, blob_store, 3)
     assert fetch_blob(one.channel, opened.spec.bundle) == b"functions"
     assert left == [0]
     assert "What needs it waits" in reader.wait(msg.Notice).text

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from millrace.dispatcher import fleet as fleets
-from millrace.dispatcher.fleet import Fleet
+from millrace.dispatcher import worker_pool as fleets
+from millrace.dispatcher.worker_pool import Fleet
 from millrace.errors import ServiceError
 
 DONE = "ended with exit status 0", True

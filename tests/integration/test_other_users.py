@@ -18,7 +18,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import main
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, CacheError, ServiceError
@@ -60,7 +60,7 @@ try:
 except MillraceError as error:
     print(type(error).__name__, error)
 """
-LOADED = "from millrace.client.status import fetch_status; fetch_status(sys.argv[1], sys.argv[2])"
+LOADED = "from millrace.client.status_query import fetch_status; fetch_status(sys.argv[1], sys.argv[2])"
 
 
 def test_a_service_of_ones_own_is_found_without_a_word_and_refuses_others(theirs: Path, capsys: Any):

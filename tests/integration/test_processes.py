@@ -18,7 +18,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import main
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.clusters.processes import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
 from millrace.testing.processes import gone, runs

@@ -37,7 +37,7 @@ def services() -> Iterator[tuple[str, str]]:
 def fresh() -> Iterator[ProcessPoolExecutor]:
     """Each call in a process of its own."""
     context = multiprocessing.get_context("forkserver")  # of a server that has imported millrace, and done nothing
-    context.set_forkserver_preload([matrix.__name__, "millrace.client.session", "millrace.engine.run.local_epoch"])
+    context.set_forkserver_preload([matrix.__name__, "millrace.client.epoch_reader", "millrace.engine.run.local_epoch"])
     with ProcessPoolExecutor(2, context, max_tasks_per_child=1) as pool:
         yield pool
 

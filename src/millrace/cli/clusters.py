@@ -11,7 +11,7 @@ from millrace.cli.options import LOOPBACK, a_resource, amount, count_or_range, p
 from millrace.errors import PipelineError
 
 if TYPE_CHECKING:
-    from millrace.dispatcher.cluster import Cluster
+    from millrace.dispatcher.cluster_contract import Cluster
 
 
 def add_clusters(command: argparse.ArgumentParser) -> None:

@@ -140,7 +140,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
     cluster = cluster_of(options, token, lambda: dispatcher.address)  # first: local workers load meanwhile
     _, most = options.workers
 
-    from millrace.dispatcher.service import Dispatcher
+    from millrace.dispatcher.server import Dispatcher
     from millrace.observe.cost import read_prices
     from millrace.sources.storage import absolute
     from millrace.wire.address import format_address

@@ -65,7 +65,7 @@ def _add_service(command: argparse.ArgumentParser) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from millrace.client.status import check, fetch_status, watch_status
+    from millrace.client.status_query import check, fetch_status, watch_status
     from millrace.observe import status
 
     if options.check:
@@ -84,7 +84,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> int:
-    from millrace.client.status import fetch_status
+    from millrace.client.status_query import fetch_status
     from millrace.observe import cost, status
 
     table = cost.read_prices(options.prices) if options.prices else None
@@ -99,7 +99,7 @@ def _cost(options: argparse.Namespace) -> int:
 
 
 def _cache(options: argparse.Namespace) -> int:
-    from millrace.client.status import fetch_status, remove_blocks
+    from millrace.client.status_query import fetch_status, remove_blocks
     from millrace.observe import cache, status
     from millrace.policies import figures
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from millrace.client.meter import Rates
+from millrace.client.read_rate import Rates
 from millrace.policies.figures import duration, number, percent
 
 FIRST_S = 10.0

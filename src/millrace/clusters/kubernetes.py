@@ -28,7 +28,7 @@ from typing import Any
 
 from millrace.clusters import pods
 from millrace.clusters.api_server import ApiServer, Change, RefusedError
-from millrace.dispatcher.cluster import Ended
+from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import MillraceError
 from millrace.wire.backoff import delays
 
@@ -79,7 +79,7 @@ class _Pod:
 
 
 class KubernetesCluster:
-    """Scales a Deployment of workers, on the event loop; see :class:`millrace.dispatcher.cluster.Cluster`.
+    """Scales a Deployment of workers, on the event loop; see :class:`millrace.dispatcher.cluster_contract.Cluster`.
 
     The Deployment belongs to the service: nobody else may scale it. Its pods' workers are named by their pods, and
     find the dispatcher by their own arguments. Pods that are there from the beginning, because a dispatcher has died,

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from millrace.clusters.processes import STOP_S, hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
-from millrace.dispatcher.cluster import Ended
+from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import ServiceError
 from millrace.wire.address import WILDCARDS, answers, format_address, parse_address
 
@@ -25,7 +25,7 @@ GRACE_S = 2 * STOP_S
 
 
 class RayCluster:
-    """Starts workers on the nodes of a Ray cluster; see :class:`millrace.dispatcher.cluster.Cluster`.
+    """Starts workers on the nodes of a Ray cluster; see :class:`millrace.dispatcher.cluster_contract.Cluster`.
 
     Each is a process, as on a single machine, and an actor holds it: user code that crashes ends neither the actor nor
     what it has to tell, and the kernel ends the process with its actor, however that ends. Ray spreads actors over the

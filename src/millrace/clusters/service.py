@@ -152,7 +152,7 @@ class Service:
         self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._words)
         try:
             # What reads from a service takes a while to load, as its processes do.
-            importlib.import_module("millrace.client.session")
+            importlib.import_module("millrace.client.epoch_reader")
             self.address: str = _address_of(self._process, self._words)
         except BaseException:
             self.close()
@@ -170,7 +170,7 @@ class Service:
         Raises:
             ServiceError: if it can't be asked.
         """
-        from millrace.client.status import fetch_status
+        from millrace.client.status_query import fetch_status
 
         return fetch_status(self.address, self.token)
 

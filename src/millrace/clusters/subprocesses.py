@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from millrace.clusters.processes import hang_up, how_ended, reap, spawn
-from millrace.dispatcher.cluster import Ended
+from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import ServiceError
 
 STDERR = 2
@@ -19,7 +19,7 @@ STDERR = 2
 
 
 class LocalCluster:
-    """Starts workers on this machine; see :class:`millrace.dispatcher.cluster.Cluster`.
+    """Starts workers on this machine; see :class:`millrace.dispatcher.cluster_contract.Cluster`.
 
     Args:
         dispatcher: says where the dispatcher listens; asked whenever a worker is started.

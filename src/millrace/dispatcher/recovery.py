@@ -16,8 +16,8 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.membership.jobs import remove_job
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State
-from millrace.dispatcher.blobs import BlobFolder
-from millrace.dispatcher.journal import Past, SqliteJournal, move_journal, remove_journal, set_aside
+from millrace.dispatcher.blob_store import BlobFolder
+from millrace.dispatcher.journal_file import Past, SqliteJournal, move_journal, remove_journal, set_aside
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, unusable
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError

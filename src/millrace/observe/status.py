@@ -127,7 +127,7 @@ def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, a
     """Shows each answer of a service in the place of the one before; one below the other where there is no terminal.
 
     Args:
-        answers: of :func:`millrace.client.status.watch_status`.
+        answers: of :func:`millrace.client.status_query.watch_status`.
         out: where to; None: standard output.
         as_lines: for programs: each as one line of JSON.
     """

@@ -1,4 +1,4 @@
-"""What a worker reads from caches and adds to them: :mod:`millrace.worker.caches`, without files.
+"""What a worker reads from caches and adds to them: :mod:`millrace.worker.cache_access`, without files.
 
 It has its blocks' indexes from when it first needed them, as the real one: so a block may be known, and gone.
 """

@@ -17,7 +17,7 @@ BEGIN_S = (0.1, 2.0)
 
 
 class Cluster:
-    """Starts and ends workers, as :mod:`millrace.dispatcher.fleet` has it done.
+    """Starts and ends workers, as :mod:`millrace.dispatcher.worker_pool` has it done.
 
     Args:
         town: where they live.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from millrace.client.credit import CreditPool
-from millrace.client.inbox import EpochInbox, Outcome
+from millrace.client.epoch_buffer import EpochInbox, Outcome
 from millrace.errors import ProtocolError
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from millrace.control.journal.events import AnyEvent
-from millrace.dispatcher.journal import Past
+from millrace.dispatcher.journal_file import Past
 
 _DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
 class Disk:
-    """Holds what :mod:`millrace.dispatcher.journal` and the folder of blobs would hold.
+    """Holds what :mod:`millrace.dispatcher.journal_file` and the folder of blobs would hold.
 
     Args:
         every: events from one snapshot to the next.

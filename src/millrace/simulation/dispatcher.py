@@ -1,4 +1,4 @@
-"""The dispatcher: the real mind in a modelled shell, which does what :mod:`millrace.dispatcher.service` does."""
+"""The dispatcher: the real mind in a modelled shell, which does what :mod:`millrace.dispatcher.server` does."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class Dispatcher(Process):
             case _:
                 pass  # blobs are kept
 
-    # -- the store, as in :mod:`millrace.dispatcher.shelf` -------------------------------------------------------------
+    # -- the store, as in :mod:`millrace.dispatcher.store_janitor` -----------------------------------------------------
 
     def _shelve(self, action: act.ListStore | act.DeleteBlocks) -> None:
         """In the background, one thing at a time; what came of it is fed."""

@@ -1,4 +1,4 @@
-"""A worker's lane: :mod:`millrace.worker.lanes` and :mod:`millrace.worker.running` as one generator.
+"""A worker's lane: :mod:`millrace.worker.consumer_lane` and :mod:`millrace.worker.task_runner` as one generator.
 
 The buffer is the real one; an output takes a byte of it.
 """
@@ -19,10 +19,10 @@ from millrace.protocol.reports import LaneReport
 from millrace.simulation.caching import Using
 from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
 from millrace.simulation.world import Connection
-from millrace.worker.buffers import Allowance, LaneBuffer, Message, TaskKey
-from millrace.worker.care import ALONE
-from millrace.worker.lanes import Stop, StoppedError
+from millrace.worker.consumer_lane import Stop, StoppedError
 from millrace.worker.leftovers import LeftoversMissingError
+from millrace.worker.outbox import Allowance, LaneBuffer, Message, TaskKey
+from millrace.worker.probe_reporter import ALONE
 
 if TYPE_CHECKING:
     from millrace.simulation.worker import Worker

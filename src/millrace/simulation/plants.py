@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
-from millrace.client.inbox import EpochInbox
+from millrace.client.epoch_buffer import EpochInbox
 from millrace.control.actions import StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.journal import cache_events as cev

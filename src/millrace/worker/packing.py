@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millrace.errors import CodecError
-from millrace.worker.buffers import Message
+from millrace.worker.outbox import Message
 
 LEAST, MOST_BYTES = 1 << 20, 4 << 20
 """Bytes of a message, unless a single element is larger: each wakes two threads on either side, whatever its size, and

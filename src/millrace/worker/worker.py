@@ -41,7 +41,7 @@ from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
 from millrace.wire.data.data_connection import BulkConnection, BulkServer
 from millrace.wire.error_codec import error_of, failure_of
-from millrace.worker.desk import JOIN_S, Desk
+from millrace.worker.task_manager import JOIN_S, Desk
 
 BUFFER_BYTES = 256 << 20
 DRAIN_S = 30.0

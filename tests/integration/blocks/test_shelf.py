@@ -12,7 +12,7 @@ from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of
-from millrace.dispatcher.shelf import Shelf
+from millrace.dispatcher.store_janitor import Shelf
 from millrace.protocol.cache_messages import KeptBlock
 
 PLACE = "ab" * 16

@@ -16,8 +16,8 @@ import pytest
 
 from millrace.clusters.subprocesses import LocalCluster
 from millrace.control import inputs as inp
-from millrace.dispatcher.cluster import Cluster
-from millrace.dispatcher.service import Dispatcher
+from millrace.dispatcher.cluster_contract import Cluster
+from millrace.dispatcher.server import Dispatcher
 from millrace.testing import processes
 
 PATIENCE_S = 60.0

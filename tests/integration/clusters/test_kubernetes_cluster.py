@@ -26,7 +26,7 @@ from tests.integration.clusters.fake_kubernetes import DEPLOYMENT, NAMESPACE, SE
 from millrace.clusters import kubernetes
 from millrace.clusters.api_server import ApiServer
 from millrace.clusters.kubernetes import KubernetesCluster
-from millrace.dispatcher.service import Dispatcher
+from millrace.dispatcher.server import Dispatcher
 from millrace.errors import ServiceError
 from millrace.wire.backoff import delays
 

@@ -20,7 +20,7 @@ from tests.integration.clusters import cluster_stage, test_cluster_conformance  
 from tests.integration.clusters.ray_nodes import Nodes
 
 import millrace as mr
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.clusters.ray import RayCluster
 

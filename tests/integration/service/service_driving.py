@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tests.integration.own_host import OWN_HOST
 
-from millrace.client.status import fetch_status
+from millrace.client.status_query import fetch_status
 from millrace.clusters.processes import hang_up, reap, spawn
 from millrace.elements import codec
 from millrace.testing.processes import gone

@@ -12,7 +12,7 @@ from tests.integration.service.service_data import number_of
 from tests.integration.service.service_driving import Reading, consume, job_of
 
 import millrace as mr
-from millrace.client.session import ConsumerSession
+from millrace.client.epoch_reader import ConsumerSession
 
 COUNT = 300
 NUMBERS = Counter(range(COUNT))

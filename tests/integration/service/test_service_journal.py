@@ -18,7 +18,7 @@ from tests.integration.service.service_driving import WAIT_S, Reading, Service, 
 import millrace as mr
 from millrace import ShardingPolicy
 from millrace.cli import main
-from millrace.client import conversation
+from millrace.client import job_session
 from millrace.wire.control.blob_transfer import put_blob
 
 COUNT = 400
@@ -128,7 +128,7 @@ def test_who_joins_as_the_dispatcher_dies_waits_for_the_next_one(tmp_path, monke
 
     restarted: list[Any] = []
     with ThreadPoolExecutor(1) as pool, Service(1, work_dir=tmp_path / "work" if work_dir else None) as service:
-        monkeypatch.setattr(conversation, "put_blob", put)
+        monkeypatch.setattr(job_session, "put_blob", put)
         with pipeline(lambda n: n).distribute(service.address) as data:
             check([[list(data)]])
         restarted[0].result(WAIT_S)

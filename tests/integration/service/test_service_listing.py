@@ -7,7 +7,7 @@ import pytest
 from tests.integration.service.service_driving import WAIT_S
 
 import millrace as mr
-from millrace.client.purity import Reruns
+from millrace.client.rerun_check import Reruns
 from millrace.wire.control.rpc import MAX_MESSAGE_BYTES
 
 FILES = 20_000

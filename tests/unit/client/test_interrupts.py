@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from millrace.client import session
-from millrace.client.feed import Feed
+from millrace.client import epoch_reader
 from millrace.client.notices import Notices
+from millrace.client.receiver import Feed
 from millrace.elements.chunk import Chunk, Origin
 from millrace.elements.codec import encode
 from millrace.engine.metrics import Measure
@@ -124,8 +124,8 @@ COMING = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as it comes"])
 @pytest.mark.parametrize("held", [False, True], ids=["", "held"])
 def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkeypatch):
-    monkeypatch.setattr(session, "graph_digest", lambda graph: "")
-    monkeypatch.setattr(session, "unpack", lambda structure: structure)
+    monkeypatch.setattr(epoch_reader, "graph_digest", lambda graph: "")
+    monkeypatch.setattr(epoch_reader, "unpack", lambda structure: structure)
     monkeypatch.setattr(Talk, "spec", SimpleNamespace(structure=b""), raising=False)
     lost, whole = 0, 0
     now: Any = None
@@ -133,7 +133,7 @@ def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkey
     def begin():
         nonlocal now
         talk: Any = Talk(in_order=in_order, held=held)
-        now = talk, session.EpochReader(talk, talk, 0, None, None, Passes(), None, lambda: None), []
+        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, Passes(), None, lambda: None), []
 
     def read():
         _, reader, found = now

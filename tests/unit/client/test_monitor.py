@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from millrace.client.meter import Rates
 from millrace.client.monitor import FIRST_S, Monitor
+from millrace.client.read_rate import Rates
 from millrace.protocol.reports import Pace
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from millrace.client.conversation import Conversation
-from millrace.client.meter import Rates
+from millrace.client.job_session import Conversation
 from millrace.client.notices import Notices
-from millrace.client.purity import Reruns
+from millrace.client.read_rate import Rates
+from millrace.client.rerun_check import Reruns
 from millrace.protocol.messages import BeginEpoch, ConsumerReport, EpochBegun, TaskProgress
 from millrace.protocol.reports import Flow
 

@@ -9,7 +9,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.journal import events as ev
 from millrace.control.journal import poison_events as pev
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
 

@@ -8,7 +8,7 @@ from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS
 
 from millrace.control import inputs as inp
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
 

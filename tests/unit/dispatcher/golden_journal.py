@@ -20,7 +20,7 @@ from millrace.control import inputs as inp
 from millrace.control.journal import events as ev
 from millrace.control.journal.snapshot import dump
 from millrace.control.state.cache_state import place_of
-from millrace.dispatcher.journal import SqliteJournal
+from millrace.dispatcher.journal_file import SqliteJournal
 from millrace.planning.points import CachePoint
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.policies.scaling import hpa

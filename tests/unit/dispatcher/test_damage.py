@@ -18,8 +18,8 @@ from tests.unit.control.control_driver import STRUCTURE
 from millrace.control.journal import events as ev
 from millrace.control.journal.snapshot import dump
 from millrace.control.state.state import State
-from millrace.dispatcher.blobs import BlobFolder
-from millrace.dispatcher.journal import Mark, SqliteJournal
+from millrace.dispatcher.blob_store import BlobFolder
+from millrace.dispatcher.journal_file import Mark, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError
 from millrace.dispatcher.work_dir import WorkDir

@@ -3,7 +3,7 @@
 from tests.unit.control.control_driver import Service
 
 from millrace.control import inputs as inp
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
 
 

@@ -2,7 +2,7 @@
 
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
 
 
 def shared(workers, jobs, turns=0, **settings):

@@ -4,7 +4,7 @@ from typing import Any
 
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import State
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
 from millrace.observe.status import as_json, columns, finished_rows, job_rows, operator_rows, show, watch, worker_rows
 
 BUSY: dict[str, Any] = {

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.client.credit import CreditPool
 from millrace.protocol.data_messages import Short
-from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel
+from millrace.worker.outbox import Allowance, LaneBuffer, Message, Parcel
 
 KEY = (0, 0)
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from millrace.protocol.data_messages import Credit, Read
 from millrace.protocol.messages import LeaseTask, TaskRef
-from millrace.worker.buffers import Message
-from millrace.worker.lanes import Lane
+from millrace.worker.consumer_lane import Lane
+from millrace.worker.outbox import Message
 
 
 def test_who_may_not_send_anything_says_what_there_is_however_little():

@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.worker.buffers import LaneBuffer, Message
+from millrace.worker.outbox import LaneBuffer, Message
 
 KEY = (0, 3)
 

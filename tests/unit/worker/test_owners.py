@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from millrace.errors import PipelineError
-from millrace.worker.jobs import checked_owners
+from millrace.worker.job_pipeline import checked_owners
 
 
 def test_any_sequence_of_integers_will_do():

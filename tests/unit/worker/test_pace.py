@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.worker import running
-from millrace.worker.running import REST_S, Pace
+from millrace.worker import task_runner
+from millrace.worker.task_runner import REST_S, Pace
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(task_runner, "time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 

@@ -5,7 +5,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control.state.observed import Spent
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
 from millrace.policies.prices import Machine, Prices, PriceTable
 from millrace.protocol import messages as msg
 

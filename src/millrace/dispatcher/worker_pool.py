@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from millrace.dispatcher.cluster import Cluster
+from millrace.dispatcher.cluster_contract import Cluster
 from millrace.errors import MillraceError
 from millrace.policies.scaling.respawn import respawn_at
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from millrace.client.feed import Feed
-from millrace.client.inbox import Arrival
-from millrace.client.meter import Meter, Rates
+from millrace.client.epoch_buffer import Arrival
+from millrace.client.read_rate import Meter, Rates
+from millrace.client.receiver import Feed
 from millrace.planning.checkpoint import Merged
 from millrace.planning.progress import Progress, TaskSet
 

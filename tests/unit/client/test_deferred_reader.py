@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.client.later import AwaitedReader
+from millrace.client.deferred_reader import AwaitedReader
 from millrace.errors import StateError
 from millrace.planning.checkpoint import Checkpoint
 

@@ -4,9 +4,9 @@ from typing import Any, cast
 
 from millrace.elements.chunk import Origin
 from millrace.protocol.messages import FromWorker, LeaseTask, TaskAt, TaskRef
-from millrace.worker.care import ALONE, Steps
-from millrace.worker.gate import Gate
-from millrace.worker.lanes import Lane
+from millrace.worker.consumer_lane import Lane
+from millrace.worker.job_lock import Gate
+from millrace.worker.probe_reporter import ALONE, Steps
 
 MAP = (1, 0, 0, 0, 17, 0)
 

@@ -9,7 +9,7 @@ from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
 from millrace.wire.data.data_connection import BulkConnection, bulk_connect
-from millrace.worker.lanes import Lane
+from millrace.worker.consumer_lane import Lane
 from millrace.worker.leftovers import LeftoverStore, answer
 
 FETCH_TIMEOUT_S = 10.0

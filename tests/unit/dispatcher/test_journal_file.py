@@ -14,8 +14,8 @@ from millrace.control.journal import events as ev
 from millrace.control.journal.snapshot import dump
 from millrace.control.state.state import State
 from millrace.dispatcher import recovery
-from millrace.dispatcher.blobs import BlobFolder, BlobStore
-from millrace.dispatcher.journal import SCHEMA, SqliteJournal
+from millrace.dispatcher.blob_store import BlobFolder, BlobStore
+from millrace.dispatcher.journal_file import SCHEMA, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from millrace.client.session import EpochReader, Reload
+from millrace.client.epoch_reader import EpochReader, Reload
 from millrace.errors import ShippingError, StateError, anew
 from millrace.planning.checkpoint import Checkpoint, pack
 from millrace.planning.passes import Passes
@@ -80,11 +80,11 @@ class LaterReader(Iterator[Any]):
         return 0 if self._reader is None else self._reader.skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """As of :class:`millrace.client.session.EpochReader`."""
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
         return pack(self.checkpoint())
 
     def load_state_dict(self, state: Any) -> None:
-        """As of :class:`millrace.client.session.EpochReader`."""
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
         with self._lock:
             if self._reader is None:
                 self._read_on(self._reload(state))

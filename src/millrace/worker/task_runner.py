@@ -20,13 +20,13 @@ from millrace.planning.plan import Task
 from millrace.protocol.cache_messages import CacheUsed
 from millrace.protocol.messages import FromWorker, LeaseTask, LeftoversLost, TaskFailed, TaskFinished, TaskReturned
 from millrace.wire.error_codec import failure_of
-from millrace.worker.caches import Caches, Using
-from millrace.worker.care import Steps
-from millrace.worker.gate import Gate
-from millrace.worker.jobs import Job
-from millrace.worker.lanes import Lane, Stop, StoppedError
+from millrace.worker.cache_access import Caches, Using
+from millrace.worker.consumer_lane import Lane, Stop, StoppedError
+from millrace.worker.job_lock import Gate
+from millrace.worker.job_pipeline import Job
 from millrace.worker.leftovers import Ask, LeftoversMissingError, LeftoverStore, gather
 from millrace.worker.packing import Packer
+from millrace.worker.probe_reporter import Steps
 
 if TYPE_CHECKING:
     from millrace.engine.run.program import Program

@@ -18,7 +18,7 @@ from millrace.errors import ElementTooLargeError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import HeldTask, LeaseTask, TaskAt, TaskGoOn, TaskRef
 from millrace.protocol.reports import LaneReport
-from millrace.worker.buffers import Allowance, LaneBuffer, Message, Parcel, TaskKey
+from millrace.worker.outbox import Allowance, LaneBuffer, Message, Parcel, TaskKey
 from millrace.worker.packing import LEAST, MOST_BYTES
 
 

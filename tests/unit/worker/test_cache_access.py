@@ -14,7 +14,7 @@ from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.control.state.cache_state import place_of
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.protocol.messages import LeaseTask, TaskRef
-from millrace.worker.caches import Caches
+from millrace.worker.cache_access import Caches
 
 POINT = "ab" * 16
 LEASE = LeaseTask(TaskRef("job", 0, 0), 1, 0, cache=CacheUse(0, POINT, random=False, room=1 << 20))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from millrace.client.conversation import CLOSE, Conversation
-from millrace.client.inbox import Arrival
-from millrace.client.tally import Tally
+from millrace.client.consumer_progress import Tally
+from millrace.client.epoch_buffer import Arrival
+from millrace.client.job_session import CLOSE, Conversation
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said

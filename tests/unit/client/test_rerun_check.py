@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.client.inbox import Outcome, Rerun
-from millrace.client.purity import impurity
+from millrace.client.epoch_buffer import Outcome, Rerun
+from millrace.client.rerun_check import impurity
 from millrace.graph import serialize
 
 
@@ -36,7 +36,10 @@ def said(dataset, rerun):
 @pytest.mark.parametrize(
     ("dataset", "culprit"),
     [
-        (mr.Dataset.range(9).map(jitter).map(augment).batch(3), r"map\(jitter\) \(.*test_purity.py:\d+\) is not pure"),
+        (
+            mr.Dataset.range(9).map(jitter).map(augment).batch(3),
+            r"map\(jitter\) \(.*test_rerun_check.py:\d+\) is not pure",
+        ),
         (mr.Dataset.range(9).map(augment), r"map\(augment\) \(.*\) is not pure"),
         (mr.Dataset.range(9).map(load).filter(jitter), r"one of map\(load\) .* and filter\(jitter\) .* is not pure"),
         (mr.Dataset.from_map_style(Pictures()), r"from_map_style\(Pictures\) .*is not pure"),

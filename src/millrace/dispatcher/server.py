@@ -23,19 +23,19 @@ from millrace.control.reasons import why_nothing
 from millrace.control.state.observed import Observed
 from millrace.control.state.plans import Planner
 from millrace.control.state.state import Settings, State
-from millrace.dispatcher.blobs import BlobFolder, BlobStore
+from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
-from millrace.dispatcher.cluster import Cluster
+from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.decided import Decided
-from millrace.dispatcher.fleet import Fleet, runs
-from millrace.dispatcher.journal import Journal, MemoryJournal
+from millrace.dispatcher.journal_file import Journal, MemoryJournal
 from millrace.dispatcher.own_use import own_use
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.sessions import close, failed, look_for_namesake, send
-from millrace.dispatcher.shelf import Shelf
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
-from millrace.dispatcher.status import status
+from millrace.dispatcher.status_report import status
+from millrace.dispatcher.store_janitor import Shelf
 from millrace.dispatcher.work_dir import WorkDir
+from millrace.dispatcher.worker_pool import Fleet, runs
 from millrace.errors import ProtocolError
 from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
@@ -49,7 +49,7 @@ from millrace.wire.data.compression import Compression
 
 BLOB_BYTES = 2 << 30
 STATUS = "Status"
-"""Call: seconds to let pass, or None -> :func:`millrace.dispatcher.status.status`."""
+"""Call: seconds to let pass, or None -> :func:`millrace.dispatcher.status_report.status`."""
 MOST_WAIT_S = 60.0
 WHY = "Why"
 """Call: a consumer's client -> what it waits for, in a sentence."""
@@ -486,7 +486,7 @@ class Dispatcher:
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """What the service is doing, as plain values; see :func:`millrace.dispatcher.status.status`."""
+        """What the service is doing, as plain values; see :func:`millrace.dispatcher.status_report.status`."""
         return status(
             self._state,
             self._observed,

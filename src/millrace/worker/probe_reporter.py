@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from millrace.engine.user_code.crash_probe import BEGINNING, Watch, between
 from millrace.protocol.crash_sites import Place
 from millrace.protocol.messages import FromWorker, LeaseTask, TaskAt
-from millrace.worker.gate import Gate
-from millrace.worker.lanes import Lane
+from millrace.worker.consumer_lane import Lane
+from millrace.worker.job_lock import Gate
 
 ALONE = 2
 """From this :attr:`LeaseTask.care` on each step is announced, and one lease at a time is run in that way."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.client.inbox import EpochInbox, Outcome
+from millrace.client.epoch_buffer import EpochInbox, Outcome
 from millrace.elements import codec
 from millrace.errors import ProtocolError
 from millrace.protocol.messages import TaskProgress

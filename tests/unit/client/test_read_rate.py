@@ -1,6 +1,6 @@
 import pytest
 
-from millrace.client.meter import Meter, Rates
+from millrace.client.read_rate import Meter, Rates
 
 
 def test_time_from_one_element_to_the_next_and_the_wait_in_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.client.feed import Feed
+from millrace.client.receiver import Feed
 from millrace.errors import JobFailedError, ServiceError
 
 

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from millrace.client.age import process_age_s
-from millrace.client.feed import Feed
-from millrace.client.inbox import Outcome, Rerun
+from millrace.client.epoch_buffer import Outcome, Rerun
 from millrace.client.joining import join
 from millrace.client.monitor import Measure, Monitor
 from millrace.client.notices import Notices
-from millrace.client.purity import Reruns
-from millrace.client.status import ask_why
+from millrace.client.receiver import Feed
+from millrace.client.rerun_check import Reruns
+from millrace.client.status_query import ask_why
 from millrace.errors import (
     AuthenticationError,
     JobFailedError,

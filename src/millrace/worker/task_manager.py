@@ -42,14 +42,14 @@ from millrace.protocol.messages import (
 from millrace.wire.backoff import delays
 from millrace.wire.data.data_connection import BulkConnection
 from millrace.wire.error_codec import failure_of
-from millrace.worker.caches import Caches
-from millrace.worker.gate import Gate
-from millrace.worker.jobs import Fetch, Job
-from millrace.worker.lanes import Lane
+from millrace.worker.cache_access import Caches
+from millrace.worker.consumer_lane import Lane
+from millrace.worker.delivery_server import fetch_leftovers, serve
+from millrace.worker.job_lock import Gate
+from millrace.worker.job_pipeline import Fetch, Job
 from millrace.worker.leftovers import LeftoverStore, answer
-from millrace.worker.memory import give_back
-from millrace.worker.running import Pace, Runner
-from millrace.worker.serving import fetch_leftovers, serve
+from millrace.worker.memory_release import give_back
+from millrace.worker.task_runner import Pace, Runner
 
 if TYPE_CHECKING:
     from millrace.ops.stacking import Allocate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.client.inbox import Outcome, Rerun
+from millrace.client.epoch_buffer import Outcome, Rerun
 from millrace.graph.nodes import FromList, Graph, Node, WithOptions
 from millrace.graph.serialize import unpack
 from millrace.protocol.job_spec import JobSpec

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millrace.client.credit import CreditPool
-from millrace.client.inbox import Arrival, EpochInbox, Rerun
+from millrace.client.epoch_buffer import Arrival, EpochInbox, Rerun
 from millrace.errors import (
     AuthenticationError,
     ElementTooLargeError,
