@@ -17,9 +17,9 @@ import grpc.aio
 import msgspec
 
 from millrace.dataset import Dataset
-from millrace.functions.shipping import pack as pack_functions
+from millrace.functions.bundles import pack as pack_functions
 from millrace.graph import serialize
-from millrace.planning.tables import pack_tables, positions_table, summaries
+from millrace.planning.split_table import pack_tables, positions_table, summaries
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import LaneReport, NodeMeasure

@@ -31,7 +31,7 @@ from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
-from millrace.planning.tables import positions_table
+from millrace.planning.split_table import positions_table
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import TaskProgress
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from millrace.blocks.stores import block_store as stores
 from millrace.blocks.stores.block_store import Block, BlockStore, Draft
-from millrace.elements.exporting import Bytes
-from millrace.elements.shred import Piece
+from millrace.elements.encode_columns import Piece
+from millrace.elements.recycled_arrays import Bytes
 
 
 def pause(seconds: float) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import UnknownLengthError
 from millrace.frameworks.readable import Readable
-from millrace.functions.spawning import for_children
+from millrace.functions.spawn_pickling import for_children
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
 from millrace.planning.checkpoint import Checkpoint, graph_digest
-from millrace.planning.passes import Number, Passes, Share
+from millrace.planning.epoch_cursor import Number, Passes, Share
 from millrace.planning.plan import Plan, make_plan
 from millrace.planning.shapes import Varying, varying
-from millrace.planning.tables import SplitTable
+from millrace.planning.split_table import SplitTable
 from millrace.planning.units import INFINITE, UnitMap
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from millrace.graph import serialize
 from millrace.graph.nodes import Graph, WithOptions
 from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
-from millrace.planning.passes import Number, Passes, Share
+from millrace.planning.epoch_cursor import Number, Passes, Share
 from millrace.planning.shapes import Varying
 from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
 
@@ -450,7 +450,7 @@ def _seed(pipeline: Pipeline, job_name: str | None) -> int | None:
 
 
 def _ship(graph: Graph, sharding: ShardingPolicy | ShardingFunction) -> tuple[bytes, bytes]:
-    from millrace.functions.shipping import pack
+    from millrace.functions.bundles import pack
 
     structure, slots = serialize.pack(graph)
     users = {id(slot): str(node) for node in graph.nodes for _, slot in node.opaques()}
@@ -462,7 +462,7 @@ def _ship(graph: Graph, sharding: ShardingPolicy | ShardingFunction) -> tuple[by
 
 
 def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Pipeline:
-    from millrace.functions.shipping import unpack
+    from millrace.functions.bundles import unpack
     from millrace.pipeline import Pipeline
 
     root = serialize.unpack(structure, unpack(bundle)).root

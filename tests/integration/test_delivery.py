@@ -11,7 +11,7 @@ import millrace as mr
 from millrace.client.receiver import Feed
 from millrace.elements import codec
 from millrace.errors import ElementTooLargeError
-from millrace.functions.shipping import pack
+from millrace.functions.bundles import pack
 from millrace.graph import serialize
 from millrace.protocol import data_messages
 from millrace.protocol.job_spec import JobSpec

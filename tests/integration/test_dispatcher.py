@@ -32,11 +32,11 @@ from millrace.errors import (
     ServiceError,
     VersionMismatchError,
 )
-from millrace.functions import shipping
+from millrace.functions import bundles
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.plan import make_plan
-from millrace.planning.tables import pack_tables, positions_table, summaries
+from millrace.planning.split_table import pack_tables, positions_table, summaries
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.version import __version__
@@ -360,7 +360,7 @@ def test_what_a_worker_cannot_say_fails_its_job(loop: Loop, peers: list[Peer], m
     thread = threading.Thread(target=one.run)
     thread.start()
     try:
-        reader = consumer(peers, address, functions=shipping.pack([], []))
+        reader = consumer(peers, address, functions=bundles.pack([], []))
         failure = reader.wait(msg.JobFailed).failure
         assert "job 'job' cannot go on: worker one: the message SourcesListed takes 17,8" in failure.message
     finally:

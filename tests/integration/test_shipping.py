@@ -9,7 +9,7 @@ import pytest
 
 PACK = """
 import sys
-from millrace.functions.shipping import pack
+from millrace.functions.bundles import pack
 from millrace.functions.signature import describe
 
 def send(*fns):
@@ -18,7 +18,7 @@ def send(*fns):
 """
 UNPACK = """
 import sys
-from millrace.functions.shipping import unpack
+from millrace.functions.bundles import unpack
 
 def receive(number=0):
     with open(sys.argv[1 + number], "rb") as file:
@@ -473,7 +473,7 @@ def test_refused_where_it_was_sent(machines):
     train = """
     import threading
     from millrace.errors import ShippingError
-    from millrace.functions.shipping import pack
+    from millrace.functions.bundles import pack
 
     lock = threading.Lock()
 
@@ -495,6 +495,6 @@ def test_refused_where_it_was_sent(machines):
 
 def test_importing_what_describes_functions_is_cheap(machines):
     printed = machines.unpack(
-        "import sys, millrace.functions.shipping, millrace.functions.signature\nprint('cloudpickle' in sys.modules)"
+        "import sys, millrace.functions.bundles, millrace.functions.signature\nprint('cloudpickle' in sys.modules)"
     )
     assert printed == "False\n"

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from millrace.elements.shred import Piece
+from millrace.elements.encode_columns import Piece
 
 if TYPE_CHECKING:
     from millrace.blocks.stores.block_store import Draft

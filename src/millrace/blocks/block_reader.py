@@ -18,8 +18,8 @@ from millrace.blocks.block_format import CODECS, MAGIC, TRAILER, VERSION, Index,
 from millrace.blocks.block_keys import KEY_BYTES, Keys, KeyTable, block_name
 from millrace.blocks.stores.block_store import Block
 from millrace.elements.codec import decode, rows_of
-from millrace.elements.exporting import Bytes
-from millrace.elements.rows import Rows, maker
+from millrace.elements.recycled_arrays import Bytes
+from millrace.elements.row_access import Rows, maker
 from millrace.errors import BlockDamagedError, CodecError
 from millrace.wire.data.compression import Compression
 

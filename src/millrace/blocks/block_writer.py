@@ -12,8 +12,8 @@ import numpy as np
 from millrace.blocks.block_format import CODECS, MAGIC, MESSAGE_BYTES, TRAILER, VERSION, BlockInfo, Index, encode_index
 from millrace.blocks.block_keys import KEY_BYTES, block_name
 from millrace.elements.codec import encode
+from millrace.elements.encode_columns import Piece
 from millrace.elements.layout import ALIGNMENT
-from millrace.elements.shred import Piece
 from millrace.elements.tree import nbytes_of
 from millrace.wire.data.compression import Compression
 

@@ -28,7 +28,7 @@ from millrace.cli.options import (
 )
 from millrace.errors import PipelineError, ServiceError
 
-_FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.shipping")
+_FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.bundles")
 """What a worker's first task needs: loaded while it waits for the dispatcher's address."""
 _FOR_WORKER = 4096
 _FOR_DISPATCHER = 65536

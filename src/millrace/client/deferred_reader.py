@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 from millrace.client.epoch_reader import EpochReader, Reload
 from millrace.errors import ShippingError, StateError, anew
 from millrace.planning.checkpoint import Checkpoint, pack
-from millrace.planning.passes import Passes
+from millrace.planning.epoch_cursor import Passes
 
 
 class LaterReader(Iterator[Any]):

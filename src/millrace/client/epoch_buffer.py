@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.elements import codec
-from millrace.elements.imprint import imprint
+from millrace.elements.sampled_checksum import imprint
 from millrace.errors import CodecError, ProtocolError
 from millrace.protocol.messages import TaskProgress
 

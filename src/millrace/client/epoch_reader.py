@@ -18,7 +18,7 @@ from millrace.client.job_session import CLOSE, Conversation
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said
-from millrace.planning.passes import Passes
+from millrace.planning.epoch_cursor import Passes
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun
 from millrace.wire.data.compression import Compression
@@ -38,7 +38,7 @@ class ConsumerSession:
     Args:
         address: of the dispatcher, e.g. ``grpc://127.0.0.1:5050``.
         spec: what the job is; ``bundle`` is filled in here.
-        bundle: the graph's user functions, from :mod:`millrace.functions.shipping`; uploaded if need be.
+        bundle: the graph's user functions, from :mod:`millrace.functions.bundles`; uploaded if need be.
         consumer: index among the job's consumers; None takes the lowest that is free.
         token: of the service; None if it has none.
         compression: of what comes from workers over the network; None, ``"lz4"`` or ``"zstd"``.

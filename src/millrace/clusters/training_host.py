@@ -18,7 +18,7 @@ from millrace.clusters.processes import hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
 from millrace.engine.run.host_limits import siblings
 from millrace.errors import ShippingError
-from millrace.planning.passes import Share
+from millrace.planning.epoch_cursor import Share
 from millrace.policies.scaling.respawn import respawn_at
 from millrace.wire.address import own_host
 

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.elements.assemble import Reader
+from millrace.elements.decode_columns import Reader
+from millrace.elements.encode_columns import Body, Piece, shred
 from millrace.elements.layout import END, VERSION, Header, read_heads
-from millrace.elements.pieces import Pieces
-from millrace.elements.rows import Rows, fixed_rows
-from millrace.elements.shred import Body, Piece, shred
+from millrace.elements.row_access import Rows, fixed_rows
+from millrace.elements.scattered_buffer import Pieces
 from millrace.errors import CodecError
 
 _MALFORMED = (
@@ -53,7 +53,7 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
 
 
 def rows_of(message: npt.NDArray[np.uint8]) -> Rows | None:
-    """How single elements of ``message`` can be read; see :func:`millrace.elements.rows.fixed_rows`.
+    """How single elements of ``message`` can be read; see :func:`millrace.elements.row_access.fixed_rows`.
 
     Raises:
         CodecError: if these are not the first bytes of a message.

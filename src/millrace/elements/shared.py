@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.exporting import Bytes, rounded
-from millrace.elements.mapping import Mapping
+from millrace.elements.file_mapping import Mapping
+from millrace.elements.recycled_arrays import Bytes, rounded
 from millrace.errors import ProtocolError
 
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.passes import Number, Passes, Share
+from millrace.planning.epoch_cursor import Number, Passes, Share
 from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:

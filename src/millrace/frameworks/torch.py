@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from millrace.elements.tree import tree_map
 from millrace.frameworks.readable import Converted, Readable, View
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.keys import derive
+from millrace.planning.random_keys import derive
 
 
 class TorchDataset(View, IterableDataset[Any]):

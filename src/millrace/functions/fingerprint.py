@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 from millrace.errors import UnsureError
-from millrace.functions.anatomy import dissect
-from millrace.functions.digests import Node, digest_of, hashed
-from millrace.functions.references import Held, ReflectiveError, UntoldError
+from millrace.functions.closure_scan import Held, ReflectiveError, UntoldError
+from millrace.functions.graph_hash import Node, digest_of, hashed
+from millrace.functions.value_graph import dissect
 
 _VERSION = b"1"
 """Of this way of looking at things; count it up when a value gets another fingerprint than before."""
@@ -67,7 +67,7 @@ def _nodes(root: Any, beside: frozenset[str]) -> list[Node]:
 
 def _message(values: list[Any], found: list[tuple[int, Held] | None], number: int, reason: str) -> str:
     """Where the value is that nothing can be told of, why, and what to do."""
-    from millrace.functions.culprits import Hop, reached
+    from millrace.functions.pickle_diagnostics import Hop, reached
 
     path: list[Hop] = []
     at = found[number]

@@ -16,8 +16,8 @@ from typing import Any
 
 import cloudpickle
 
-from millrace.functions.anatomy import is_compiled
-from millrace.functions.modules import resolve
+from millrace.functions.user_modules import resolve
+from millrace.functions.value_graph import is_compiled
 
 _MAIN = ("__main__", "__mp_main__")
 _LRU_CACHE = type(functools.lru_cache(operator.index))

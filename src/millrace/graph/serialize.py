@@ -2,7 +2,7 @@
 
 The structure is what the dispatcher plans with: operators, numbers, names. Everything that only the user's Python can
 interpret (functions, data sets, pytrees of shapes) is replaced by a numbered slot, and so are long lists of paths; who
-runs the graph gets the values of the slots separately, see :mod:`millrace.functions.shipping`.
+runs the graph gets the values of the slots separately, see :mod:`millrace.functions.bundles`.
 """
 
 from __future__ import annotations

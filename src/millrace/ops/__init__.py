@@ -1,4 +1,4 @@
-"""What each operator does with elements; :mod:`millrace.ops.contract` says how.
+"""What each operator does with elements; :mod:`millrace.ops.operator` says how.
 
 ``Repeat`` is missing: running an input again is the engine's business.
 """
@@ -14,16 +14,16 @@ from millrace.ops import (
     batch,
     bucket,
     combining,
-    counting,
     filter,  # noqa: A004 - named after the operator
     group_by_window,
+    identity,
     interleave,
     map,  # noqa: A004 - named after the operator
-    passing,
+    positional,
     rebatch,
     shuffle,
 )
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 Operator = Callable[[Any, list[Iterator[Chunk]], Context], Iterator[Chunk]]
 
@@ -33,20 +33,20 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.FlatMap: interleave.run_flat_map,
     nodes.Interleave: interleave.run_interleave,
     nodes.Unbatch: rebatch.run_unbatch,
-    nodes.Prefetch: passing.run_prefetch,
-    nodes.Cache: passing.run_unchanged,
-    nodes.Autocache: passing.run_unchanged,
-    nodes.WithOptions: passing.run_unchanged,
+    nodes.Prefetch: identity.run_prefetch,
+    nodes.Cache: identity.run_unchanged,
+    nodes.Autocache: identity.run_unchanged,
+    nodes.WithOptions: identity.run_unchanged,
     nodes.Shuffle: shuffle.run,
     nodes.Batch: batch.run_batch,
     nodes.PaddedBatch: batch.run_padded_batch,
     nodes.BucketBySequenceLength: bucket.run,
     nodes.GroupByWindow: group_by_window.run,
     nodes.Rebatch: rebatch.run_rebatch,
-    nodes.Take: counting.run_take,
-    nodes.Skip: counting.run_skip,
-    nodes.Shard: counting.run_shard,
-    nodes.Enumerate: counting.run_enumerate,
+    nodes.Take: positional.run_take,
+    nodes.Skip: positional.run_skip,
+    nodes.Shard: positional.run_shard,
+    nodes.Enumerate: positional.run_enumerate,
     nodes.Zip: combining.run_zip,
     nodes.Concatenate: combining.run_concatenate,
     nodes.SampleFromDatasets: combining.run_sample,

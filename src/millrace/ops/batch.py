@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Batch, PaddedBatch
-from millrace.ops.contract import Context
-from millrace.ops.grouping import run_groups
+from millrace.ops.collecting import run_groups
+from millrace.ops.operator import Context
 from millrace.ops.padding import stack_padded
 from millrace.ops.stacking import stack
 

@@ -10,8 +10,8 @@ import numpy as np
 from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.errors import PipelineError
 from millrace.graph.nodes import BucketBySequenceLength
-from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, build_batch, sent_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, build_batch, sent_before_failing, with_leftovers
+from millrace.ops.operator import Context
 from millrace.ops.padding import fill_unknown, stack_padded
 from millrace.ops.stacking import stack
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Concatenate, SampleFromDatasets, Zip
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 from millrace.planning.mixture import check_weights, choose, seed_from, uniforms
 
 _END = object()

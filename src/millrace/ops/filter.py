@@ -11,7 +11,7 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.errors import PipelineError
 from millrace.graph.nodes import Filter
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 _BOOLS = {bool, np.bool_}
 

@@ -11,9 +11,9 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.errors import PipelineError
 from millrace.graph.nodes import GroupByWindow
-from millrace.ops.children import close, read
-from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, sent_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, sent_before_failing, with_leftovers
+from millrace.ops.nested_datasets import close, read
+from millrace.ops.operator import Context
 
 
 @dataclass(slots=True)

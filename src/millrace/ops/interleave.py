@@ -10,8 +10,8 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import FlatMap, Interleave, Opaque
-from millrace.ops.children import close, read
-from millrace.ops.contract import Context
+from millrace.ops.nested_datasets import close, read
+from millrace.ops.operator import Context
 
 
 def run_flat_map(node: FlatMap, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:

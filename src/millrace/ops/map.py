@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Map
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 
 def run(node: Map, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Rebatch, Unbatch
-from millrace.ops.contract import Context
-from millrace.ops.grouping import Outbox, sent_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, sent_before_failing, with_leftovers
+from millrace.ops.operator import Context
 from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_rows
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.elements.tree import sizes_of
 from millrace.graph.nodes import Shuffle
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 _DRAWS = 4096
 _SLOT_BYTES = 16

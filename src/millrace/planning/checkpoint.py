@@ -18,7 +18,7 @@ from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
 from millrace.planning.plan import Piece
 from millrace.planning.progress import TaskSet
-from millrace.planning.tables import SplitTable
+from millrace.planning.split_table import SplitTable
 
 VERSION = 1
 MOST_READ = 1 << 27

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from millrace.planning.keys import mix, mix_array
+from millrace.planning.random_keys import mix, mix_array
 
 _ROUNDS = 6
 _SMALL = 1024

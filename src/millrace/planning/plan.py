@@ -21,7 +21,7 @@ import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
-from millrace.planning.tables import SplitTable, TableSummary
+from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
 FAN_IN = 16

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
-from millrace.planning.keys import derive
 from millrace.planning.mixture import ENDLESS, Mixture, choices
-from millrace.planning.tables import SplitTable, TableSummary, pack_tables
+from millrace.planning.random_keys import derive
+from millrace.planning.split_table import SplitTable, TableSummary, pack_tables
 
 INFINITE = ENDLESS
 """Count of a node that never ends."""

@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import inspect
 
 from millrace.errors import ProtocolError
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import TableSummary
+from millrace.planning.split_table import TableSummary
 from millrace.protocol.job_spec import JobSpec
 
 MOST = 1 << 53

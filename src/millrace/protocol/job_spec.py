@@ -22,7 +22,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: the job's name, unique in the service while the job lives.
         structure: the graph, from :func:`millrace.graph.serialize.pack`.
-        bundle: digest of the bundle that holds the graph's slots, from :mod:`millrace.functions.shipping`; it was
+        bundle: digest of the bundle that holds the graph's slots, from :mod:`millrace.functions.bundles`; it was
             put into the dispatcher before joining.
         sharding: "dynamic", "static", "static_contiguous", "off" or "custom" (then the bundle's last value is the
             user's function).

@@ -21,10 +21,10 @@ from typing import Literal
 
 import msgspec
 
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import TableSummary
+from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
 from millrace.protocol.crash_sites import Place, Poison
 from millrace.protocol.job_spec import JobSpec

@@ -14,9 +14,9 @@ from functools import cached_property, lru_cache
 
 from millrace.graph import nodes as g
 from millrace.graph.serialize import pack
+from millrace.planning.cache_point import CachePoint, is_random
 from millrace.planning.plan import Piece, Plan, Task, plan_of
-from millrace.planning.points import CachePoint, is_random
-from millrace.planning.tables import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
+from millrace.planning.split_table import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
 from millrace.planning.units import UnitMap, Yield
 from millrace.protocol.job_spec import JobSpec
 

@@ -23,7 +23,7 @@ from millrace.control.state.cache_state import Caches, split_place
 from millrace.control.state.state import Job, State
 from millrace.control.tasks import epochs, leases, task_queue
 from millrace.dispatcher import recovery
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
 from millrace.simulation import dispatcher

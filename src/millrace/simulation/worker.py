@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from millrace.planning.tables import summaries
+from millrace.planning.split_table import summaries
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg

@@ -7,8 +7,8 @@ from typing import cast
 
 from millrace.graph import nodes
 from millrace.graph.nodes import Node
-from millrace.planning.tables import SplitTable
-from millrace.sources.contract import PositionSource, Seen, SequentialSource, SourceType, nobody
+from millrace.planning.split_table import SplitTable
+from millrace.sources.source import PositionSource, Seen, SequentialSource, SourceType, nobody
 
 _MODULES: dict[type[Node], str] = {
     nodes.Range: "millrace.sources.ranges",

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from millrace.planning.tables import Files, stamp_of
+from millrace.planning.split_table import Files, stamp_of
 from millrace.sources.storage import Found
 
 _RUN = b"\0"

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from millrace.graph.nodes import FromFiles
 from millrace.planning.columns import Strings
-from millrace.planning.tables import SplitTable, table_of
+from millrace.planning.split_table import SplitTable, table_of
 from millrace.sources import storage
-from millrace.sources.contract import Seen, nobody
 from millrace.sources.listing import expand_many
+from millrace.sources.source import Seen, nobody
 
 
 def list_source(node: FromFiles, seen: Seen = nobody) -> SplitTable:

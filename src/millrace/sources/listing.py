@@ -9,11 +9,11 @@ from itertools import islice
 from typing import TypeVar
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
-from millrace.planning.tables import Files, SplitTable, stamp_of
-from millrace.sources import patterns as language
+from millrace.planning.split_table import Files, SplitTable, stamp_of
+from millrace.sources import globs as language
 from millrace.sources import storage
-from millrace.sources.contract import Seen, nobody
 from millrace.sources.file_list import FileList
+from millrace.sources.source import Seen, nobody
 from millrace.sources.storage import Found
 
 _LOOKED_AT = 1000
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def expand(patterns: Sequence[str]) -> list[Found]:
     """The files that paths, URLs and patterns name: matches of one pattern sorted, patterns in the order given.
 
-    A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.patterns`; a path that
+    A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.globs`; a path that
     exists as written is not looked at for special characters. Folders never match. Over ``http(s)://``, which cannot
     be listed, only braces are expanded.
 

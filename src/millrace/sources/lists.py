@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.graph.nodes import FromList
-from millrace.planning.tables import SplitTable, positions_table
-from millrace.sources.contract import Seen, nobody
+from millrace.planning.split_table import SplitTable, positions_table
+from millrace.sources.source import Seen, nobody
 
 
 def list_source(node: FromList, _seen: Seen = nobody) -> SplitTable:

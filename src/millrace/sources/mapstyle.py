@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from millrace.errors import ElementError, PipelineError
 from millrace.graph.nodes import FromMapStyle, Opaque
-from millrace.planning.tables import SplitTable, positions_table
-from millrace.sources.contract import Seen, nobody
+from millrace.planning.split_table import SplitTable, positions_table
+from millrace.sources.source import Seen, nobody
 
 
 def list_source(node: FromMapStyle, _seen: Seen = nobody) -> SplitTable:

@@ -16,11 +16,11 @@ from typing import Any
 
 from millrace.errors import MillraceError, PipelineError, SourceCorruptError, SourceNotFoundError
 from millrace.graph.nodes import FromParquet
-from millrace.planning.tables import Split, SplitTable, splits_table
+from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
-from millrace.sources.contract import Seen, nobody
 from millrace.sources.listing import expand
 from millrace.sources.rows import to_rows
+from millrace.sources.source import Seen, nobody
 from millrace.sources.storage import Found
 
 _BATCH_BYTES = 4 << 20

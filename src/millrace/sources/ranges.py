@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from millrace.elements.tree import Numbers
 from millrace.graph.nodes import Range
-from millrace.planning.tables import SplitTable, positions_table
-from millrace.sources.contract import Seen, nobody
+from millrace.planning.split_table import SplitTable, positions_table
+from millrace.sources.source import Seen, nobody
 
 _INT64_SAFE = 1 << 62
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from millrace.errors import PipelineError, SourceCorruptError
 from millrace.graph.nodes import FromTFRecords
-from millrace.planning.tables import Split, SplitTable, splits_table
+from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
-from millrace.sources.contract import Seen, nobody
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
-from millrace.sources.inflate import GZIP, ZLIB, inflated
+from millrace.sources.gzip_stream import GZIP, ZLIB, inflated
 from millrace.sources.listing import expand
-from millrace.sources.pieces import cut, piece_bytes, whole
+from millrace.sources.source import Seen, nobody
+from millrace.sources.splitting import cut, piece_bytes, whole
 from millrace.sources.storage import Found
 
 _HEADER = struct.Struct("<QI")

@@ -13,12 +13,12 @@ from typing import Any
 
 from millrace.errors import SourceCorruptError
 from millrace.graph.nodes import FromWebDataset
-from millrace.planning.tables import Split, SplitTable, splits_table
+from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
-from millrace.sources.contract import Seen, nobody
-from millrace.sources.inflate import GZIP, inflated
+from millrace.sources.gzip_stream import GZIP, inflated
 from millrace.sources.listing import expand
-from millrace.sources.pieces import cut, piece_bytes, whole
+from millrace.sources.source import Seen, nobody
+from millrace.sources.splitting import cut, piece_bytes, whole
 from millrace.sources.storage import Found
 from millrace.sources.tarfiles import members
 

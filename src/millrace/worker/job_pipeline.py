@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.errors import PipelineError, ProtocolError
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import prints
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable, pack_tables, unpack_tables
+from millrace.planning.split_table import SplitTable, pack_tables, unpack_tables
 from millrace.protocol.messages import OpenJob
 from millrace.protocol.reports import NodeMeasure
 from millrace.wire.control.blob_transfer import digest_of
@@ -165,10 +165,10 @@ class Job:
 
     def _unpack(self) -> tuple[Graph, list[Any]]:
         if self._unpacked is None:
-            from millrace.functions import shipping
+            from millrace.functions import bundles
             from millrace.graph import serialize
 
-            values = shipping.unpack(self._fetch(self.spec.bundle))
+            values = bundles.unpack(self._fetch(self.spec.bundle))
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
 

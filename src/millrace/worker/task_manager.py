@@ -15,8 +15,8 @@ import numpy as np
 from millrace.elements.shared import Arena
 from millrace.engine.run.host_limits import resident_bytes, run_delay_s
 from millrace.errors import ServiceUnreachableError
-from millrace.functions.importing import uninstall
-from millrace.planning.tables import pack_tables, summaries
+from millrace.functions.module_importer import uninstall
+from millrace.planning.split_table import pack_tables, summaries
 from millrace.protocol import data_messages
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore
 from millrace.protocol.messages import (

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.service.service_driving import Service
 
 import millrace as mr
-from millrace.elements import mapping, shared
-from millrace.elements.mapping import OpenFile
+from millrace.elements import file_mapping, shared
+from millrace.elements.file_mapping import OpenFile
 from millrace.errors import ProtocolError
 from millrace.wire.data.fd_passing import LocalEnd
 
@@ -108,10 +108,10 @@ def test_a_worker_gives_memory_up_with_the_job(own_service):
     own_service.until(lambda status: not status["jobs"] and not segments())
 
 
-@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_what_a_cache_has_is_looked_at_in_its_blocks_unless_it_was_written_to(tmp_path):
     folder = OpenFile(os.open(tmp_path, os.O_RDONLY))
-    if not mapping.stays(folder.fd):
+    if not file_mapping.stays(folder.fd):
         pytest.skip("temporary files lie on a network's file system")
     kept = mr.Dataset.range(24).map(lambda n: np.full(1 << 20, n, np.uint8)).cache()
 

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from millrace.elements import codec, mapping, shared
-from millrace.elements.mapping import OpenFile
-from millrace.elements.pieces import Pieces
+from millrace.elements import codec, file_mapping, shared
+from millrace.elements.file_mapping import OpenFile
+from millrace.elements.scattered_buffer import Pieces
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
 from millrace.wire.auth import OWN
@@ -424,12 +424,12 @@ def block(tmp_path):
     return OpenFile(os.open(path, os.O_RDONLY))
 
 
-@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_what_lies_in_a_file_is_mapped_by_the_client(block, tmp_path):
     data = np.fromfile(tmp_path / "block", np.uint8)
 
     def answer(_, number):
-        x = mapping.snapshot(block, MIB // 2, 3 * MIB)
+        x = file_mapping.snapshot(block, MIB // 2, 3 * MIB)
         assert x is not None
         if number:
             x[number:] = 7  # as a function that a user wrote may do
@@ -458,11 +458,11 @@ def ends(sending=socket.socket, receiving=socket.socket):
     return LocalEnd(one, Arena(64 * MIB)), LocalEnd(other), one, other
 
 
-@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 @pytest.mark.parametrize("count", [3, 12, 80])
 def test_files_and_segments_together_are_not_more_than_a_frame_can_have(block, monkeypatch, count):
-    monkeypatch.setattr(mapping, "_SHOWN_BYTES", 20 << 10)
-    x = mapping.snapshot(block, 0, 4 * MIB)
+    monkeypatch.setattr(file_mapping, "_SHOWN_BYTES", 20 << 10)
+    x = file_mapping.snapshot(block, 0, 4 * MIB)
     assert x is not None
     sending, receiving, one, other = ends()
     with one, other:
@@ -490,9 +490,9 @@ class CrowdedSocket(socket.socket):
         return super().sendmsg(buffers, ancillary, *rest)
 
 
-@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_files_are_copied_while_the_system_passes_no_more(block, tmp_path):
-    x = mapping.snapshot(block, 0, 2 * MIB)
+    x = file_mapping.snapshot(block, 0, 2 * MIB)
     sending, receiving, one, other = ends(sending=CrowdedSocket)
     with one, other:
         own = np.arange(MIB)

@@ -23,7 +23,7 @@ from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.block_store import BlockStore
 from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.blocks.stores.memory_store import MemoryStore
-from millrace.elements import mapping
+from millrace.elements import file_mapping
 from millrace.elements.tree import flatten
 from millrace.errors import BlockDamagedError, CodecError, StoreFullError
 from millrace.testing.stores import POINT, get, put
@@ -240,7 +240,7 @@ def test_of_arrays_that_are_alike_only_those_are_read_once_their_message_was_fou
     assert min(block.ranges[3]) > 30_000, "and where most of it is wanted"
 
 
-@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_of_a_local_disk_large_elements_are_views_of_what_the_system_has(tmp_path):
     store = DirectoryStore(str(tmp_path))
     made = [{"image": np.full(150_001, number, np.uint8), "label": np.int64(number)} for number in range(20)]

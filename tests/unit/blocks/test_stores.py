@@ -13,7 +13,7 @@ from millrace.blocks.stores.block_store import open_store
 from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.blocks.stores.object_store import ObjectStore
-from millrace.elements import mapping
+from millrace.elements import file_mapping
 from millrace.errors import BlockMissingError, CacheError, PipelineError, StoreFullError
 from millrace.sources import storage
 from millrace.testing.stores import POINT, BlockStoreSuite, get, put
@@ -209,7 +209,7 @@ def test_memory_that_was_read_into_is_arrows_until_the_last_view_of_it_has_died(
     assert pa.total_allocated_bytes() < before + 1_000_000
 
 
-@pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+@pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_much_of_a_block_is_not_copied(tmp_path):
     store = DirectoryStore(str(tmp_path))
     put(store, "b1", bytes(3 << 20))

@@ -17,7 +17,7 @@ from millrace.elements.codec import encode
 from millrace.engine.metrics import Measure
 from millrace.engine.threads.prefetch import Ahead
 from millrace.errors import MillraceError
-from millrace.planning.passes import Passes
+from millrace.planning.epoch_cursor import Passes
 from millrace.protocol.messages import EpochBegun
 from millrace.wire.control.control_client import _Outbox
 

@@ -17,9 +17,9 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.state import Settings, State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.plan import Piece, Task
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import positions_table
+from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, CacheUsed, KeptBlock, MeasureStore
 from millrace.protocol.job_spec import JobSpec

@@ -10,7 +10,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.journal import events as ev
 from millrace.errors import PipelineError
-from millrace.planning.tables import TableSummary, positions_table
+from millrace.planning.split_table import TableSummary, positions_table
 from millrace.protocol import messages as msg
 
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.protocol import messages as msg
 
 LIMIT = 1600

@@ -8,7 +8,7 @@ from tests.unit.control.scaling.test_job_scaling import Trainer, begun
 
 from millrace.control import inputs as inp
 from millrace.control.journal import cache_events as ev
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.protocol.cache_messages import StoreMeasured
 
 FEW = 4

@@ -10,7 +10,7 @@ from millrace.control.caching.cache_capacity import benefits
 from millrace.control.journal import cache_events as cev
 from millrace.control.journal import events as ev
 from millrace.control.state.cache_state import place_of
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, KeptBlock
 

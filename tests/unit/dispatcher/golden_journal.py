@@ -21,7 +21,7 @@ from millrace.control.journal import events as ev
 from millrace.control.journal.snapshot import dump
 from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal_file import SqliteJournal
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.policies.scaling import hpa
 from millrace.policies.scaling.scaling_policies import kind_of

@@ -19,7 +19,7 @@ from millrace.dispatcher.journal_file import SCHEMA, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
-from millrace.planning.tables import TableSummary, pack_tables, positions_table, summaries
+from millrace.planning.split_table import TableSummary, pack_tables, positions_table, summaries
 from millrace.protocol.job_spec import JobSpec
 from millrace.wire.control.blob_transfer import digest_of
 

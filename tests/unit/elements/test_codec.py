@@ -18,9 +18,9 @@ import torch
 import millrace
 from millrace.elements import layout
 from millrace.elements.codec import decode, encode, rows_of
-from millrace.elements.imprint import imprint
 from millrace.elements.named import named_by
-from millrace.elements.rows import maker as rows_maker
+from millrace.elements.row_access import maker as rows_maker
+from millrace.elements.sampled_checksum import imprint
 from millrace.errors import CodecError
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # what users write

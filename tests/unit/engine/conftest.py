@@ -17,7 +17,7 @@ from millrace.engine.run.progress_tracker import Tally
 from millrace.graph import nodes as g
 from millrace.planning.checkpoint import Merged
 from millrace.planning.plan import WHOLE, Task
-from millrace.planning.tables import Split, SplitTable, splits_table
+from millrace.planning.split_table import Split, SplitTable, splits_table
 
 PREFIX = "/memory-of-a-test:"
 

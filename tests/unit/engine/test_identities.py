@@ -5,8 +5,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import numbers, pipeline
 
-from millrace.planning.identities import identities
-from millrace.planning.keys import derive
+from millrace.planning.random_keys import derive
+from millrace.planning.unit_ids import identities
 from millrace.planning.units import UnitMap, Yield
 
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import ShippingError, VersionMismatchError
-from millrace.functions import shipping
-from millrace.functions.importing import current
+from millrace.functions import bundles
+from millrace.functions.bundles import pack, unpack
+from millrace.functions.module_importer import current
 from millrace.functions.pickling import imports_in
-from millrace.functions.shipping import pack, unpack
 from millrace.version import __version__
 
 
@@ -348,7 +348,7 @@ def test_exactly_the_limit_fits():
 
 
 def test_another_minor_version_of_python(monkeypatch):
-    monkeypatch.setattr(shipping, "_python_version", lambda: "3.99")
+    monkeypatch.setattr(bundles, "_python_version", lambda: "3.99")
     bundle = pack([1], ["map(f)"])
     monkeypatch.undo()
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -360,8 +360,8 @@ def test_another_minor_version_of_python(monkeypatch):
 
 
 def test_another_format(monkeypatch):
-    monkeypatch.setattr(shipping, "_FORMAT", 99)
-    monkeypatch.setattr(shipping, "__version__", "7.0")
+    monkeypatch.setattr(bundles, "_FORMAT", 99)
+    monkeypatch.setattr(bundles, "__version__", "7.0")
     bundle = pack([1], ["map(f)"])
     monkeypatch.undo()
     with pytest.raises(VersionMismatchError, match=rf"packed by millrace 7.0, and .* {re.escape(__version__)}, which"):
@@ -370,10 +370,10 @@ def test_another_format(monkeypatch):
 
 def test_a_later_version_may_append_to_the_stamp():
     bundle = pack([1], ["map(f)"])
-    length, magic = shipping._TRAILER.unpack(bundle[-12:])
+    length, magic = bundles._TRAILER.unpack(bundle[-12:])
     stamp = msgspec.msgpack.decode(bundle[-12 - length : -12])
     longer = msgspec.msgpack.encode([*stamp, "more"])
-    assert unpack(bundle[: -12 - length] + longer + shipping._TRAILER.pack(len(longer), magic)) == [1]
+    assert unpack(bundle[: -12 - length] + longer + bundles._TRAILER.pack(len(longer), magic)) == [1]
 
 
 def test_what_is_no_bundle():

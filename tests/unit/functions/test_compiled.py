@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.errors import ShippingError
-from millrace.functions.anatomy import is_compiled
+from millrace.functions.bundles import pack, unpack
 from millrace.functions.fingerprint import fingerprint
 from millrace.functions.pickling import Pickler
-from millrace.functions.shipping import pack, unpack
+from millrace.functions.value_graph import is_compiled
 
 TABLE = pa.table({"number": [1, 2, 3], "name": ["x", "y", "z"]})
 OTHER = pa.table({"number": [1, 2, 4], "name": ["x", "y", "z"]})

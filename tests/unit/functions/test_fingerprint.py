@@ -170,7 +170,7 @@ def test_a_compiled_class_of_no_package_is_refused(monkeypatch):
     made = types.ModuleType("made_here")
     monkeypatch.setitem(sys.modules, "made_here", made)
     kind = ctypes.c_int  # compiled, and it says that it is of another module
-    monkeypatch.setattr("millrace.functions.anatomy.release", lambda name: None)
+    monkeypatch.setattr("millrace.functions.value_graph.release", lambda name: None)
     with pytest.raises(UnsureError, match="is compiled, and not installed"):
         fingerprint(kind)
 
@@ -269,7 +269,7 @@ def test_a_set_in_a_cycle():
 
 def test_what_is_installed_goes_by_its_release(monkeypatch):
     before = fingerprint(np.linalg.norm)
-    monkeypatch.setattr("millrace.functions.anatomy.release", lambda name: "numpy 99")
+    monkeypatch.setattr("millrace.functions.value_graph.release", lambda name: "numpy 99")
     assert fingerprint(np.linalg.norm) != before
 
 

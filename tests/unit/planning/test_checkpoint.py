@@ -23,9 +23,9 @@ from millrace.planning.checkpoint import (
     said,
     unpack,
 )
-from millrace.planning.passes import start_of
+from millrace.planning.epoch_cursor import start_of
 from millrace.planning.progress import TaskSet
-from millrace.planning.tables import Split, files_table, splits_table
+from millrace.planning.split_table import Split, files_table, splits_table
 
 STATE = Checkpoint(seed=5, epoch=2, graph="ab", sources=["x|1|0|00"], tasks=20, done=3, later="", begun=[(4, 2)])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
 from millrace.planning.columns import BLOCK, Integers, Strings, integers, strings
-from millrace.planning.tables import (
+from millrace.planning.split_table import (
     HASH_BYTES,
     Split,
     files_table,

@@ -13,7 +13,7 @@ from millrace.graph import nodes as g
 from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
 from millrace.planning.progress import TaskSet
 from millrace.planning.remainder import owed
-from millrace.planning.tables import Split, SplitTable, files_table, positions_table, splits_table
+from millrace.planning.split_table import Split, SplitTable, files_table, positions_table, splits_table
 
 units = st.integers(1, 3000)
 sizes = st.integers(1, 400)

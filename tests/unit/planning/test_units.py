@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.graph import nodes as g
-from millrace.planning.tables import Split, SplitTable, positions_table, splits_table
+from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
 FN = g.Opaque(None, "fn")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.graph.nodes import Node
-from millrace.planning.tables import SplitTable
+from millrace.planning.split_table import SplitTable
 from millrace.sources import list_source, open_source, storage
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.planning.tables import stamp_of, table_of
+from millrace.planning.split_table import stamp_of, table_of
 from millrace.sources.file_list import FileList
 from millrace.sources.storage import Found
 

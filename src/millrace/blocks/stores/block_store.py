@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from millrace.elements.exporting import Bytes
-from millrace.elements.shred import Piece
+from millrace.elements.encode_columns import Piece
+from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import CacheError
 from millrace.sources.storage import is_remote, local_path
 

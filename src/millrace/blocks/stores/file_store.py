@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.blocks.stores.block_store import FULL, NAME, checked
-from millrace.elements.exporting import Bytes
+from millrace.elements.encode_columns import Piece
+from millrace.elements.file_mapping import OpenFile, snapshot, stays
 from millrace.elements.layout import ALIGNMENT
-from millrace.elements.mapping import OpenFile, snapshot, stays
-from millrace.elements.shred import Piece
+from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
 from millrace.private_folder import make_private, private
 

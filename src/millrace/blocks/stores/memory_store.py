@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from millrace.blocks.stores.block_store import checked
-from millrace.elements.exporting import Bytes
-from millrace.elements.shred import Piece
+from millrace.elements.encode_columns import Piece
+from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import BlockMissingError, StoreFullError
 
 

@@ -10,8 +10,8 @@ from typing import IO
 import numpy as np
 
 from millrace.blocks.stores.block_store import FULL, NAME, checked
-from millrace.elements.exporting import Bytes
-from millrace.elements.shred import Piece
+from millrace.elements.encode_columns import Piece
+from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import (
     BlockMissingError,
     CacheError,

@@ -14,7 +14,7 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.state.cache_state import CachedPoint
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.task_queue import newest
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import eviction
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock, StoreMeasured
 

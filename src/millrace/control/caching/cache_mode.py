@@ -15,7 +15,7 @@ from millrace.control.state.cache_state import CachedPoint, ModeOf, place_of
 from millrace.control.state.observed import CacheSight
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.task_queue import newest
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import autocache as policy
 from millrace.policies.caching.cache_cost_model import Profile, Store, times
 from millrace.protocol.cache_messages import MeasureStore, StoreCost

@@ -20,10 +20,10 @@ from millrace.control.journal.poison_events import BufferNeeded, PlanningDied, P
 from millrace.control.journal.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.journal.share_events import ShareUnread
 from millrace.control.journal.step_events import StepsEnded
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import TableSummary
+from millrace.planning.split_table import TableSummary
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure, TaskProgress
 

@@ -12,7 +12,7 @@ import msgspec
 from millrace.control.state.cache_state import Caches
 from millrace.control.state.scaling_state import FleetPlan
 from millrace.control.state.state import EndedJob, Job, Life, State, Worker
-from millrace.planning.tables import summaries, unpack_tables
+from millrace.planning.split_table import summaries, unpack_tables
 
 
 class Snapshot(msgspec.Struct):

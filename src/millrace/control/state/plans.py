@@ -7,7 +7,7 @@ from typing import Protocol
 
 from millrace.graph.nodes import Graph
 from millrace.planning.plan import Piece, Task
-from millrace.planning.tables import TableSummary
+from millrace.planning.split_table import TableSummary
 
 
 class PlanLike(Protocol):

@@ -19,10 +19,10 @@ from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
 from millrace.control.state.serving_index import CREW_CHANGES, TASK_CHANGES, Crew
 from millrace.graph.serialize import unpack
+from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece, make_plan
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import TableSummary
+from millrace.planning.split_table import TableSummary
 from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol.crash_sites import Place, Poison

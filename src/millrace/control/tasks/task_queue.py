@@ -20,8 +20,8 @@ import numpy as np
 
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Epoch, Job, LiveTask, State, Worker
-from millrace.planning.keys import derive
 from millrace.planning.permutation import permute
+from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
 
 ALIKE = 64

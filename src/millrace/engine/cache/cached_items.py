@@ -22,8 +22,8 @@ from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.graph import nodes as g
-from millrace.planning.identities import ShuffleKey, identities, item_keys, joined
-from millrace.planning.places import places
+from millrace.planning.element_origins import places
+from millrace.planning.unit_ids import ShuffleKey, identities, item_keys, joined
 from millrace.planning.units import UnitMap, Yield
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Point:
 
     Attributes:
         number: of its node.
-        fingerprint: see :func:`millrace.planning.points.point_fingerprint`.
+        fingerprint: see :func:`millrace.planning.cache_point.point_fingerprint`.
         random: something random is below it.
         catalog: what is kept already.
         hits: items that were read, by all who use this object, and

@@ -9,9 +9,9 @@ from millrace.errors import UnsureError
 from millrace.functions.fingerprint import fingerprint
 from millrace.graph import nodes as g
 from millrace.graph.serialize import PASSING
-from millrace.planning.identities import itemised
-from millrace.planning.points import CachePoint, frozen_by, is_random, point_fingerprint
-from millrace.planning.tables import SplitTable
+from millrace.planning.cache_point import CachePoint, frozen_by, is_random, point_fingerprint
+from millrace.planning.split_table import SplitTable
+from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, UnitMap, Yield
 
 

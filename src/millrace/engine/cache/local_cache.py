@@ -21,8 +21,8 @@ from millrace.engine.cache.find_cache_points import find_points
 from millrace.engine.run.host_limits import memory_bytes, siblings
 from millrace.errors import CacheError, MillraceWarning
 from millrace.graph.nodes import Graph, Node, always_reused
-from millrace.planning.points import CachePoint
-from millrace.planning.tables import SplitTable
+from millrace.planning.cache_point import CachePoint
+from millrace.planning.split_table import SplitTable
 
 MEMORY_SHARE = 4
 """The machine's memory is divided by this for what all datasets of a training keep."""

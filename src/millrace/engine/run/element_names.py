@@ -8,8 +8,8 @@ import numpy as np
 
 from millrace.elements.chunk import Origin
 from millrace.graph import nodes as g
-from millrace.planning.keys import derive, mix, repetition_of
 from millrace.planning.permutation import permute
+from millrace.planning.random_keys import derive, mix, repetition_of
 from millrace.planning.units import Yield
 from millrace.sources import describe
 

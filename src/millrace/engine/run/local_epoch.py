@@ -24,10 +24,10 @@ from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
 from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
-from millrace.planning.passes import Number, Passes, Share, start_of
+from millrace.planning.epoch_cursor import Number, Passes, Share, start_of
 from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
-from millrace.planning.tables import SplitTable
+from millrace.planning.split_table import SplitTable
 
 _COMING = 8
 """Tasks whose reads of far stores may be under way before they run."""

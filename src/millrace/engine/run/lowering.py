@@ -26,11 +26,11 @@ from millrace.engine.run.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
 from millrace.graph.rewrites.fusion import Fused
 from millrace.ops import OPERATORS
-from millrace.planning.identities import itemised
-from millrace.planning.keys import repetition_of
 from millrace.planning.permutation import permute
+from millrace.planning.random_keys import repetition_of
+from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, Yield
-from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.sources.source import PositionSource, SequentialSource
 
 _INTERLEAVED = 4
 _INTERLEAVED_BLOCK = 64

@@ -21,18 +21,18 @@ from millrace.engine.run.task import Budget, RunningTask, available_cores
 from millrace.engine.threads.operator_threads import Crew, Pool
 from millrace.engine.user_code.crash_probe import Watch
 from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
-from millrace.graph.rewrites import prefetch, rewritten
+from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
-from millrace.graph.rewrites.prefetch import Ending
+from millrace.graph.rewrites.trailing_prefetch import Ending
 from millrace.ops.stacking import Allocate
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
-from millrace.planning.tables import SplitTable
+from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
 from millrace.policies import read_concurrency
 from millrace.sources import list_source, open_source
-from millrace.sources.contract import PositionSource, Seen, SequentialSource, nobody
 from millrace.sources.listing import changed_file
 from millrace.sources.reads import Reads
+from millrace.sources.source import PositionSource, Seen, SequentialSource, nobody
 from millrace.sources.storage import is_far, is_remote
 
 
@@ -88,7 +88,7 @@ class Program:
         self._running, self.rewrites = (graph, []) if _pool else rewritten(graph)
         self.ending: Ending | None = None
         if consecutive and self._options.rewrites is not False:
-            self._running, self.ending, notes = prefetch.apply(self._running)
+            self._running, self.ending, notes = trailing_prefetch.apply(self._running)
             self.rewrites += notes
         self.budget = Budget(graph, ahead=self.ending is not None and not self.ending.at_once)
         self._totals = Totals(_inputs(self._running))

@@ -13,8 +13,8 @@ from millrace.engine.metrics import close
 from millrace.engine.run import index_streams
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.errors import ElementTooLargeError, SourceCorruptError
-from millrace.planning.tables import Split, SplitTable
-from millrace.sources.contract import PositionSource, SequentialSource
+from millrace.planning.split_table import Split, SplitTable
+from millrace.sources.source import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
     from millrace.engine.run.task import NodeContext

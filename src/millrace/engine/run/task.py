@@ -25,13 +25,13 @@ from millrace.engine.user_code.crash_probe import Watch, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
 from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle, graph_of
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
-from millrace.planning.keys import derive, mix, mix_array
 from millrace.planning.plan import Task
+from millrace.planning.random_keys import derive, mix, mix_array
 from millrace.planning.units import UnitMap
-from millrace.sources.contract import PositionSource, SequentialSource
 from millrace.sources.reads import Reads, Stream
+from millrace.sources.source import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
     from millrace.engine.cache.cache_writer import Kept
@@ -222,7 +222,7 @@ class RunningTask:
 
 
 class NodeContext(Context):
-    """What one operator of a running task is offered; see :class:`millrace.ops.contract.Context`."""
+    """What one operator of a running task is offered; see :class:`millrace.ops.operator.Context`."""
 
     AUTOTUNE = AUTOTUNE
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Measure, clock
 from millrace.engine.threads.prefetch import Ahead
-from millrace.graph.rewrites.prefetch import Ending
+from millrace.graph.rewrites.trailing_prefetch import Ending
 
 _WORTH_S = 0.001
 """Gain per chunk below which a hand-over between threads that share the GIL could cost more."""

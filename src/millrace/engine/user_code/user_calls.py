@@ -17,7 +17,7 @@ from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.user_code.crash_probe import RunStoppedError, Watch, WorkerEndedError
 from millrace.errors import ElementError, MillraceError
 from millrace.graph.nodes import Opaque
-from millrace.planning.keys import derive, states
+from millrace.planning.random_keys import derive, states
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Calls:
     def call(
         self, node: int, label: str, function: Opaque, chunk: Chunk
     ) -> tuple[list[int] | None, list[Any], Exception | None]:
-        """See :meth:`millrace.ops.contract.Context.call`."""
+        """See :meth:`millrace.ops.operator.Context.call`."""
         arguments: tuple[Sequence[Any], ...] = (chunk.elements,)
         one, count = function.value, len(chunk.elements)
         if function.takes_rng:
@@ -109,7 +109,7 @@ class Calls:
         return call
 
     def guard(self, node: int, label: str, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
-        """See :meth:`millrace.ops.contract.Context.guard`."""
+        """See :meth:`millrace.ops.operator.Context.guard`."""
         if self._watch is not None:
             watched = self._watched(self._watch, node, label, chunk.origin, action)
             action = partial(watched, chunk.positions[index])

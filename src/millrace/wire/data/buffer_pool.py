@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from millrace.elements.exporting import Bytes, exported, rounded
+from millrace.elements.recycled_arrays import Bytes, exported, rounded
 from millrace.wire.data.frames import aligned_buffer
 
 LEAST_BYTES = 64 << 10

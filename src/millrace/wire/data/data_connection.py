@@ -122,8 +122,8 @@ class BulkConnection:
     ) -> tuple[H, Any]:
         """Waits for a frame: its header, and what ``allocate(payload size)`` gave, filled from its first byte.
 
-        On one host the payload may be :class:`millrace.elements.pieces.Pieces`, of memory that is shared with the peer
-        until nobody looks at it any more.
+        On one host the payload may be :class:`millrace.elements.scattered_buffer.Pieces`, of memory that is shared
+        with the peer until nobody looks at it any more.
 
         Args:
             decoder: of the header's type.

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from millrace.elements import mapping
-from millrace.elements.exporting import Bytes
-from millrace.elements.mapping import OpenFile
-from millrace.elements.pieces import Pieces
+from millrace.elements import file_mapping
+from millrace.elements.file_mapping import OpenFile
+from millrace.elements.recycled_arrays import Bytes
+from millrace.elements.scattered_buffer import Pieces
 from millrace.elements.shared import Arena, Segment, Window
 from millrace.errors import ProtocolError
 from millrace.wire.data.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
@@ -168,7 +168,7 @@ class LocalEnd:
     def _show(self, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
         """Passes the files in which the larger ones of those lie that lie elsewhere, where there are such."""
         others = [(i, view) for i, view in enumerate(views) if places[i] is None and len(view) >= _COPIED_PIECE]
-        for found in mapping.ranges(others):
+        for found in file_mapping.ranges(others):
             if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
                 return
             number = next(self._numbers)
@@ -235,7 +235,7 @@ class LocalEnd:
         if sum(part.size for part in slip.parts) > limit:
             raise ProtocolError(f"the peer announced a payload of over {limit} bytes")
         lent = {loan: self._window.view(segment, loan) for loan, segment in slip.loans}
-        lent |= {number: mapping.whole(file, start, start + size) for (number, start, size), file in files}
+        lent |= {number: file_mapping.whole(file, start, start + size) for (number, start, size), file in files}
         lent[_INLINE] = _bytes_of(memoryview(inline))
         pieces = []
         for part in slip.parts:

@@ -6,7 +6,7 @@ from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 from millrace.control import inputs as inp
 from millrace.control.journal import cache_events as ev
 from millrace.control.state.cache_state import place_of
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreCost, StoreMeasured

@@ -10,7 +10,7 @@ from millrace.control.caching.profiling import look_at, measures, profile_of, ta
 from millrace.control.state.observed import CacheSight
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching.autocache import Look
 from millrace.policies.caching.cache_cost_model import Passed
 from millrace.protocol import messages as msg

@@ -10,7 +10,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import inputs as inp
 from millrace.control.journal import poison_events as pev
 from millrace.control.membership.quarantine import MOST_DEATHS, MOST_POISON, PLANNING_DEATHS
-from millrace.planning.tables import positions_table
+from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 from millrace.protocol.crash_sites import Poison
 

@@ -17,7 +17,7 @@ from millrace.engine.cache.cache_writer import Kept
 from millrace.engine.cache.cached_items import Point
 from millrace.engine.run import local_epoch
 from millrace.graph.nodes import Autocache
-from millrace.planning.points import frozen_by, is_random
+from millrace.planning.cache_point import frozen_by, is_random
 
 POINT = "0123456789abcdef"
 

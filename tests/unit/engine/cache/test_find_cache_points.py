@@ -7,7 +7,7 @@ import pytest
 
 from millrace import Dataset
 from millrace.engine.cache.find_cache_points import find_points
-from millrace.planning.points import CachePoint
+from millrace.planning.cache_point import CachePoint
 
 
 def doubled(number: int) -> int:

@@ -18,7 +18,7 @@ from millrace.dataset import Dataset
 from millrace.elements.chunk import Origin
 from millrace.engine.run.reading import read_splits, read_whole_splits
 from millrace.errors import SourceCorruptError
-from millrace.planning.tables import Split, splits_table
+from millrace.planning.split_table import Split, splits_table
 
 SIZES = [5, 0, 12, 30]
 STARTS = np.array([0, 5, 5, 17])

@@ -18,7 +18,7 @@ from millrace.engine.threads import final_prefetch
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import ElementError
 from millrace.graph.nodes import AUTOTUNE
-from millrace.graph.rewrites.prefetch import Ending
+from millrace.graph.rewrites.trailing_prefetch import Ending
 
 BUDGET = 1 << 20
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from millrace.elements import codec
-from millrace.elements.pieces import Pieces
+from millrace.elements.scattered_buffer import Pieces
 from millrace.errors import CodecError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.exporting import Bytes
+from millrace.elements.recycled_arrays import Bytes
 
 
 class Pieces:

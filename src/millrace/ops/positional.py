@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Enumerate, Shard, Skip, Take
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 
 def run_take(node: Take, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:

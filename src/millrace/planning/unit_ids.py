@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.graph import nodes as g
-from millrace.planning.keys import mix, mix_array, repetition_of
 from millrace.planning.permutation import permute
-from millrace.planning.tables import SplitTable
+from millrace.planning.random_keys import mix, mix_array, repetition_of
+from millrace.planning.split_table import SplitTable
 from millrace.planning.units import Positions, UnitMap
 
 Identities = npt.NDArray[np.uint64]

@@ -5,9 +5,9 @@ import pytest
 
 from millrace.dataset import Dataset
 from millrace.graph import nodes as g
-from millrace.planning.identities import identities, itemised
-from millrace.planning.keys import derive
-from millrace.planning.tables import Split, files_table, splits_table
+from millrace.planning.random_keys import derive
+from millrace.planning.split_table import Split, files_table, splits_table
+from millrace.planning.unit_ids import identities, itemised
 from millrace.planning.units import UnitMap
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from millrace.functions.digests import atom, joined
+from millrace.functions.graph_hash import atom, joined
 
 _FLAGS = (
     inspect.CO_VARARGS

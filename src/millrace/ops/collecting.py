@@ -9,7 +9,7 @@ from typing import Any
 from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.elements.tree import nbytes
 from millrace.errors import PipelineError
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 from millrace.ops.stacking import MismatchError
 
 _CHUNK_BYTES = 1 << 20

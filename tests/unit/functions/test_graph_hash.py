@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.functions.digests import Node, atom, digest_of, hashed
+from millrace.functions.graph_hash import Node, atom, digest_of, hashed
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import ShippingError
-from millrace.functions.modules import Module, collect, imports_of, is_installed, resolve
+from millrace.functions.user_modules import Module, collect, imports_of, is_installed, resolve
 
 
 @pytest.fixture

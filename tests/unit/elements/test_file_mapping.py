@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.elements import mapping
-from millrace.elements.mapping import OpenFile, ranges, snapshot, stays, whole
+from millrace.elements import file_mapping
+from millrace.elements.file_mapping import OpenFile, ranges, snapshot, stays, whole
 from millrace.errors import ProtocolError
 
-pytestmark = pytest.mark.skipif(not mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
+pytestmark = pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 PAGE = 4096
 DATA = np.random.default_rng(0).integers(0, 256, 5 << 20, np.uint8)
 
@@ -63,15 +63,15 @@ def test_it_outlives_the_descriptor_and_the_name(tmp_path):
 
 def test_memory_goes_with_the_last_view(file):
     gc.collect()
-    before = len(mapping._snapshots)
+    before = len(file_mapping._snapshots)
     found = snapshot(file, 0, 1 << 20)
     assert found is not None
     view = found[PAGE:].reshape(-1, 2)[3]
     del found
-    assert len(mapping._snapshots) == before + 1
+    assert len(file_mapping._snapshots) == before + 1
     assert np.array_equal(view, DATA[PAGE + 6 : PAGE + 8])
     del view
-    assert len(mapping._snapshots) == before
+    assert len(file_mapping._snapshots) == before
 
 
 def test_what_lies_behind_the_end_is_none_and_no_signal(file, tmp_path):
@@ -83,7 +83,7 @@ def test_what_lies_behind_the_end_is_none_and_no_signal(file, tmp_path):
 
 
 def test_there_are_not_too_many(file, monkeypatch):
-    monkeypatch.setattr(mapping, "_MOST", len(mapping._snapshots) + 2)
+    monkeypatch.setattr(file_mapping, "_MOST", len(file_mapping._snapshots) + 2)
     held = [snapshot(file, 0, 10) for _ in range(3)]
     assert [each is None for each in held] == [False, False, True]
     del held
@@ -172,13 +172,13 @@ def test_without_the_kernels_word_nothing_is_shown(file, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError
 
-    monkeypatch.setattr(mapping, "open", refuse, raising=False)
+    monkeypatch.setattr(file_mapping, "open", refuse, raising=False)
     assert not shown(found)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_somebody_elses_file_is_mapped_or_read(file, monkeypatch, mapped):
-    monkeypatch.setattr(mapping, "_MOST", 4096 if mapped else 0)
+    monkeypatch.setattr(file_mapping, "_MOST", 4096 if mapped else 0)
     found = whole(file, 100, 3 << 20)
     assert np.array_equal(found, DATA[100 : 3 << 20])
     assert found.ctypes.data % 64 == 100 % 64
@@ -190,7 +190,7 @@ def test_what_the_system_does_not_let_map_is_read(file, monkeypatch):
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(mapping, "snapshot", refuse)
+    monkeypatch.setattr(file_mapping, "snapshot", refuse)
     assert np.array_equal(whole(file, 100, 3 << 20), DATA[100 : 3 << 20])
 
 

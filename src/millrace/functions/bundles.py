@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ShippingError, VersionMismatchError
-from millrace.functions.importing import current, install
-from millrace.functions.modules import Module, collect, is_installed
+from millrace.functions.module_importer import current, install
+from millrace.functions.user_modules import Module, collect, is_installed
 from millrace.version import __version__
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -76,11 +76,11 @@ def pack(values: Sequence[Any], names: Sequence[str], *, max_bytes: int = MAX_BY
             with main_by_value():
                 pickler.dump(value)
         except TooLargeError:
-            from millrace.functions.culprits import too_large
+            from millrace.functions.pickle_diagnostics import too_large
 
             raise ShippingError(too_large(values, names, max_bytes)) from None
         except Exception as error:
-            from millrace.functions.culprits import unsendable
+            from millrace.functions.pickle_diagnostics import unsendable
 
             with main_by_value():
                 message = unsendable(value, name, error)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from millrace.errors import SourceNotFoundError
 from millrace.sources import storage
+from millrace.sources.globs import compile_glob, expand_braces, fixed_folder
 from millrace.sources.listing import expand
-from millrace.sources.patterns import compile_glob, expand_braces, fixed_folder
 
 
 @pytest.mark.parametrize(

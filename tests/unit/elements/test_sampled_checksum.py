@@ -6,7 +6,7 @@ from hypothesis import given
 from tests.unit.elements.test_codec_properties import elements, fingerprint
 
 from millrace.elements.codec import decode, encode
-from millrace.elements.imprint import imprint
+from millrace.elements.sampled_checksum import imprint
 
 
 def received(element):

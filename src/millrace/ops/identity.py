@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 
 def run_prefetch(node: Prefetch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from millrace.elements.chunk import Chunk
-from millrace.ops.contract import Context
+from millrace.ops.operator import Context
 
 _DONE = object()
 

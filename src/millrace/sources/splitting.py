@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millrace.planning.tables import Split
+from millrace.planning.split_table import Split
 from millrace.sources.storage import Found
 
 _PIECE_BYTES = 4 << 20

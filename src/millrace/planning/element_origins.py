@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.graph import nodes as g
-from millrace.planning.identities import ShuffleKey
-from millrace.planning.keys import repetition_of
 from millrace.planning.permutation import permute
+from millrace.planning.random_keys import repetition_of
+from millrace.planning.unit_ids import ShuffleKey
 from millrace.planning.units import INFINITE, Positions, UnitMap, Yield
 
 

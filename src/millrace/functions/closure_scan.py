@@ -12,10 +12,10 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from millrace.functions.codes import OPAQUE, REFLECTIVE, Import, uses
-from millrace.functions.digests import atom
-from millrace.functions.modules import resolve
-from millrace.functions.origins import release
+from millrace.functions.bytecode import OPAQUE, REFLECTIVE, Import, uses
+from millrace.functions.graph_hash import atom
+from millrace.functions.package_versions import release
+from millrace.functions.user_modules import resolve
 
 
 class UntoldError(Exception):
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     """Something that a value holds.
 
     Attributes:
-        kind: how, one of those that :class:`millrace.functions.culprits.Hop` knows.
+        kind: how, one of those that :class:`millrace.functions.pickle_diagnostics.Hop` knows.
         name: e.g. ``MODEL``, ``[3]``.
         value: what.
     """

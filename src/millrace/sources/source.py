@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from millrace.planning.tables import Split, SplitTable
+from millrace.planning.split_table import Split, SplitTable
 
 Seen = Callable[[int], None]
 """Is told as a listing goes on how many files more were looked at, on any thread."""

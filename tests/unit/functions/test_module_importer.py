@@ -10,8 +10,8 @@ import weakref
 
 import pytest
 
-from millrace.functions.importing import current, install, uninstall
-from millrace.functions.modules import Module
+from millrace.functions.module_importer import current, install, uninstall
+from millrace.functions.user_modules import Module
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from millrace.functions.origins import release
+from millrace.functions.package_versions import release
 from millrace.version import __version__
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.graph import nodes as g
 from millrace.graph.serialize import PASSING, is_plain
-from millrace.planning.identities import itemised
+from millrace.planning.unit_ids import itemised
 from millrace.planning.units import UnitMap
 
 
@@ -103,7 +103,7 @@ def point_fingerprint(
 ) -> bytes:
     """What the operators up to a node make of an item, 16 bytes: the part of its key that all of its items share.
 
-    Items are told apart by :func:`millrace.planning.identities.identities`, with ``random`` if a node of
+    Items are told apart by :func:`millrace.planning.unit_ids.identities`, with ``random`` if a node of
     :func:`frozen_by` calls a random function; so what only chooses or orders them has no part in this. It has if they
     cannot be told apart, and what is kept is what a task gives.
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from millrace.graph import nodes as g
-from millrace.planning.points import frozen_by, point_fingerprint
-from millrace.planning.tables import Split, SplitTable, positions_table, splits_table
+from millrace.planning.cache_point import frozen_by, point_fingerprint
+from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
 from millrace.planning.units import UnitMap
 
 TEN = positions_table(10)

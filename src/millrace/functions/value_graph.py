@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millrace.functions.codes import canonical
-from millrace.functions.digests import atom, joined
-from millrace.functions.modules import is_installed
-from millrace.functions.origins import release
-from millrace.functions.references import Held, UntoldError, followed, is_dynamic
+from millrace.functions.bytecode import canonical
+from millrace.functions.closure_scan import Held, UntoldError, followed, is_dynamic
+from millrace.functions.graph_hash import atom, joined
+from millrace.functions.package_versions import release
+from millrace.functions.user_modules import is_installed
 
 
 class Anatomy(NamedTuple):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.elements.exporting import Bytes, exported
+from millrace.elements.recycled_arrays import Bytes, exported
 from millrace.errors import ProtocolError
 
 _PAGE = mmap.PAGESIZE

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.exporting import Bytes
 from millrace.elements.layout import ALIGNMENT, PYTHON_DTYPES, Fixed, Node, Nothing, Record, parse_dtype, read_heads
 from millrace.elements.named import named_by
+from millrace.elements.recycled_arrays import Bytes
 
 _MOST_LEAVES = 16
 """Each is a read of its own."""

@@ -27,7 +27,7 @@ from millrace.elements.layout import (
     parse_dtype,
 )
 from millrace.elements.named import named_by
-from millrace.elements.pieces import Pieces
+from millrace.elements.scattered_buffer import Pieces
 
 _INT64 = np.dtype("<i8")
 

@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import sys
 
-from millrace.functions.modules import is_users
+from millrace.functions.user_modules import is_users
 from millrace.version import __version__
 
 

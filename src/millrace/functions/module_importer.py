@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from millrace.functions.modules import Module
+from millrace.functions.user_modules import Module
 
 
 def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
