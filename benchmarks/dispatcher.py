@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.crowd import Crowd
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.child_process import hang_up, reap, spawn
 
 HEARTBEAT_S = 5.0
 _SETTLE_S = 5.0

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import machine
-from millrace.clusters.processes import worker_environment
+from millrace.clusters.child_process import worker_environment
 
 Options = dict[str, Any]
 """What a contestant is given: the benchmark's sizes by name, and what its ``prepare`` returned."""

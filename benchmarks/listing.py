@@ -34,7 +34,7 @@ from benchmarks.machine import machine
 from benchmarks.memory import field_of
 from millrace import Dataset
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import spawn
+from millrace.clusters.child_process import spawn
 
 FILES = 1_300_000
 EACH = 1300

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 import millrace
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, main
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import hang_up, reap, spawn, worker_environment
+from millrace.clusters.child_process import hang_up, reap, spawn, worker_environment
 
 HEARTBEAT_S = 1.0
 ELEMENTS = 100

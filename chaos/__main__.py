@@ -30,7 +30,7 @@ from chaos.pipeline import CACHES, Expected, expect, is_kept, write_data
 from chaos.reader import PLANTS, Options
 from chaos.schedule import Fault, draw
 from chaos.verdict import Verdict, judge
-from millrace.testing.processes import NotFiredError
+from millrace.testing.child_processes import NotFiredError
 
 STALL_S = 2 * GUARD_S
 """Nobody has read anything for so long: it hangs."""

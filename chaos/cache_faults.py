@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from chaos.crew import GUARD_S, Crew
-from millrace.testing import processes
-from millrace.testing.processes import NotFiredError
+from millrace.testing import child_processes
+from millrace.testing.child_processes import NotFiredError
 
 _DRAFTS = ".drafts"
 _LOOK_S = 0.005
@@ -30,7 +30,7 @@ async def kill_keeper(crew: Crew, rng: random.Random) -> str:
         clearing = asyncio.create_task(_clear_when_idle(crew))
         try:
             await _seen(lambda: _drafts(crew, pid), "the worker wrote no block")
-            await processes.kill(worker.process)
+            await child_processes.kill(worker.process)
         finally:
             clearing.cancel()
         left = _drafts(crew, pid)

@@ -20,9 +20,9 @@ import msgspec
 from chaos.pipeline import BUFFER_BYTES
 from chaos.reader import LENGTH, Finished, Options, Over, Read, Saved, Word
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.errors import MillraceError
-from millrace.testing.processes import NotFiredError, ended
+from millrace.testing.child_processes import NotFiredError, ended
 from millrace.testing.proxy import Orders, Proxy
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"

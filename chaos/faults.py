@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 
 from chaos import cache_faults
 from chaos.crew import GUARD_S, HEARTBEAT_S, Crew, Reader, go_on
-from millrace.clusters.processes import hang_up
-from millrace.testing import processes, proxy
-from millrace.testing.processes import NotFiredError
+from millrace.clusters.child_process import hang_up
+from millrace.testing import child_processes, proxy
+from millrace.testing.child_processes import NotFiredError
 
 _BULK_BYTES = 4096
 """Least piece of a connection with a worker that is harmed: inside of a batch, which is larger."""
@@ -26,7 +26,7 @@ Run = Callable[[Crew, random.Random], Awaitable[str]]
 async def kill_worker(crew: Crew, rng: random.Random) -> str:
     """SIGKILL; another one is started."""
     async with crew.a_worker(rng) as worker:
-        await processes.kill(worker.process)
+        await child_processes.kill(worker.process)
         await crew.remove(worker)
         new = await crew.add_worker()
     return f"{worker.name} was alive and is dead; {new.name} comes"
@@ -35,7 +35,7 @@ async def kill_worker(crew: Crew, rng: random.Random) -> str:
 async def stop_worker(crew: Crew, rng: random.Random) -> str:
     """SIGSTOP for less than it takes to be given up."""
     seconds = rng.uniform(0.2, 2.0) * HEARTBEAT_S
-    async with crew.a_worker(rng) as worker, processes.stopped(worker.process):
+    async with crew.a_worker(rng) as worker, child_processes.stopped(worker.process):
         await asyncio.sleep(seconds)
     return f"{worker.name} was in state T for {seconds:.2f} s"
 
@@ -44,7 +44,7 @@ async def stop_worker_for_long(crew: Crew, rng: random.Random) -> str:
     """SIGSTOP until the dispatcher has given it up, and it goes on."""
     async with crew.a_worker(rng) as worker:
         await crew.until(lambda status: worker.name in _workers(status))
-        async with processes.stopped(worker.process):
+        async with child_processes.stopped(worker.process):
             await crew.until(lambda status: worker.name not in _workers(status))
             await asyncio.sleep(rng.uniform(0.0, 1.0))
     return f"{worker.name} was in state T until it was given up"
@@ -62,7 +62,7 @@ async def retire_worker(crew: Crew, rng: random.Random) -> str:
         await crew.until(lambda status: worker.name in _workers(status))
         worker.process.send_signal(signal.SIGTERM)
         new = await crew.add_worker()
-        status = await asyncio.wait_for(processes.ended(worker.process), GUARD_S)
+        status = await asyncio.wait_for(child_processes.ended(worker.process), GUARD_S)
         await crew.remove(worker)
     if status != 0:
         raise NotFiredError(f"{worker.name} ended with exit status {status}")
@@ -74,7 +74,7 @@ async def kill_dispatcher(crew: Crew, rng: random.Random) -> str:
     seconds = rng.uniform(0.0, 1.0)
     async with crew.alone:
         before = crew.dispatcher
-        await processes.kill(before)
+        await child_processes.kill(before)
         hang_up(before)
         await asyncio.sleep(seconds)
         await crew.start_dispatcher()
@@ -84,7 +84,7 @@ async def kill_dispatcher(crew: Crew, rng: random.Random) -> str:
 async def stop_dispatcher(crew: Crew, rng: random.Random) -> str:
     """SIGSTOP."""
     seconds = rng.uniform(0.2, 4.0) * HEARTBEAT_S
-    async with crew.alone, processes.stopped(crew.dispatcher):
+    async with crew.alone, child_processes.stopped(crew.dispatcher):
         await asyncio.sleep(seconds)
     return f"it was in state T for {seconds:.2f} s"
 
@@ -94,7 +94,7 @@ async def stop_consumer(crew: Crew, rng: random.Random) -> str:
     seconds = rng.uniform(0.2, 4.0) * HEARTBEAT_S
     async with crew.a_reader(rng) as reader:
         assert reader.process is not None
-        async with processes.stopped(reader.process):
+        async with child_processes.stopped(reader.process):
             await asyncio.sleep(seconds)
     return f"{reader.name} was in state T for {seconds:.2f} s"
 
@@ -115,13 +115,13 @@ async def replace_consumer(crew: Crew, rng: random.Random) -> str:
         one, *others = rng.sample(training, len(training))
         process = one.process
         assert process is not None
-        async with processes.stopped(process):
+        async with child_processes.stopped(process):
             one.gone.set()
             before = await _kill(others)
             await _succeeded(crew, {one: process, **before})
             go_on(process)  # if it waits at the end of an epoch
             hang_up(process)
-        status = await asyncio.wait_for(processes.ended(process), GUARD_S)
+        status = await asyncio.wait_for(child_processes.ended(process), GUARD_S)
     if status == 0:  # it had read everything before it was stopped, and could not disturb anybody
         return await replace_consumer(crew, rng)
     if status != 1 or "ConsumerConflictError" not in crew.said(one):
@@ -133,7 +133,7 @@ async def _kill(readers: list[Reader]) -> Lives:
     before = {reader: reader.process for reader in readers}
     for process in before.values():
         assert process is not None
-        await processes.kill(process)
+        await child_processes.kill(process)
     return before
 
 
@@ -167,7 +167,7 @@ async def fill_disk(crew: Crew, rng: random.Random) -> str:
     async with crew.alone:
         before = crew.dispatcher
         before.send_signal(signal.SIGTERM)
-        status = await asyncio.wait_for(processes.ended(before), GUARD_S)
+        status = await asyncio.wait_for(child_processes.ended(before), GUARD_S)
         hang_up(before)
         if status != 0:
             raise NotFiredError(f"the dispatcher was to end in good order, and its exit status is {status}")

@@ -28,7 +28,7 @@ from benchmarks import decode, small
 from benchmarks.papers.report import main
 from millrace import Dataset
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import worker_environment
+from millrace.clusters.child_process import worker_environment
 
 QUESTION = "How much CPU time does a service take beside the work, and where does it go?"
 ROUNDS = 3

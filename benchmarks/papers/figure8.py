@@ -29,7 +29,7 @@ from benchmarks.papers.report import main
 from benchmarks.papers.throttled import Link, pause
 from millrace import Dataset
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import STOP_S, spawn, worker_environment
+from millrace.clusters.child_process import STOP_S, spawn, worker_environment
 
 QUESTION = (
     "Is the mode that is chosen the fastest, whatever computing costs, on a service with a slow source and cache?"

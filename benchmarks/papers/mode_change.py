@@ -25,7 +25,7 @@ from millrace.policies.prices import USUAL
 from millrace.policies.scaling import autoscale
 from millrace.policies.scaling.autoscale import Scale, look_elements, pause_elements
 from millrace.simulation.scaling import LIMITS
-from millrace.simulation.workloads import Workload, workload
+from millrace.simulation.scaling_workloads import Workload, workload
 
 QUESTION = "Is it better to go on from the number of workers that a job has when the mode of its cache changes?"
 CHANGES: dict[str, tuple[float, float]] = {

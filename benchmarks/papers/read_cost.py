@@ -37,7 +37,7 @@ from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
 from millrace.blocks.stores.block_store import Block, BlockStore
 from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.blocks.stores.object_store import ObjectStore
-from millrace.clusters.processes import worker_environment
+from millrace.clusters.child_process import worker_environment
 from millrace.policies.caching.io_cost import TransferCost
 from millrace.testing.s3 import s3_bucket
 

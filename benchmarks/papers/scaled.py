@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.papers.throttled import pause
 from millrace import Dataset
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.child_process import hang_up, reap, spawn
 
 NBYTES = 4 << 10
 HEARTBEAT_S = 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from millrace import arguments
+from millrace import validation
 from millrace.distributed import DistributedDataset
-from millrace.frameworks.readable import Viewable
+from millrace.frameworks.base import Viewable
 from millrace.graph import nodes as g
 from millrace.guarantees import ShardingPolicy, Sharing, Visitation
 from millrace.operators import Operators
@@ -36,55 +36,55 @@ class Dataset(Operators, Viewable):
     @classmethod
     def range(cls, *args: int) -> Dataset:
         """Python ints as :class:`range` has them: of ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``."""
-        numbers = arguments.numbers(args)
+        numbers = validation.numbers(args)
         return cls(g.Range(start=numbers.start, stop=numbers.stop, step=numbers.step))
 
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> Dataset:
         """The items of a sequence. They travel with the pipeline, so they should be small: paths, ids, rows."""
-        return cls(g.FromList(items=g.Opaque(items, "items"), count=arguments.items(items)))
+        return cls(g.FromList(items=g.Opaque(items, "items"), count=validation.items(items)))
 
     @classmethod
-    def from_files(cls, patterns: arguments.Patterns) -> Dataset:
+    def from_files(cls, patterns: validation.Patterns) -> Dataset:
         """One element per file: ``{"path": str, "bytes": bytes}``.
 
         Args:
             patterns: paths, URLs (``s3:// gs:// az:// http(s):// memory://``) or globs (``* ? [..] **``).
         """
-        return cls(g.FromFiles(patterns=arguments.patterns("from_files", patterns)))
+        return cls(g.FromFiles(patterns=validation.patterns("from_files", patterns)))
 
     @classmethod
-    def from_tfrecords(cls, patterns: arguments.Patterns, *, compression: str | None = None) -> Dataset:
+    def from_tfrecords(cls, patterns: validation.Patterns, *, compression: str | None = None) -> Dataset:
         """One element per record of TFRecord files: ``bytes``.
 
         Args:
             patterns: as for :meth:`from_files`.
             compression: None (by the file's ending), ``""``, ``"GZIP"`` or ``"ZLIB"``.
         """
-        arguments.one_of("from_tfrecords", "compression", compression, (None, "", "GZIP", "ZLIB"))
-        return cls(g.FromTFRecords(patterns=arguments.patterns("from_tfrecords", patterns), compression=compression))
+        validation.one_of("from_tfrecords", "compression", compression, (None, "", "GZIP", "ZLIB"))
+        return cls(g.FromTFRecords(patterns=validation.patterns("from_tfrecords", patterns), compression=compression))
 
     @classmethod
-    def from_webdataset(cls, patterns: arguments.Patterns) -> Dataset:
+    def from_webdataset(cls, patterns: validation.Patterns) -> Dataset:
         """One element per sample of tar shards, which may be ``shard-{000..012}.tar``: ``{"__key__": str, ...}``."""
-        return cls(g.FromWebDataset(patterns=arguments.patterns("from_webdataset", patterns)))
+        return cls(g.FromWebDataset(patterns=validation.patterns("from_webdataset", patterns)))
 
     @classmethod
-    def from_parquet(cls, patterns: arguments.Patterns, *, columns: Sequence[str] | None = None) -> Dataset:
+    def from_parquet(cls, patterns: validation.Patterns, *, columns: Sequence[str] | None = None) -> Dataset:
         """One element per row of Parquet files: a dict by column; ``columns`` selects."""
-        chosen = arguments.columns("from_parquet", columns)
-        return cls(g.FromParquet(patterns=arguments.patterns("from_parquet", patterns), columns=chosen))
+        chosen = validation.columns("from_parquet", columns)
+        return cls(g.FromParquet(patterns=validation.patterns("from_parquet", patterns), columns=chosen))
 
     @classmethod
     def from_map_style(cls, dataset: Any, *, key: str = "") -> Dataset:
         """``dataset[i]`` for every i below ``len(dataset)``: a torch Dataset, a list; ``key`` as for :meth:`map`."""
-        held, count = arguments.map_style("from_map_style", dataset, key)
+        held, count = validation.map_style("from_map_style", dataset, key)
         return cls(g.FromMapStyle(dataset=held, count=count))
 
     @staticmethod
     def zip(*datasets: Dataset | Mapping[str, Dataset] | Sequence[Dataset]) -> Dataset:
         """Elements of several datasets side by side, as long as the shortest: tuples, or of a dict of them dicts."""
-        return Dataset(g.Zip(**arguments.members("zip", datasets)))
+        return Dataset(g.Zip(**validation.members("zip", datasets)))
 
     @staticmethod
     def sample_from_datasets(
@@ -102,8 +102,8 @@ class Dataset(Operators, Viewable):
             stop_on_empty_dataset: end when a dataset that has ended is chosen; else go on with the others.
         """
         label, stop = "sample_from_datasets", bool(stop_on_empty_dataset)
-        inputs = arguments.members(label, (datasets,))["inputs"]
-        chosen, number = arguments.weights(label, weights, len(inputs)), arguments.seed(label, seed)
+        inputs = validation.members(label, (datasets,))["inputs"]
+        chosen, number = validation.weights(label, weights, len(inputs)), validation.seed(label, seed)
         return Dataset(g.SampleFromDatasets(inputs=inputs, weights=chosen, seed=number, stop_on_empty_dataset=stop))
 
     # -- operators that need another dataset; the others are those of Operators ----------------------------------------
@@ -112,7 +112,7 @@ class Dataset(Operators, Viewable):
         """All of this dataset, then all of the other."""
         node = self._source.node
         ours = node.inputs if isinstance(node, g.Concatenate) else (node,)
-        return Dataset(g.Concatenate(inputs=(*ours, arguments.node("concatenate", dataset))))
+        return Dataset(g.Concatenate(inputs=(*ours, validation.node("concatenate", dataset))))
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Dataset(Operators, Viewable):
             "untrusted_cache": untrusted_cache,
             "progress": progress,
         }
-        made = arguments.written(type(self).distribute, service, **chosen)
+        made = validation.written(type(self).distribute, service, **chosen)
         return DistributedDataset(ServedPipeline(self._source, service, token=token, made=made, **chosen))
 
     def __pipeline__(self) -> Pipeline:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from millrace import arguments
-from millrace.frameworks.readable import Viewable
+from millrace import validation
+from millrace.frameworks.base import Viewable
 from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class DistributedDataset(Viewable):
 
     def epochs(self, count: int) -> Iterator[Any]:
         """Elements of ``count`` epochs, one after the other; nothing is prepared beyond the last."""
-        count = arguments.whole("epochs", "count", count, 0)
+        count = validation.whole("epochs", "count", count, 0)
         self._source.will_read(count)
         for _ in range(count):
             yield from self

@@ -6,9 +6,9 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millrace.arguments import one_of
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe
+from millrace.validation import one_of
 
 ShardingFunction = Callable[[Sequence[int], Sequence[str]], Sequence[int]]
 

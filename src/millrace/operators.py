@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from millrace import arguments
+from millrace import validation
 from millrace.equivalents import NamesEquivalents
 from millrace.graph import nodes as g
 from millrace.graph.nodes import AUTOTUNE
@@ -40,18 +40,18 @@ class Operators(NamesEquivalents):
         """
         return self._then(
             g.Map,
-            fn=arguments.function("map", map_func, key=key),
-            num_parallel_calls=arguments.parallel("map", num_parallel_calls),
+            fn=validation.function("map", map_func, key=key),
+            num_parallel_calls=validation.parallel("map", num_parallel_calls),
             deterministic=bool(deterministic),
         )
 
     def filter(self, predicate: UserFunction, *, key: str = "") -> Self:
         """The elements for which ``predicate(element)`` is True; ``key`` as for :meth:`map`."""
-        return self._then(g.Filter, fn=arguments.function("filter", predicate, key=key))
+        return self._then(g.Filter, fn=validation.function("filter", predicate, key=key))
 
     def flat_map(self, map_func: UserFunction, *, key: str = "") -> Self:
         """All elements of ``map_func(element)``, a Dataset or iterable, one after the other; ``key`` as for ``map``."""
-        return self._then(g.FlatMap, fn=arguments.function("flat_map", map_func, key=key))
+        return self._then(g.FlatMap, fn=validation.function("flat_map", map_func, key=key))
 
     def interleave(
         self,
@@ -66,10 +66,10 @@ class Operators(NamesEquivalents):
         """Elements of ``cycle_length`` datasets ``map_func(element)`` at a time, ``block_length`` from each in turn."""
         return self._then(
             g.Interleave,
-            fn=arguments.function("interleave", map_func, key=key),
-            cycle_length=arguments.positive("interleave", "cycle_length", cycle_length),
-            block_length=arguments.positive("interleave", "block_length", block_length),
-            num_parallel_calls=arguments.parallel("interleave", num_parallel_calls),
+            fn=validation.function("interleave", map_func, key=key),
+            cycle_length=validation.positive("interleave", "cycle_length", cycle_length),
+            block_length=validation.positive("interleave", "block_length", block_length),
+            num_parallel_calls=validation.parallel("interleave", num_parallel_calls),
             deterministic=bool(deterministic),
         )
 
@@ -87,14 +87,14 @@ class Operators(NamesEquivalents):
         """
         return self._then(
             g.Shuffle,
-            buffer_size=arguments.positive("shuffle", "buffer_size", buffer_size),
-            seed=arguments.seed("shuffle", seed),
+            buffer_size=validation.positive("shuffle", "buffer_size", buffer_size),
+            seed=validation.seed("shuffle", seed),
             reshuffle_each_iteration=reshuffle_each_iteration is None or bool(reshuffle_each_iteration),
         )
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """``batch_size`` consecutive elements as one: each leaf stacked along a new first axis."""
-        size = arguments.positive("batch", "batch_size", batch_size)
+        size = validation.positive("batch", "batch_size", batch_size)
         return self._then(g.Batch, batch_size=size, drop_remainder=bool(drop_remainder))
 
     def padded_batch(
@@ -111,8 +111,8 @@ class Operators(NamesEquivalents):
         """
         return self._then(
             g.PaddedBatch,
-            batch_size=arguments.positive("padded_batch", "batch_size", batch_size),
-            padded_shapes=arguments.padded_shapes("padded_batch", padded_shapes),
+            batch_size=validation.positive("padded_batch", "batch_size", batch_size),
+            padded_shapes=validation.padded_shapes("padded_batch", padded_shapes),
             padding_values=padding_values,
             drop_remainder=bool(drop_remainder),
         )
@@ -141,13 +141,13 @@ class Operators(NamesEquivalents):
             drop_remainder: leave out short batches at the end.
         """
         label = "bucket_by_sequence_length"
-        boundaries, sizes = arguments.buckets(label, bucket_boundaries, bucket_batch_sizes)
+        boundaries, sizes = validation.buckets(label, bucket_boundaries, bucket_batch_sizes)
         return self._then(
             g.BucketBySequenceLength,
-            element_length_fn=arguments.function(label, element_length_func),
+            element_length_fn=validation.function(label, element_length_func),
             bucket_boundaries=boundaries,
             bucket_batch_sizes=sizes,
-            padded_shapes=arguments.padded_shapes(label, padded_shapes),
+            padded_shapes=validation.padded_shapes(label, padded_shapes),
             padding_values=padding_values,
             pad_to_bucket_boundary=bool(pad_to_bucket_boundary),
             no_padding=bool(no_padding),
@@ -172,14 +172,14 @@ class Operators(NamesEquivalents):
         label = "group_by_window"
         return self._then(
             g.GroupByWindow,
-            key_fn=arguments.function(label, key_func),
-            reduce_fn=arguments.reducer(label, reduce_func),
-            **arguments.window(label, window_size, window_size_func),
+            key_fn=validation.function(label, key_func),
+            reduce_fn=validation.reducer(label, reduce_func),
+            **validation.window(label, window_size, window_size_func),
         )
 
     def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Batches cut anew to ``batch_size`` rows."""
-        size = arguments.positive("rebatch", "batch_size", batch_size)
+        size = validation.positive("rebatch", "batch_size", batch_size)
         return self._then(g.Rebatch, batch_size=size, drop_remainder=bool(drop_remainder))
 
     def unbatch(self) -> Self:
@@ -188,28 +188,30 @@ class Operators(NamesEquivalents):
 
     def repeat(self, count: int | None = None) -> Self:
         """The dataset ``count`` times; None or -1: without end."""
-        return self._then(g.Repeat, count=None if count in (None, -1) else arguments.whole("repeat", "count", count, 0))
+        return self._then(
+            g.Repeat, count=None if count in (None, -1) else validation.whole("repeat", "count", count, 0)
+        )
 
     def take(self, count: int) -> Self:
         """The first ``count`` elements; -1: all."""
-        return self._then(g.Take, count=arguments.whole("take", "count", count, -1))
+        return self._then(g.Take, count=validation.whole("take", "count", count, -1))
 
     def skip(self, count: int) -> Self:
         """All but the first ``count`` elements; -1: none."""
-        return self._then(g.Skip, count=arguments.whole("skip", "count", count, -1))
+        return self._then(g.Skip, count=validation.whole("skip", "count", count, -1))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Every ``num_shards``-th element, from number ``index`` on."""
-        shards = arguments.positive("shard", "num_shards", num_shards)
-        return self._then(g.Shard, num_shards=shards, index=arguments.index("shard", "index", index, shards))
+        shards = validation.positive("shard", "num_shards", num_shards)
+        return self._then(g.Shard, num_shards=shards, index=validation.index("shard", "index", index, shards))
 
     def enumerate(self, start: int = 0) -> Self:
         """``(start + i, element)``."""
-        return self._then(g.Enumerate, start=arguments.whole("enumerate", "start", start))
+        return self._then(g.Enumerate, start=validation.whole("enumerate", "start", start))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Self:
         """Computes up to ``buffer_size`` elements ahead, on another thread; AUTOTUNE: as the memory allows."""
-        size = buffer_size if buffer_size == AUTOTUNE else arguments.whole("prefetch", "buffer_size", buffer_size, 0)
+        size = buffer_size if buffer_size == AUTOTUNE else validation.whole("prefetch", "buffer_size", buffer_size, 0)
         return self if size == 0 else self._then(g.Prefetch, buffer_size=size)
 
     def cache(self, path: str | os.PathLike[str] | None = None) -> Self:
@@ -219,7 +221,7 @@ class Operators(NamesEquivalents):
             path: folder or ``s3://``, ``gs://``, ``az://`` prefix to keep them in, also for later runs. None: the
                 service's ``cache_dir``; without a service at most a quarter of this machine's memory.
         """
-        return self._then(g.Cache, path=arguments.folder("cache", "path", path))
+        return self._then(g.Cache, path=validation.folder("cache", "path", path))
 
     def autocache(self, mode: str = "auto") -> Self:
         """Here a cache is acceptable: a service with a ``cache_dir`` measures if it pays, then it is as :meth:`cache`.
@@ -227,7 +229,7 @@ class Operators(NamesEquivalents):
         Args:
             mode: "auto"; or "compute": never; or "cache": in any case.
         """
-        arguments.one_of("autocache", "mode", mode, ("auto", "compute", "cache"))
+        validation.one_of("autocache", "mode", mode, ("auto", "compute", "cache"))
         return self._then(g.Autocache, mode=mode)
 
     def with_options(
@@ -252,5 +254,5 @@ class Operators(NamesEquivalents):
             reads_in_flight: reads of files in object stores and on web servers that one process has under way at once,
                 up to 1024; by default as many as it finds to pay, up to 256.
         """
-        chosen = arguments.options(on_error, buffer_bytes, num_threads, seed, rewrites, reads_in_flight)
+        chosen = validation.options(on_error, buffer_bytes, num_threads, seed, rewrites, reads_in_flight)
         return self._then(g.WithOptions, **chosen)

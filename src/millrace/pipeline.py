@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import UnknownLengthError
-from millrace.frameworks.readable import Readable
+from millrace.frameworks.base import Readable
 from millrace.functions.spawn_pickling import for_children
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation

@@ -11,10 +11,9 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from millrace import arguments
-from millrace.arguments import one_of
+from millrace import validation
 from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
-from millrace.frameworks.readable import Readable
+from millrace.frameworks.base import Readable
 from millrace.functions.signature import describe
 from millrace.graph import serialize
 from millrace.graph.nodes import Graph, WithOptions
@@ -23,12 +22,13 @@ from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, sa
 from millrace.planning.epoch_cursor import Number, Passes, Share
 from millrace.planning.shapes import Varying
 from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
+from millrace.validation import one_of
 
 if TYPE_CHECKING:
     from millrace.client.deferred_reader import LaterReader
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
-    from millrace.clusters.training_host import TrainingHost
+    from millrace.clusters.local_workers import TrainingHost
     from millrace.pipeline import Pipeline
     from millrace.wire.data.compression import Compression
 
@@ -71,8 +71,8 @@ class ServedPipeline(Readable):
         self._pipeline: Pipeline | None = pipeline
         self._expression = f"{pipeline}.{made}"
         self._service = service
-        num_consumers, self._consumer_index = arguments.consumers(num_consumers, consumer_index)
-        arguments.asker(service, job_name, token, num_consumers, self._consumer_index)
+        num_consumers, self._consumer_index = validation.consumers(num_consumers, consumer_index)
+        validation.asker(service, job_name, token, num_consumers, self._consumer_index)
         if token is None and service is not None:
             from millrace.clusters.service import token_of
 
@@ -81,11 +81,11 @@ class ServedPipeline(Readable):
         self._compression = compression
         one_of("distribute", "progress", progress, (False, True))
         self._progress = progress
-        seed = arguments.seed("distribute", seed)
+        seed = validation.seed("distribute", seed)
         check(sharding, visitation, deterministic)
         check_equal(equal_steps, num_consumers, visitation)
-        arguments.place(target_workers, local_workers, service)
-        arguments.claim(priority, tenant, sharing)
+        validation.place(target_workers, local_workers, service)
+        validation.claim(priority, tenant, sharing)
         one_of("distribute", "untrusted_cache", untrusted_cache, ("recompute", "refuse"))
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
         self._parameters: dict[str, Any] = {
@@ -95,10 +95,10 @@ class ServedPipeline(Readable):
             "num_consumers": num_consumers,
             "equal_steps": equal_steps,
             "seed": _seed(pipeline, job_name) if seed is None else seed,
-            "tasks": None if tasks is None else arguments.positive("distribute", "tasks", tasks, MOST_TASKS),
-            "workers": arguments.workers(workers),
+            "tasks": None if tasks is None else validation.positive("distribute", "tasks", tasks, MOST_TASKS),
+            "workers": validation.workers(workers),
             "cheapest": bool(workers == "cheapest"),
-            "accelerators": arguments.positive("distribute", "accelerators", accelerators, MOST_ACCELERATORS),
+            "accelerators": validation.positive("distribute", "accelerators", accelerators, MOST_ACCELERATORS),
             "sharding": sharding.value if isinstance(sharding, ShardingPolicy) else "custom",
             "priority": float(priority),
             "tenant": tenant,
@@ -369,7 +369,7 @@ class ServedPipeline(Readable):
         if self._embedded is None:
             from millrace.clusters.local import LocalService
 
-            least, most = arguments.workers(self._workers) or (1, None)
+            least, most = validation.workers(self._workers) or (1, None)
             self._embedded = LocalService(least, most)
         return self._embedded.address
 
@@ -424,7 +424,7 @@ class ServedPipeline(Readable):
         if not self._local_workers:
             return None
 
-        from millrace.clusters.training_host import TrainingHost, local_share
+        from millrace.clusters.local_workers import TrainingHost, local_share
 
         count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
         if not count:
@@ -476,6 +476,6 @@ def _local_workers(service: str | None, target_workers: str, local_workers: int 
     if local_workers is not None or target_workers in {"auto", "remote"}:
         return local_workers or 0
 
-    from millrace.clusters.training_host import free_cores
+    from millrace.clusters.local_workers import free_cores
 
     return free_cores()

@@ -14,7 +14,7 @@ import pytest
 
 import millrace as mr
 from millrace.client import epoch_reader
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.child_process import hang_up, reap, spawn
 
 pytestmark = pytest.mark.timeout(60)
 WAIT_S = 40

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import millrace as mr
-from millrace.testing.processes import gone
+from millrace.testing.child_processes import gone
 
 pytestmark = pytest.mark.timeout(90)
 WAIT_S = 60

@@ -19,9 +19,9 @@ import pytest
 import millrace as mr
 from millrace.cli import main
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import hang_up, kill, reap, spawn
+from millrace.clusters.child_process import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
-from millrace.testing.processes import gone, runs
+from millrace.testing.child_processes import gone, runs
 from millrace.worker.worker import Worker
 
 WAIT_S = 30

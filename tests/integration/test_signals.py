@@ -8,7 +8,7 @@ import pytest
 
 ANOTHER_THREAD = """
 import os, signal, sys, threading
-from millrace.cli.ending import end_with
+from millrace.cli.shutdown import end_with
 
 over = threading.Event()
 heard = []
@@ -33,7 +33,7 @@ print(heard)
 
 A_FORK = """
 import os, signal, threading
-from millrace.cli.ending import end_with
+from millrace.cli.shutdown import end_with
 
 heard = []
 end_with(heard.append, parent_pipe=False)

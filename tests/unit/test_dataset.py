@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.clusters.training_host import local_share
+from millrace.clusters.local_workers import local_share
 from millrace.dataset import Dataset
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.graph import nodes as g

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from millrace.cli.processes import add_dispatcher, add_worker
-from millrace.cli.questions import add_cache_commands, add_cost, add_status
-from millrace.cli.trials import add_bench, add_demo, add_simulate
+from millrace.cli.queries import add_cache_commands, add_cost, add_status
+from millrace.cli.tools import add_bench, add_demo, add_simulate
 from millrace.errors import MillraceError
 from millrace.version import __version__
 

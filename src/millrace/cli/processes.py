@@ -11,7 +11,6 @@ import signal
 import sys
 
 from millrace.cli.clusters import add_clusters, cluster_of
-from millrace.cli.ending import end_with, last_chance, watch_parent
 from millrace.cli.options import (
     LOOPBACK,
     add_cache,
@@ -26,6 +25,7 @@ from millrace.cli.options import (
     token_of,
     trust,
 )
+from millrace.cli.shutdown import end_with, last_chance, watch_parent
 from millrace.errors import PipelineError, ServiceError
 
 _FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.bundles")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.clusters.processes import how_ended
+from millrace.clusters.child_process import how_ended
 
 _SIGNALLED = 128
 """A shell's way to say it: killed by a signal, whose number is what is above."""

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from millrace.clusters.processes import STOP_S, hang_up, how_ended, reap, spawn
+from millrace.clusters.child_process import STOP_S, hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
 from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import ServiceError

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from millrace.blocks.disk_capacity import default_bytes
-from millrace.clusters.processes import hang_up, how_ended, kill, reap, spawn
+from millrace.clusters.child_process import hang_up, how_ended, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
 from millrace.policies.scaling.scaling_policies import SERVICES
 from millrace.sources.storage import absolute

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 
-from millrace.clusters.processes import hang_up, how_ended, reap, spawn
+from millrace.clusters.child_process import hang_up, how_ended, reap, spawn
 from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import ServiceError
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace.elements.tree import flatten, unflatten
-from millrace.frameworks.readable import Converted, Readable, View
+from millrace.frameworks.base import Converted, Readable, View
 from millrace.graph.notation import called
 
 

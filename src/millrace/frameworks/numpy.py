@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from millrace.elements.tree import tree_map
-from millrace.frameworks.readable import Converted, View
+from millrace.frameworks.base import Converted, View
 
 
 class NumpyDataset(View):

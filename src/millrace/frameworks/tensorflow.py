@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
-from millrace.frameworks.readable import Readable, View
+from millrace.frameworks.base import Readable, View
 from millrace.graph.notation import called
 from millrace.planning.shapes import Varying
 
@@ -63,7 +63,7 @@ class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorF
 
 
 def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDataset:
-    """See :meth:`millrace.frameworks.readable.Readable.tensorflow`."""
+    """See :meth:`millrace.frameworks.base.Readable.tensorflow`."""
     spec = _infer(source) if element_spec is None else element_spec
 
     # TensorFlow keeps every function that it was given. The source lives as long as datasets that were made of it.

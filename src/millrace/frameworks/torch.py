@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from millrace.elements.tree import tree_map
-from millrace.frameworks.readable import Converted, Readable, View
+from millrace.frameworks.base import Converted, Readable, View
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.random_keys import derive
 

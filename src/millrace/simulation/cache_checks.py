@@ -9,11 +9,11 @@ from millrace.control.journal import cache_events as cev
 from millrace.control.journal import events as ev
 from millrace.control.state.state import State
 from millrace.simulation.store import Block
-from millrace.simulation.world import Violation
+from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.dispatcher import Dispatcher
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_dispatcher import Dispatcher
 
 
 class CacheChecks:

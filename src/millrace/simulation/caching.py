@@ -14,7 +14,7 @@ from millrace.simulation.pipelines import bytes_of
 from millrace.simulation.store import Block, FullError, Store, UnreadableError
 
 if TYPE_CHECKING:
-    from millrace.simulation.checks import Checks
+    from millrace.simulation.invariants import Checks
 
 BLOCK_ITEMS = 5
 """A block is ended when it has so many."""

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
 
 SCALED = 1 / 3
 """Share of the schedules in which the dispatcher has a cluster, and decides how many workers there are."""

@@ -11,11 +11,11 @@ from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
 from millrace.policies.scaling.capacity import DOUBLINGS
 from millrace.simulation.cluster import BEGIN_S
-from millrace.simulation.world import Violation
+from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.dispatcher import Dispatcher
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_dispatcher import Dispatcher
 
 STAYS_S = 10.0
 """A process that was given up has ended after so long, or is back."""

@@ -18,7 +18,7 @@ from millrace.policies.scaling.capacity import Capacity, Shortage
 from millrace.policies.scaling.scaling_policies import Kind, Sight
 from millrace.simulation import scaling
 from millrace.simulation.scaling import goal_of
-from millrace.simulation.workloads import MOST, Workload, workload
+from millrace.simulation.scaling_workloads import MOST, Workload, workload
 
 LOOK_S = 30.0
 """From one look to the next, in seconds."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from millrace.simulation.disk import Disk
 from millrace.simulation.store import Store
-from millrace.simulation.world import Process
+from millrace.simulation.virtual_network import Process
 
 if TYPE_CHECKING:
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
 
 FIRST_S = 1.5
 """When the first fault happens, in seconds."""

@@ -18,14 +18,14 @@ from millrace.protocol.crash_sites import Place
 from millrace.protocol.reports import LaneReport
 from millrace.simulation.caching import Using
 from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
-from millrace.simulation.world import Connection
+from millrace.simulation.virtual_network import Connection
 from millrace.worker.consumer_lane import Stop, StoppedError
 from millrace.worker.leftovers import LeftoversMissingError
 from millrace.worker.outbox import Allowance, LaneBuffer, Message, TaskKey
 from millrace.worker.probe_reporter import ALONE
 
 if TYPE_CHECKING:
-    from millrace.simulation.worker import Worker
+    from millrace.simulation.simulated_worker import Worker
 
 Steps = Generator[float | None, None, None]
 """Waits: for so many seconds, or (None) until the lane has changed."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from millrace.protocol.job_spec import JobSpec
 
 if TYPE_CHECKING:
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
 
 LOST = 0.3
 """Share of the killed consumers that are not started again."""

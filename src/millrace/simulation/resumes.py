@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from millrace.simulation.consumer import Consumer
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_consumer import Consumer
 
 SAVED = 0.6
 """Share of the jobs with equal steps whose training ends and goes on."""

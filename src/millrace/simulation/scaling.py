@@ -15,7 +15,7 @@ from rich.table import Table
 from millrace.policies.prices import Rates
 from millrace.policies.scaling import autoscale, cachew_scaling, cost_scaling, hpa
 from millrace.policies.scaling.autoscale import Limits, look_elements, pause_elements
-from millrace.simulation.workloads import MOST, Workload, drifted, workload
+from millrace.simulation.scaling_workloads import MOST, Workload, drifted, workload
 
 LOOKS = 120
 """Of a job; in a third of them it changes after half of these."""

@@ -9,10 +9,10 @@ from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
 from millrace.control.tasks.task_queue import by_worker, missing
 from millrace.protocol import messages as msg
-from millrace.simulation.world import Violation
+from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.dispatcher import Dispatcher
+    from millrace.simulation.simulated_dispatcher import Dispatcher
 
 
 def in_force(state: State, worker: str, ref: msg.TaskRef, lease: int) -> bool:

@@ -8,11 +8,11 @@ from millrace.control.journal.snapshot import dump
 from millrace.control.state.state import State
 from millrace.dispatcher.recovery import go_on_older
 from millrace.simulation.disk import Disk, encoded
-from millrace.simulation.world import Violation
+from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.consumer import Consumer
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_consumer import Consumer
 
 
 class Witnesses:

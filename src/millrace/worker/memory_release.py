@@ -10,8 +10,8 @@ import sys
 def give_back() -> None:
     """Gives what is free back to the system; some tens of milliseconds, and what is needed again is cleared again.
 
-    Workers are told to keep what is freed (``clusters/processes.py``), as a pipeline needs it again at once. When a job
-    is over, or none computes, that is half a gigabyte for nothing.
+    Workers are told to keep what is freed (``clusters/child_process.py``), as a pipeline needs it again at once. When
+    a job is over, or none computes, that is half a gigabyte for nothing.
     """
     gc.collect()  # what a job leaves in cycles: closures, tracebacks, models that refer to themselves
     arrow = sys.modules.get("pyarrow")

@@ -18,8 +18,8 @@ from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.blocks.stores.object_store import ObjectStore
 from millrace.errors import BlockMissingError, StoreFullError
+from millrace.testing.faulty_stores import POINT, BlockStoreSuite, get, put
 from millrace.testing.s3 import s3_bucket
-from millrace.testing.stores import POINT, BlockStoreSuite, get, put
 
 
 @pytest.fixture(scope="module")

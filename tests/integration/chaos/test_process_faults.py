@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from millrace.testing.processes import STOPPED, NotFiredError, ended, kill, state_of, stopped
+from millrace.testing.child_processes import STOPPED, NotFiredError, ended, kill, state_of, stopped
 
 
 @pytest.fixture

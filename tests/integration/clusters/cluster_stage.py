@@ -18,7 +18,7 @@ from millrace.clusters.subprocesses import LocalCluster
 from millrace.control import inputs as inp
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.server import Dispatcher
-from millrace.testing import processes
+from millrace.testing import child_processes
 
 PATIENCE_S = 60.0
 
@@ -95,7 +95,7 @@ class Stage:
     def workers(self) -> dict[str, int]:
         """Those that are registered and reachable: id and process id."""
         found = self._dispatcher.status()["workers"]
-        return {worker["id"]: worker["pid"] for worker in found if processes.runs(worker["pid"])}
+        return {worker["id"]: worker["pid"] for worker in found if child_processes.runs(worker["pid"])}
 
     @property
     def told(self) -> Counter[str]:
@@ -121,7 +121,7 @@ class Stage:
 async def gone(pids: list[int]) -> None:
     """Waits until all of these processes have ended."""
     for pid in pids:
-        assert await asyncio.to_thread(processes.gone, pid, PATIENCE_S), f"process {pid} is still there"
+        assert await asyncio.to_thread(child_processes.gone, pid, PATIENCE_S), f"process {pid} is still there"
 
 
 async def play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 from tests.manifests import manifest
 
-from millrace.clusters.processes import reap
+from millrace.clusters.child_process import reap
 
 NAMESPACE = "millrace"
 DEPLOYMENT = "millrace-worker"

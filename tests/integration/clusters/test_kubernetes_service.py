@@ -15,8 +15,8 @@ from tests.integration.clusters.cluster_stage import PATIENCE_S
 from tests.integration.clusters.fake_kubernetes import NAMESPACE, SECRET, FakeKubernetes
 
 import millrace as mr
-from millrace.clusters.processes import hang_up, reap, spawn
-from millrace.testing.processes import ended, kill
+from millrace.clusters.child_process import hang_up, reap, spawn
+from millrace.testing.child_processes import ended, kill
 
 
 def start(fake, *arguments):

@@ -21,7 +21,7 @@ from tests.integration.clusters.ray_nodes import Nodes
 
 import millrace as mr
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.clusters.ray import RayCluster
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]

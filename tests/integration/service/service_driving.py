@@ -18,9 +18,9 @@ from typing import Any, Self
 from tests.integration.own_host import OWN_HOST
 
 from millrace.client.status_query import fetch_status
-from millrace.clusters.processes import hang_up, reap, spawn
+from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.elements import codec
-from millrace.testing.processes import gone
+from millrace.testing.child_processes import gone
 from millrace.testing.proxy import Proxy
 
 Link = Callable[..., Proxy]

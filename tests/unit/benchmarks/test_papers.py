@@ -5,7 +5,7 @@ import random
 import pytest
 from benchmarks.papers import drawings, eviction, figure6, figure8_model, mode_change, scale_out
 
-from millrace.simulation.workloads import Workload
+from millrace.simulation.scaling_workloads import Workload
 
 
 def test_at_every_t_the_mode_is_the_fastest_or_within_3_percent_and_all_three_appear():

@@ -9,8 +9,8 @@ pytest.importorskip("aiohttp")
 from tests.manifests import FOLDER, manifest, manifests
 
 from millrace.cli import parser
+from millrace.clusters.child_process import worker_environment
 from millrace.clusters.kubernetes import CLOSE_S, STOP_S
-from millrace.clusters.processes import worker_environment
 
 WORKERS = manifest("Deployment", "millrace-worker")["spec"]
 DISPATCHER = manifest("StatefulSet", "millrace-dispatcher")["spec"]

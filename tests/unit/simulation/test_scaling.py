@@ -4,7 +4,7 @@ import random
 
 from millrace.policies.scaling.autoscale import Limits
 from millrace.simulation import scaling
-from millrace.simulation.workloads import Workload, workload
+from millrace.simulation.scaling_workloads import Workload, workload
 
 
 def test_the_least_number_is_the_least():

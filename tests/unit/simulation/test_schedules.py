@@ -6,8 +6,8 @@ import pytest
 
 from millrace.cli import main
 from millrace.simulation.faults import FAULTS
-from millrace.simulation.plants import PLANTS, planted
-from millrace.simulation.town import EVENTS, play
+from millrace.simulation.mutants import PLANTS, planted
+from millrace.simulation.simulated_cluster import EVENTS, play
 
 SEEDS = 200
 AT_A_TIME = 100

@@ -16,10 +16,10 @@ from millrace.control.state.state import Settings, State
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
-from millrace.simulation.checks import Checks
 from millrace.simulation.disk import Disk, encoded
+from millrace.simulation.invariants import Checks
 from millrace.simulation.store import Store
-from millrace.simulation.world import Connection, Process, Violation, World
+from millrace.simulation.virtual_network import Connection, Process, Violation, World
 
 HOST = "the dispatcher's host"
 NAME = "dispatcher"

@@ -7,8 +7,8 @@ import json
 import sys
 import threading
 
-from millrace.cli.ending import end_with
 from millrace.cli.options import TOKEN, add_json, count, positive, seconds, token_of
+from millrace.cli.shutdown import end_with
 
 
 def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,9 +77,9 @@ def _simulate_autoscale(options: argparse.Namespace) -> int:
 
 
 def _simulate_faults(options: argparse.Namespace) -> int:
-    from millrace.simulation import campaign
-    from millrace.simulation.plants import PLANTS, planted
-    from millrace.simulation.town import play
+    from millrace.simulation import runner
+    from millrace.simulation.mutants import PLANTS, planted
+    from millrace.simulation.simulated_cluster import play
 
     if options.plant and options.plant not in PLANTS:
         for name, plant in PLANTS.items():
@@ -96,11 +96,11 @@ def _simulate_faults(options: argparse.Namespace) -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
-    report, first = campaign.run(campaign.watched(seeds), options.plant)
+    report, first = runner.run(runner.watched(seeds), options.plant)
     if options.json:
-        print(campaign.as_json(report))
+        print(runner.as_json(report))
     else:
-        campaign.show(report, first)
+        runner.show(report, first)
     return 1 if first is not None else 0
 
 

@@ -20,13 +20,13 @@ from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import Pace, Told
-from millrace.simulation.checks import Checks
+from millrace.simulation.invariants import Checks
 from millrace.simulation.pipelines import Output
-from millrace.simulation.worker import delays_of
-from millrace.simulation.world import Connection, Process, Violation, World
+from millrace.simulation.simulated_worker import delays_of
+from millrace.simulation.virtual_network import Connection, Process, Violation, World
 
 if TYPE_CHECKING:
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
 
 OF_THE_DATA = {"ElementError", "ElementTooLargeError"}
 """Failures that come again however often the training is begun anew."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import NoReturn
 
-from millrace.clusters.processes import hang_up, how_ended, reap, spawn
+from millrace.clusters.child_process import hang_up, how_ended, reap, spawn
 from millrace.clusters.subprocesses import STDERR
 from millrace.engine.run.host_limits import siblings
 from millrace.errors import ShippingError

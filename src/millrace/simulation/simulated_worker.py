@@ -18,14 +18,14 @@ from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
 from millrace.protocol.reports import NodeMeasure, Told
 from millrace.simulation.caching import Catalogs
-from millrace.simulation.checks import Checks
+from millrace.simulation.invariants import Checks
 from millrace.simulation.lane import Lane
 from millrace.simulation.pipelines import Pipeline
-from millrace.simulation.world import Connection, Process, World
+from millrace.simulation.virtual_network import Connection, Process, World
 from millrace.wire.backoff import delays
 
 if TYPE_CHECKING:
-    from millrace.simulation.town import Town
+    from millrace.simulation.simulated_cluster import Town
 
 AHEAD_S = 2.0
 READS = TransferCost((1 << 20,), (0.01,))

@@ -20,13 +20,13 @@ from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.cluster_checks import ClusterChecks
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.state_checks import check_bounds, check_leases, check_quota, check_task, in_force
-from millrace.simulation.world import Violation
+from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
-    from millrace.simulation.consumer import Consumer
-    from millrace.simulation.dispatcher import Dispatcher
-    from millrace.simulation.town import Town
-    from millrace.simulation.worker import Worker
+    from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_consumer import Consumer
+    from millrace.simulation.simulated_dispatcher import Dispatcher
+    from millrace.simulation.simulated_worker import Worker
 
 
 PATIENCE_S = 120.0

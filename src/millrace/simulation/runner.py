@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from millrace.simulation.plants import planted
-from millrace.simulation.town import Outcome, play
+from millrace.simulation.mutants import planted
+from millrace.simulation.simulated_cluster import Outcome, play
 
 
 class Report(msgspec.Struct):
@@ -57,7 +57,7 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[R
 
     Args:
         seeds: which ones.
-        plant: a bug to be planted, see :data:`millrace.simulation.plants.PLANTS`.
+        plant: a bug to be planted, see :data:`millrace.simulation.mutants.PLANTS`.
         stop: at the first violation.
 
     Returns:

@@ -26,8 +26,8 @@ from millrace.dispatcher import recovery
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
-from millrace.simulation import dispatcher
-from millrace.simulation.consumer import Consumer
+from millrace.simulation import simulated_dispatcher
+from millrace.simulation.simulated_consumer import Consumer
 from millrace.simulation.store import Store, UnreadableError
 
 
@@ -64,7 +64,7 @@ def _replay_skips() -> AbstractContextManager[Any]:
         past.events = [[event for event in group if not isinstance(event, ev.Progressed)] for group in past.events]
         return rebuild(fresh, past)
 
-    return mock.patch.object(dispatcher, "rebuild", skipping)
+    return mock.patch.object(simulated_dispatcher, "rebuild", skipping)
 
 
 def _snapshot_skips() -> AbstractContextManager[Any]:
@@ -78,7 +78,7 @@ def _snapshot_skips() -> AbstractContextManager[Any]:
         finally:
             state.next_lease = kept
 
-    return mock.patch.object(dispatcher, "dump", forgetful)
+    return mock.patch.object(simulated_dispatcher, "dump", forgetful)
 
 
 def _early_collection() -> AbstractContextManager[Any]:
@@ -94,13 +94,13 @@ def _early_collection() -> AbstractContextManager[Any]:
 
 def _reply_before_durability() -> AbstractContextManager[Any]:
     """What follows from events is done while they are being written."""
-    real = dispatcher.Dispatcher._commit  # noqa: SLF001
+    real = simulated_dispatcher.Dispatcher._commit  # noqa: SLF001
 
-    def hasty(self: dispatcher.Dispatcher) -> None:
+    def hasty(self: simulated_dispatcher.Dispatcher) -> None:
         real(self)
         self._perform_all()
 
-    return mock.patch.object(dispatcher.Dispatcher, "_commit", hasty)
+    return mock.patch.object(simulated_dispatcher.Dispatcher, "_commit", hasty)
 
 
 def _stale_delivery() -> AbstractContextManager[Any]:

@@ -17,19 +17,19 @@ from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
-from millrace.simulation.checks import Checks
 from millrace.simulation.cluster import SCALED, Cluster
-from millrace.simulation.consumer import OF_THE_DATA, Consumer
 from millrace.simulation.disk import Disk
-from millrace.simulation.dispatcher import HOST, Dispatcher, Fleet, restored
+from millrace.simulation.invariants import Checks
 from millrace.simulation.pipelines import Pipeline, catalogue
 from millrace.simulation.ranks import Ranks
 from millrace.simulation.resumes import Resumes
+from millrace.simulation.simulated_consumer import OF_THE_DATA, Consumer
+from millrace.simulation.simulated_dispatcher import HOST, Dispatcher, Fleet, restored
+from millrace.simulation.simulated_worker import Worker
 from millrace.simulation.state_checks import difference
 from millrace.simulation.store import Store
+from millrace.simulation.virtual_network import Violation, World
 from millrace.simulation.witnesses import Witnesses
-from millrace.simulation.worker import Worker
-from millrace.simulation.world import Violation, World
 
 SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, cache="a store")
 CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
