@@ -45,6 +45,22 @@ class Dataset(Operators, Viewable):
         return cls(g.FromList(items=g.Opaque(items, "items"), count=validation.items(items)))
 
     @classmethod
+    def from_arrays(cls, arrays: Any) -> Dataset:
+        """One element per row of arrays with equally many: of ``{"x": x, "y": y}`` first ``{"x": x[0], "y": y[0]}``.
+
+        Workers on this host share one copy of the arrays, however many they are. Elsewhere they are sent, up to 1 GiB.
+
+        Args:
+            arrays: in dicts, tuples and lists, or one alone: of numpy, or what numpy can view. They must stay as they
+                are; rows are views that can't be written to.
+
+        Raises:
+            PipelineError: their numbers of rows differ, or something is no array; a ValueError that names them.
+        """
+        held, count, contents = validation.arrays(arrays)
+        return cls(g.FromArrays(arrays=held, count=count, contents=contents))
+
+    @classmethod
     def from_files(cls, patterns: validation.Patterns) -> Dataset:
         """One element per file: ``{"path": str, "bytes": bytes}``.
 

@@ -26,7 +26,9 @@ OPERATORS = {
         "Dataset.from_map_style(...) of an object with len() and [i], which many workers can share; or, for a "
         "generator function, Dataset.range(1).flat_map(lambda _: generate()), which one worker runs from its start"
     ),
-    "from_tensor_slices": "Dataset.from_list(rows)",
+    "from_items": "Dataset.from_list(items)",
+    "from_numpy": "Dataset.from_arrays(arrays)",
+    "from_tensor_slices": "Dataset.from_arrays(arrays), of which workers on this host share one copy",
     "from_tensors": "Dataset.from_list([element])",
     "get_single_element": "next(iter(ds))",
     "ignore_errors": 'with_options(on_error="skip")',
@@ -87,6 +89,7 @@ MODULE = {
     "FixedLengthRecordDataset": "Dataset.from_files(pattern).flat_map(cut)",
     "IterableDataset": "ds.torch(), which is one",
     "Options": "ds.with_options(...)",
+    "TensorDataset": "Dataset.from_arrays((x, y)), of which workers on this host share one copy",
     "TFRecordDataset": "Dataset.from_tfrecords(pattern)",
     "TextLineDataset": 'Dataset.from_files(pattern).flat_map(lambda file: file["bytes"].splitlines())',
     "data": "the names of tf.data directly: millrace.Dataset, millrace.AUTOTUNE",

@@ -16,7 +16,7 @@ from millrace.errors import ConsumerConflictError, ServiceError, StateError, Unk
 from millrace.frameworks.base import Readable
 from millrace.functions.signature import describe
 from millrace.graph import serialize
-from millrace.graph.nodes import Graph, WithOptions
+from millrace.graph.nodes import WithOptions
 from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
 from millrace.planning.epoch_cursor import Number, Passes, Share
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.local_workers import TrainingHost
+    from millrace.elements.lent import Memory
     from millrace.pipeline import Pipeline
     from millrace.wire.data.compression import Compression
 
@@ -110,7 +111,11 @@ class ServedPipeline(Readable):
         self._workers = workers
         self._local_workers = _local_workers(service, target_workers, local_workers)
         self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
-        self._structure, self._bundle = _ship(pipeline.graph, sharding)
+        from millrace.client.bundling import ship
+
+        self._memories: dict[str, Memory] = {}
+        self._share_arrays()
+        self._structure, self._bundle = ship(pipeline.graph, _named(sharding))
         self._embedded: LocalService | None = None
         self._local: TrainingHost | None = None
         self._session: ConsumerSession | None = None
@@ -301,6 +306,13 @@ class ServedPipeline(Readable):
             raise UnknownLengthError("how much of an epoch comes to one consumer is known only after reading it")
         return len(self.pipeline)
 
+    def _share_arrays(self) -> None:
+        """Holds the memory of the pipeline's arrays until it is closed, and again when it is used again."""
+        if self._pipeline is not None and not self._memories:
+            from millrace.client.bundling import shared
+
+            self._memories = shared(self._pipeline.graph)
+
     def close(self) -> None:
         """Leaves the job; stops the service if it is an embedded one. Idempotent."""
         self._closings += 1
@@ -310,6 +322,9 @@ class ServedPipeline(Readable):
         session, self._session = self._session, None
         local, self._local = self._local, None
         service, self._embedded = self._embedded, None
+        self._memories = (
+            {} if self._pipeline is not None else self._memories
+        )  # what was copied here can't be made again
         try:
             for joined in (session, *self._others):
                 if joined is not None:
@@ -359,7 +374,11 @@ class ServedPipeline(Readable):
     def pipeline(self) -> Pipeline:
         """What is distributed."""
         if self._pipeline is None:
-            self._pipeline = _unship(self._structure, self._bundle, self._parameters["seed"])
+            from millrace.client.bundling import unship
+            from millrace.pipeline import Pipeline
+
+            root = unship(self._structure, self._bundle, self._memories)
+            self._pipeline = Pipeline(WithOptions(inputs=(root,), seed=self._parameters["seed"]))
         return self._pipeline
 
     def service_address(self) -> str:
@@ -388,6 +407,7 @@ class ServedPipeline(Readable):
 
     def _join(self, share: Share | None, changes: dict[str, Any], states: Sequence[Checkpoint] = ()) -> ConsumerSession:
         """Joins a job; ``changes``: what is another in it than in this dataset's own."""
+        self._share_arrays()
         address = self.service_address()
 
         from millrace.client.epoch_reader import BUFFER_BYTES, LEAST_BUFFER_BYTES, ConsumerSession
@@ -399,8 +419,9 @@ class ServedPipeline(Readable):
         parameters = {**self._parameters, **places, **changes}
         return ConsumerSession(
             address,
-            JobSpec(structure=self._structure, bundle="", python=python, **parameters),
+            JobSpec(structure=self._structure, bundle="", python=python, arrays=tuple(self._memories), **parameters),
             self._bundle,
+            arrays=tuple(self._memories.values()),
             consumer=consumer,
             token=self._token,
             compression=self._compression,
@@ -449,24 +470,11 @@ def _seed(pipeline: Pipeline, job_name: str | None) -> int | None:
     return pipeline.seed if job_name is None else pipeline.graph.seed()
 
 
-def _ship(graph: Graph, sharding: ShardingPolicy | ShardingFunction) -> tuple[bytes, bytes]:
-    from millrace.functions.bundles import pack
-
-    structure, slots = serialize.pack(graph)
-    users = {id(slot): str(node) for node in graph.nodes for _, slot in node.opaques()}
-    values, names = [slot.value for slot in slots], [users.get(id(slot), slot.name) for slot in slots]
-    if not isinstance(sharding, ShardingPolicy):
-        values.append(sharding)
-        names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")
-    return structure, pack(values, names)
-
-
-def _unship(structure: bytes, bundle: bytes, seed: int | None) -> Pipeline:
-    from millrace.functions.bundles import unpack
-    from millrace.pipeline import Pipeline
-
-    root = serialize.unpack(structure, unpack(bundle)).root
-    return Pipeline(WithOptions(inputs=(root,), seed=seed))
+def _named(sharding: ShardingPolicy | ShardingFunction) -> dict[str, ShardingFunction]:
+    """A function of the user's, by what it is called in messages."""
+    if isinstance(sharding, ShardingPolicy):
+        return {}
+    return {f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}": sharding}
 
 
 def _local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:

@@ -180,6 +180,14 @@ def items(value: Any) -> int:
     return count
 
 
+def arrays(value: Any) -> tuple[Opaque, int, Callable[[], str]]:
+    """Arrays with equally many rows, how many, and what finds the hash of what they hold."""
+    from millrace.sources.arrays import arrays_of
+
+    found = arrays_of(value)
+    return Opaque(found, str(found)), found.count, found.contents
+
+
 def map_style(operator: str, value: Any, key: str) -> tuple[Opaque, int]:
     """Something with ``len()`` and ``[i]`` that is a data set, and its length."""
     count = sequence(operator, value, "an iterable has no positions that could be shared out")

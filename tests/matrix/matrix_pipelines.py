@@ -73,6 +73,9 @@ OPERATORS = {
     "from_tfrecords": lambda root: Dataset.from_tfrecords(files(root, "tfrecord")).padded_batch(20),
     "from_webdataset": lambda root: Dataset.from_webdataset(files(root, "tar")).padded_batch(20),
     "from_parquet": lambda root: Dataset.from_parquet(files(root, "parquet"), columns=["number"]).batch(20),
+    "from_arrays": lambda root: Dataset.from_arrays({"x": np.arange(800).reshape(400, 2), "y": np.arange(400)}).batch(
+        20
+    ),
     "from_map_style": lambda root: Dataset.from_map_style(MapStyle()).batch(20),
     "map": lambda root: numbers().map(random).batch(20),
     "filter": lambda root: numbers(600).filter(kept).batch(20),

@@ -14,7 +14,16 @@ import millrace as mr
 
 STATES = ["get_state", "load_state_dict", "set_state", "state_dict"]
 VIEWS = ["jax", "numpy", "tensorflow", "torch"]
-SOURCES = ["from_files", "from_list", "from_map_style", "from_parquet", "from_tfrecords", "from_webdataset", "range"]
+SOURCES = [
+    "from_arrays",
+    "from_files",
+    "from_list",
+    "from_map_style",
+    "from_parquet",
+    "from_tfrecords",
+    "from_webdataset",
+    "range",
+]
 OPERATORS = [
     *("autocache", "batch", "bucket_by_sequence_length", "cache", "concatenate", "enumerate"),
     *("filter", "flat_map", "group_by_window", "interleave", "map", "padded_batch"),

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self
 from millrace.client.consumer_progress import Tally
 from millrace.client.epoch_buffer import Arrival
 from millrace.client.job_session import CLOSE, Conversation
+from millrace.elements.lent import Memory
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said
@@ -49,6 +50,7 @@ class ConsumerSession:
             life.
         states: where the job goes on: this consumer's state, or those of all ranks.
         progress: show how far reading is.
+        arrays: what the functions leave out, in the order of the spec's.
 
     Attributes:
         job: the job's name.
@@ -78,6 +80,7 @@ class ConsumerSession:
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
         progress: bool = False,
+        arrays: Sequence[Memory] = (),
     ) -> None:
         self._conversation = Conversation(
             address,
@@ -92,6 +95,7 @@ class ConsumerSession:
             linger=linger,
             states=states,
             progress=progress,
+            arrays=arrays,
         )
         # Dropped without close(), which may happen in any thread, inside anything: only leave a word.
         weakref.finalize(self, self._conversation.say, CLOSE).atexit = False

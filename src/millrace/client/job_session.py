@@ -26,6 +26,7 @@ from millrace.client.notices import Notices
 from millrace.client.receiver import Feed
 from millrace.client.rerun_check import Reruns
 from millrace.client.status_query import ask_why
+from millrace.elements.lent import Memory
 from millrace.errors import (
     AuthenticationError,
     JobFailedError,
@@ -57,7 +58,7 @@ from millrace.protocol.messages import (
 from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.backoff import delays
-from millrace.wire.control.blob_transfer import put_blob
+from millrace.wire.control.blob_transfer import offer, put_blob
 from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError
 from millrace.wire.data.compression import Compression
@@ -88,6 +89,7 @@ class Conversation:
         linger: the place is left to a successor: closing does not leave the job.
         states: where the job goes on.
         progress: show how far reading is.
+        arrays: what the functions leave out; lent anew to a dispatcher that was started anew.
 
     Attributes:
         states: name of the saved states that the job went on from before this consumer came; empty: none.
@@ -113,8 +115,9 @@ class Conversation:
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
         progress: bool = False,
+        arrays: Sequence[Memory] = (),
     ) -> None:
-        self._spec, self._linger = spec, linger
+        self._spec, self._linger, self._arrays = spec, linger, arrays
         self._gone = gone
         self.client, self.pid = uuid.uuid4().hex, os.getpid()
         self._over = threading.Event()
@@ -218,6 +221,8 @@ class Conversation:
     def _join(
         self, consumer: int | None, timeout: float, *, resume: bool = False, states: Sequence[Checkpoint] = ()
     ) -> tuple[ClientSession, JobJoined]:
+        for memory in self._arrays:
+            offer(self._channel, memory, self._spec.name, joins=not resume)
         age_s = process_age_s(self._spec.name)
         who = JoinJob(self._spec, self.client, consumer, __version__, platform.node(), self.pid, age_s=age_s)
         heard = msgspec.structs.replace(self._heard, epoch=-1 if self._begun is None else self._begun.epoch)
@@ -480,6 +485,7 @@ class Conversation:
             self._changed.notify_all()
         self.feed.close()
         self._channel.close()
+        self._arrays = ()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.client.epoch_buffer import Outcome, Rerun
-from millrace.graph.nodes import FromList, Graph, Node, WithOptions
+from millrace.graph.nodes import FromArrays, FromList, Graph, Node, WithOptions
 from millrace.graph.serialize import unpack
 from millrace.protocol.job_spec import JobSpec
 
@@ -52,7 +52,7 @@ def impurity(graph: Graph, epoch: int, rerun: Rerun) -> str:
 
 def _culprit(graph: Graph) -> str:
     """Which function is not pure, as well as can be known: those that take rng have what they need to be."""
-    nodes = [node for node in graph.nodes if not isinstance(node, (FromList, WithOptions))]
+    nodes = [node for node in graph.nodes if not isinstance(node, (FromArrays, FromList, WithOptions))]
     functions = [(node, opaque) for node in nodes for _, opaque in node.opaques() if opaque.name]
     suspects = [node for node, opaque in functions if not opaque.takes_rng] or [node for node, _ in functions]
     if not suspects:

@@ -11,9 +11,15 @@ from collections.abc import Iterable
 
 from millrace.dispatcher.shortage import UnwritableError, unusable
 from millrace.dispatcher.work_dir import sync_folder
+from millrace.elements.lent import Loan, Memory, opened
 from millrace.errors import ProtocolError, ServiceError
 from millrace.private_folder import private
 from millrace.wire.control.blob_transfer import digest_of
+
+MOST_BORROWED = 256
+"""Pieces of memory of other processes; each takes a descriptor."""
+AWAITED_S = 240.0
+"""For who had lent it to come back, after a dispatcher was started anew."""
 
 
 class BlobFolder:
@@ -93,6 +99,8 @@ class BlobStore:
         self._memory: dict[str, bytes] = {}
         self._holders: dict[str, set[str]] = {}
         self._promised: Counter[str] = Counter()
+        self._lent: dict[str, Memory] = {}
+        self._awaited: dict[str, asyncio.Event] = {}
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -142,6 +150,42 @@ class BlobStore:
         self._sizes[digest] = len(data)
         if self._folder is None:
             self._memory[digest] = data
+        self._came(digest)
+
+    def borrow(self, loan: Loan) -> bool:
+        """Keep memory of another process's, which takes none here; False: it can't be reached, or there are too many.
+
+        It stays as long as a job needs it, whatever becomes of that process.
+        """
+        for digest in [name for name in self._lent if name not in self._holders and name not in self._promised]:
+            self._forget(digest)
+        if self.has(loan.digest):
+            return True
+        memory = opened(loan) if len(self._lent) < MOST_BORROWED else None
+        if memory is None:
+            return False
+        self._lent[loan.digest], self._sizes[loan.digest] = memory, 0
+        self._came(loan.digest)
+        return True
+
+    async def locate(self, digest: str) -> Loan | None:
+        """Where others on this host find it, if it is memory.
+
+        A dispatcher that was started anew waits until a consumer has lent it again, or given it.
+
+        Raises:
+            ServiceError: nobody has.
+        """
+        if digest not in self._sizes and digest in self._holders:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._awaited.setdefault(digest, asyncio.Event()).wait(), AWAITED_S)
+        if not self.has(digest):
+            raise ServiceError(f"the dispatcher has no blob {digest}, and no consumer has come back with it")
+        return self._lent[digest].loan if digest in self._lent else None
+
+    def _came(self, digest: str) -> None:
+        if digest in self._awaited:
+            self._awaited.pop(digest).set()
 
     def adopt(self, held: Iterable[tuple[str, str]]) -> None:
         """Takes over what is in the folder: (job, digest) of what jobs need; the rest is removed."""
@@ -177,6 +221,8 @@ class BlobStore:
         """
         if not self.has(digest):
             raise ServiceError(f"the dispatcher has no blob {digest}; the job that it belonged to is over")
+        if digest in self._lent:
+            return await asyncio.to_thread(self._lent[digest].view().tobytes)
         if self._folder is None:
             return self._memory[digest]
         return await asyncio.to_thread(self._folder.read, digest)
@@ -197,5 +243,5 @@ class BlobStore:
     def _forget(self, digest: str) -> None:
         self._bytes -= self._sizes.pop(digest, 0)
         self._memory.pop(digest, None)
-        if self._folder is not None:
+        if self._lent.pop(digest, None) is None and self._folder is not None:
             self._folder.remove(digest)

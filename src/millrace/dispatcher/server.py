@@ -23,6 +23,7 @@ from millrace.control.reasons import why_nothing
 from millrace.control.state.observed import Observed
 from millrace.control.state.plans import Planner
 from millrace.control.state.state import Settings, State
+from millrace.dispatcher.blob_calls import blob_calls
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
@@ -42,7 +43,6 @@ from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
 from millrace.version import __version__
-from millrace.wire.control import blob_transfer as wire_blobs
 from millrace.wire.control import rpc
 from millrace.wire.control.control_server import Call, ControlServer, Session
 from millrace.wire.data.compression import Compression
@@ -167,9 +167,7 @@ class Dispatcher:
             message=_PEERS,
             check=checker(_PEERS),
             calls={
-                wire_blobs.HAS: Call(str, self._has_blob),
-                wire_blobs.PUT: Call(wire_blobs.Blob, self._put_blob),
-                wire_blobs.FETCH: Call(str, self._fetch_blob),
+                **blob_calls(lambda: self._blobs, self._lacks),
                 WHY: Call(str, self._why),
                 STATUS: Call(float | None, self._status),
                 REMOVE_BLOCKS: Call(list[str], self._remove_blocks),
@@ -218,7 +216,7 @@ class Dispatcher:
             if worker.retiring:
                 self._fleet.leaves(worker.id)
         jobs = self._state.jobs.values()
-        needed = ((job.name, digest) for job in jobs for digest in (job.spec.bundle, job.tables_digest))
+        needed = ((job.name, digest) for job in jobs for digest in (*job.spec.blobs, job.tables_digest))
         self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
 
     async def broken(self) -> None:
@@ -325,12 +323,14 @@ class Dispatcher:
         """Keep functions and split tables of jobs; after what the same input ended, e.g. a job of the same name."""
         for event in events:
             if isinstance(event, ev.JobCreated):
-                self._blobs.hold(event.spec.name, event.spec.bundle)
+                for digest in event.spec.blobs:
+                    self._blobs.hold(event.spec.name, digest)
             elif isinstance(event, ev.TableRecorded):
                 self._blobs.hold(event.job, event.digest)
                 self._blobs.keep_promise(event.digest)
             elif isinstance(event, ev.ConsumerJoined) and event.job in self._state.jobs:
-                self._blobs.keep_promise(self._state.jobs[event.job].spec.bundle)
+                for digest in self._state.jobs[event.job].spec.blobs:
+                    self._blobs.keep_promise(digest)
 
     def _send(self, session: Session | None, message: Any, job: str) -> None:
         unsendable = send(session, message, job)
@@ -436,7 +436,8 @@ class Dispatcher:
         if isinstance(message, msg.JoinJob):
             if self._unwritable and not message.resume:
                 raise UnwritableError(f"{self._unwritable}; the service takes nothing new until it can")
-            if not message.resume and not self._blobs.has(message.spec.bundle):  # a job without could not be restored
+            # A job without could not be restored.
+            if not message.resume and not all(map(self._blobs.has, message.spec.blobs)):
                 raise ProtocolError(
                     f"the functions of job {message.spec.name!r} were not handed over before joining it"
                 )
@@ -451,18 +452,6 @@ class Dispatcher:
             send(session, msg.Notice(text), "")
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-
-    async def _has_blob(self, digest: str) -> bool:
-        return self._blobs.promise(digest)
-
-    async def _put_blob(self, blob: wire_blobs.Blob) -> str:
-        put = functools.partial(self._blobs.put, blob.digest, blob.data)
-        await (once_there_is_room(put, UnwritableError, self._lacks) if blob.waits else put())
-        self._blobs.promise(blob.digest)
-        return blob.digest
-
-    async def _fetch_blob(self, digest: str) -> bytes:
-        return await once_there_is_room(functools.partial(self._blobs.get, digest), ShortageError, self._lacks)
 
     async def _remove_blocks(self, places: list[str]) -> int:
         points = self._state.caches.points

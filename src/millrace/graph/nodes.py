@@ -115,6 +115,15 @@ class FromParquet(Source):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class FromArrays(Source):
+    """Rows of arrays. ``contents`` is the hash of what they hold, or what finds it, as that reads all of them."""
+
+    arrays: Opaque
+    count: int
+    contents: str | Callable[[], str]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FromMapStyle(Source):
     """``dataset[i]`` for i in ``range(len(dataset))``."""
 
@@ -348,6 +357,7 @@ class SampleFromDatasets(Node):
 OP_NAMES: dict[type[Node], str] = {
     Range: "range",
     FromList: "from_list",
+    FromArrays: "from_arrays",
     FromFiles: "from_files",
     FromTFRecords: "from_tfrecords",
     FromWebDataset: "from_webdataset",

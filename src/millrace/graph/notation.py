@@ -12,7 +12,7 @@ from millrace.graph.nodes import OP_NAMES, Concatenate, Graph, Node, Opaque, Ran
 _LONGEST_VALUE = 40
 _LONGEST_INPUT = 120
 """Characters of a dataset that is an argument of another one: one that is used twice, again and again, would double."""
-_DERIVED = {"count"}
+_DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
 _LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights"}
 """Fields that the user gives as a list, or, of strings, as a single one."""

@@ -76,6 +76,12 @@ def _fits(value: tuple[Any, ...]) -> bool:
         return False
 
 
+def parameter(node: Node, name: str) -> Any:
+    """A parameter's value, which is found now if it was too dear to be found before it is needed."""
+    value = getattr(node, name)
+    return value() if name == "contents" and callable(value) else value
+
+
 def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
     """``(structure, slots)``: the graph's structure and, by slot, what it leaves out, named as in ``map(decode)``."""
     slots: list[Opaque] = []
@@ -84,9 +90,9 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
         plain: dict[str, Any] = {}
         held: dict[str, _Slot] = {}
         for spec in fields(node):
-            value = getattr(node, spec.name)
             if spec.name == "inputs":
                 continue
+            value = parameter(node, spec.name)
             if isinstance(value, Opaque):
                 held[spec.name] = _Slot(len(slots), value.name, value.where, value.takes_rng, key=value.key)
                 slots.append(replace(value, name=f"{node.op}({value.name})"))
@@ -113,7 +119,7 @@ def outline(graph: Graph) -> list[Any]:
             places[number] = inputs[0]
             continue
         places[number] = len(records)
-        values = {spec.name: getattr(node, spec.name) for spec in fields(node) if spec.name not in _BESIDES}
+        values = {spec.name: parameter(node, spec.name) for spec in fields(node) if spec.name not in _BESIDES}
         plain = sorted((name, brief(value)) for name, value in values.items() if is_plain(value))
         records.append([node.op, inputs, plain])
     options = graph.options()

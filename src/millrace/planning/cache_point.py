@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from millrace.graph import nodes as g
-from millrace.graph.serialize import PASSING, is_plain
+from millrace.graph.serialize import PASSING, is_plain, parameter
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import UnitMap
 
@@ -58,6 +58,7 @@ _CHOICES: dict[type[g.Node], set[str]] = {
     g.Range: {"start", "stop", "step"},
     g.FromList: {"count"},
     g.FromMapStyle: {"count"},
+    g.FromArrays: {"count"},
     g.FromFiles: {"patterns"},
     g.FromTFRecords: {"patterns"},
     g.FromWebDataset: {"patterns"},
@@ -66,8 +67,8 @@ _CHOICES: dict[type[g.Node], set[str]] = {
 }
 """Parameters that do the same."""
 
-_EVERYWHERE = {"inputs", "num_parallel_calls", "deterministic"}
-"""Parameters that change nothing that comes out."""
+_EVERYWHERE = {"inputs", "num_parallel_calls", "deterministic", "arrays"}
+"""Parameters that change nothing that comes out, or for which others stand: for arrays the hash of what they hold."""
 
 _BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)
 """Operators that join elements with those beside them, or with their number."""
@@ -128,7 +129,7 @@ def point_fingerprint(
         places[node] = len(records)
         left_out = _EVERYWHERE | (_CHOICES.get(type(node), set()) if items else set())
         parameters = [
-            (spec.name, _parameter(spec.name, getattr(node, spec.name), of_opaque))
+            (spec.name, _parameter(spec.name, parameter(node, spec.name), of_opaque))
             for spec in fields(node)
             if spec.name not in left_out
         ]

@@ -252,7 +252,7 @@ class UnitMap:
         return units.count if units.yields is Yield.ONE else None
 
 
-_TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
+_TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromArrays: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
 """Elements per task where stored bytes don't say more: a guess at what costs seconds at most."""
 
 _SOME_BLOCKS = 64

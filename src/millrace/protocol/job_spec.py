@@ -42,6 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         tenant: whose quota of workers it counts against, and whose name is on what it keeps in the service's cache.
         untrusted_cache: what to do where elements of the pipeline are kept by a tenant that this one does not trust:
             "recompute" them, and say so, or "refuse" the job.
+        arrays: digests of the arrays that the bundle's functions leave out; the dispatcher had them before joining.
         target_workers: where they may be: "auto", "local", "remote" or "any"; see
             :mod:`millrace.control.scaling.job_placement`.
     """
@@ -65,6 +66,12 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     cheapest: bool = False
     target_workers: str = "auto"
     untrusted_cache: Literal["recompute", "refuse"] = "recompute"
+    arrays: tuple[str, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Digests of all that the dispatcher was given for the job before it began."""
+        return self.bundle, *self.arrays
 
     @property
     def runs_again(self) -> bool:

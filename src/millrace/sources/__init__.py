@@ -13,6 +13,7 @@ from millrace.sources.source import PositionSource, Seen, SequentialSource, Sour
 _MODULES: dict[type[Node], str] = {
     nodes.Range: "millrace.sources.ranges",
     nodes.FromList: "millrace.sources.lists",
+    nodes.FromArrays: "millrace.sources.arrays",
     nodes.FromMapStyle: "millrace.sources.mapstyle",
     nodes.FromFiles: "millrace.sources.files",
     nodes.FromTFRecords: "millrace.sources.tfrecord",

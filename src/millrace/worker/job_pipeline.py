@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import PipelineError, ProtocolError
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import prints
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 Fetch = Callable[[str], bytes]
 """The bytes of a digest, from the dispatcher, checked."""
+
+
+Share = Callable[[str], Bytes]
+"""The bytes of a digest, in memory that other workers may share."""
 
 
 class Listed(NamedTuple):
@@ -48,14 +55,18 @@ class Job:
         fetch: see :data:`Fetch`.
         threads: that user functions run on; None: by the machine.
         allocate: makes the arrays that batches are written into.
+        share: see :data:`Share`; None: they are fetched.
     """
 
-    def __init__(self, opened: OpenJob, fetch: Fetch, threads: int | None, allocate: Allocate) -> None:
+    def __init__(
+        self, opened: OpenJob, fetch: Fetch, threads: int | None, allocate: Allocate, share: Share | None = None
+    ) -> None:
         self.name = opened.job
         self.spec = opened.spec
         self.generation = opened.generation
         self._opened = opened
         self._fetch = fetch
+        self._share = share or (lambda digest: np.frombuffer(fetch(digest), np.uint8))
         self._threads = threads
         self._allocate = allocate
         self._lock = threading.Lock()
@@ -167,8 +178,9 @@ class Job:
         if self._unpacked is None:
             from millrace.functions import bundles
             from millrace.graph import serialize
+            from millrace.sources.arrays import opened
 
-            values = bundles.unpack(self._fetch(self.spec.bundle))
+            values = opened(bundles.unpack(self._fetch(self.spec.bundle)), self._share)
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
 

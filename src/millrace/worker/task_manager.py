@@ -46,7 +46,7 @@ from millrace.worker.cache_access import Caches
 from millrace.worker.consumer_lane import Lane
 from millrace.worker.delivery_server import fetch_leftovers, serve
 from millrace.worker.job_lock import Gate
-from millrace.worker.job_pipeline import Fetch, Job
+from millrace.worker.job_pipeline import Fetch, Job, Share
 from millrace.worker.leftovers import LeftoverStore, answer
 from millrace.worker.memory_release import give_back
 from millrace.worker.task_runner import Pace, Runner
@@ -85,11 +85,12 @@ class Desk:
         buffer_bytes: int,
         arena: Arena | None = None,
         hurry: Callable[[], None] = lambda: None,
+        share: Share | None = None,
     ) -> None:
         self.address = ""
         """Where this worker is asked for what it holds; known once its server listens."""
         self._tell = tell
-        self._fetch = fetch
+        self._fetch, self._share = fetch, share
         self._put = put
         self._hurry = hurry
         self._token = token
@@ -153,7 +154,7 @@ class Desk:
                 return
             self._close(message.job)  # another job has got the name
         with self._lock:
-            self._jobs[message.job] = Job(message, self._fetch, self._threads, self._allocate)
+            self._jobs[message.job] = Job(message, self._fetch, self._threads, self._allocate, self._share)
 
     def _lease(self, message: LeaseTask) -> None:
         with self._lock:

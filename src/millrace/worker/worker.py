@@ -36,7 +36,7 @@ from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
-from millrace.wire.control.blob_transfer import fetch_blob, put_blob
+from millrace.wire.control.blob_transfer import fetch_blob, fetch_memory, put_blob
 from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
 from millrace.wire.data.data_connection import BulkConnection, BulkServer
@@ -119,6 +119,7 @@ class Worker:
             buffer_bytes=buffer_bytes,
             arena=self._arena,
             hurry=self._report_now.set,
+            share=functools.partial(fetch_memory, self._channel),
         )
 
     def run(self, listening: Callable[[], object] | None = None) -> None:

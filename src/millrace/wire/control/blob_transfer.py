@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
+import numpy as np
 
-from millrace.errors import ProtocolError
+from millrace.elements.lent import Loan, Memory, opened
+from millrace.elements.recycled_arrays import Bytes
+from millrace.errors import ProtocolError, ShippingError
 from millrace.wire.control.control_client import ControlChannel
 
 HAS = "HasBlob"
@@ -15,7 +18,13 @@ PUT = "PutBlob"
 """Call: :class:`Blob` -> its digest."""
 FETCH = "FetchBlob"
 """Call: digest -> bytes."""
+LEND = "LendBlob"
+"""Call: :class:`Offer` -> whether the dispatcher has it now; if not, it can't reach it."""
+LOCATE = "LocateBlob"
+"""Call: digest -> a loan of memory that holds it, or None; waits until who had it before has come back with it."""
 
+MAX_SENT_BYTES = (1 << 30) - (1 << 16)
+"""Of a blob: calls are bounded, and something comes along."""
 TIMEOUT_S = 300.0
 """For a gibibyte over a slow link."""
 
@@ -27,6 +36,13 @@ class Blob(msgspec.Struct, frozen=True):
     data: bytes
     waits: bool = False
     """A full disk is waited out; else it is said, and nothing is kept."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Memory that the dispatcher may use. ``joins``: by a consumer that is about to join a job for the first time."""
+
+    loan: Loan
+    joins: bool = True
 
 
 def digest_of(data: bytes) -> str:
@@ -50,6 +66,43 @@ def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> st
     if not known:
         digest = channel.call(PUT, Blob(digest, data, waits), str, TIMEOUT_S)
     return digest
+
+
+def offer(channel: ControlChannel, memory: Memory, job: str, *, joins: bool = True) -> None:
+    """Lets the dispatcher have arrays, which stay where they are if both are on one host, and else are sent.
+
+    Args:
+        channel: to the dispatcher.
+        memory: that holds them; up to a gibibyte, if they have to be sent.
+        job: that they are for.
+        joins: see :class:`Offer`.
+
+    Raises:
+        ShippingError: they have to be sent, and are too large for that.
+        ServiceError: they can't be handed over.
+    """
+    here: bool = channel.call(LEND, Offer(memory.loan, joins), bool)
+    if here:
+        return
+    if memory.size > MAX_SENT_BYTES:
+        raise ShippingError(
+            f"the arrays of job {job!r} take {memory.size:,} bytes, and this service can't share this process's "
+            f"memory, as it is on another host or another user's: at most {MAX_SENT_BYTES:,} bytes can be sent to it. "
+            "Write the arrays to files that its workers can open, and read those: from_parquet(), say, or "
+            "from_map_style() of what np.load(path, mmap_mode='r') gives"
+        )
+    put_blob(channel, memory.view().tobytes())
+
+
+def fetch_memory(channel: ControlChannel, digest: str) -> Bytes:
+    """The bytes of ``digest``, uint8, not to be written to: mapped where they are on this host, else a copy.
+
+    Raises:
+        ServiceError: if the dispatcher can't be asked, or does not have them.
+    """
+    loan: Loan | None = channel.call(LOCATE, digest, Loan | None, TIMEOUT_S)
+    memory = None if loan is None else opened(loan)
+    return np.frombuffer(fetch_blob(channel, digest), np.uint8) if memory is None else memory.view()
 
 
 def fetch_blob(channel: ControlChannel, digest: str) -> bytes:

@@ -1,0 +1,45 @@
+"""A pipeline as it travels: its structure, the bundle of its functions, and the memory of its arrays apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.elements.lent import Memory
+from millrace.functions.bundles import pack, unpack
+from millrace.graph import serialize
+from millrace.graph.nodes import FromArrays, Graph, Node
+from millrace.sources.arrays import Arrays, opened
+
+
+def shared(graph: Graph) -> dict[str, Memory]:
+    """The memory of its arrays by digest, for processes of this host; it is there as long as somebody keeps it.
+
+    Raises:
+        ShippingError: there is no room for it.
+    """
+    memories = [node.arrays.value.share() for node in graph.nodes if isinstance(node, FromArrays)]
+    return {memory.digest: memory for memory in memories}
+
+
+def ship(graph: Graph, others: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Structure and bundle.
+
+    Args:
+        graph: with user functions.
+        others: objects behind those of the graph, by what they are called in messages.
+
+    Raises:
+        ShippingError: a function or object can't travel.
+    """
+    structure, slots = serialize.pack(graph)
+    users = {id(slot): str(node) for node in graph.nodes for _, slot in node.opaques()}
+    values = [slot.value.shipped() if isinstance(slot.value, Arrays) else slot.value for slot in slots]
+    names = [users.get(id(slot), slot.name) for slot in slots]
+    return structure, pack([*values, *others.values()], [*names, *others])
+
+
+def unship(structure: bytes, bundle: bytes, memories: Mapping[str, Memory]) -> Node:
+    """The last node of the graph. Runs the user's code."""
+    values = opened(unpack(bundle), lambda digest: memories[digest].view())
+    return serialize.unpack(structure, values).root

@@ -1,0 +1,50 @@
+"""What workers and consumers ask the dispatcher for of its blobs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from millrace.dispatcher.blob_store import BlobStore
+from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
+from millrace.elements.lent import Loan
+from millrace.wire.control import blob_transfer as wire
+from millrace.wire.control.control_server import Call
+
+
+def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> dict[str, Call]:
+    """The calls of :mod:`millrace.wire.control.blob_transfer`.
+
+    Args:
+        store: gives the blobs, which are others once a work_dir was read.
+        lacks: is told what there is no room for, and "" when there is.
+    """
+
+    async def has(digest: str) -> bool:
+        return store().promise(digest)
+
+    async def put(blob: wire.Blob) -> str:
+        keep = functools.partial(store().put, blob.digest, blob.data)
+        await (once_there_is_room(keep, UnwritableError, lacks) if blob.waits else keep())
+        store().promise(blob.digest)
+        return blob.digest
+
+    async def fetch(digest: str) -> bytes:
+        return await once_there_is_room(functools.partial(store().get, digest), ShortageError, lacks)
+
+    async def lend(offer: wire.Offer) -> bool:
+        here = store().borrow(offer.loan)
+        return here and (not offer.joins or store().promise(offer.loan.digest))
+
+    async def locate(digest: str) -> Loan | None:
+        return await store().locate(digest)
+
+    asked: dict[str, tuple[Any, Callable[..., Any]]] = {
+        wire.HAS: (str, has),
+        wire.PUT: (wire.Blob, put),
+        wire.FETCH: (str, fetch),
+        wire.LEND: (wire.Offer, lend),
+        wire.LOCATE: (str, locate),
+    }
+    return {name: Call(request, answer) for name, (request, answer) in asked.items()}
