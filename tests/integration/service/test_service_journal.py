@@ -172,7 +172,7 @@ def test_a_dispatcher_that_is_killed_again_and_again(tmp_path, sharding, count, 
 def small_disk(path):
     """A file system of a few MiB; yields what fills it, and gives back what makes room."""
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", path], check=True)
     filler = path / "filler"
 
     def fill(service):

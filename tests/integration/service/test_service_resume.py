@@ -84,11 +84,9 @@ def test_ranks_at_unequal_steps_and_other_ranks_after_that(service, sharding, be
         with ExitStack() as stack:
             datasets = ranks(stack, service, after, sharding=sharding)
 
-            def read(dataset):
-                dataset.load_state_dict(states[dataset._consumer_index] if own else states)
-                return [numbers(dataset), numbers(dataset)]
-
-            rest = all_at_once(read, datasets)
+            for rank, dataset in enumerate(datasets):
+                dataset.load_state_dict(states[rank] if own else states)
+            rest = all_at_once(lambda dataset: [numbers(dataset), numbers(dataset)], datasets)
         assert found + Counter(n for first, _ in rest for n in first) == ALL
         assert Counter(n for _, second in rest for n in second) == ALL
 
@@ -114,12 +112,9 @@ def test_in_the_place_of_a_rank_that_went_in_a_fixed_order(service):
             states = passed_on([epoch.state_dict() for epoch in epochs])
     assert any(state["alone"] != [0, ""] for state in states)
     with rank(0) as first, rank(1) as second:
-
-        def read(dataset):
-            dataset.load_state_dict(states[dataset._consumer_index])
-            return numbers(dataset)
-
-        rest = all_at_once(read, [first, second])
+        first.load_state_dict(states[0])
+        second.load_state_dict(states[1])
+        rest = all_at_once(numbers, [first, second])
     assert found + Counter(itertools.chain(*rest)) == Counter(number for number in range(24_000) if number % 3)
 
 
