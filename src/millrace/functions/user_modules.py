@@ -27,6 +27,9 @@ from millrace.errors import ShippingError
 NEVER_SHIPPED = frozenset({"__main__", "__mp_main__", "millrace"})
 """The main program travels by value, function by function; millrace is installed wherever a worker runs."""
 
+_KEPT = 1024
+"""Modules of which is remembered what their text says: a training that distributes again and again parses them once."""
+
 
 class Module(msgspec.Struct, frozen=True, array_like=True):
     """One module of the user's, as text.
@@ -97,6 +100,7 @@ def collect(roots: Mapping[str, str]) -> list[Module]:
     return [found[name] for name in sorted(found)]
 
 
+@functools.lru_cache(_KEPT)
 def is_installed(path: str) -> bool:
     """Whether a file belongs to Python or to an installed package, rather than to the user."""
     if not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep)):
@@ -133,7 +137,8 @@ def resolve(name: str, level: int, package: str | None) -> str | None:
     return f"{base}.{name}" if name else base
 
 
-def imports_of(module: Module) -> Iterator[tuple[str, bool]]:
+@functools.lru_cache(_KEPT)
+def imports_of(module: Module) -> tuple[tuple[str, bool], ...]:
     """(name, always) of everything that ``module`` may import; ``always``: as soon as it is imported itself.
 
     ``from a import b`` gives ``a``, and ``a.b`` as a possibility, for b may be a module or not.
@@ -141,11 +146,11 @@ def imports_of(module: Module) -> Iterator[tuple[str, bool]]:
     try:
         tree = ast.parse(module.source)
     except (SyntaxError, ValueError):
-        return  # it can't have been imported; if the worker ever does, it says the same
+        return ()  # it can't have been imported; if the worker ever does, it says the same
     package = module.name if module.is_package else module.name.rpartition(".")[0]
     visitor = _Imports(package, look_into_calls="import_module" in module.source or "__import__" in module.source)
     visitor.visit(tree)
-    yield from visitor.found
+    return tuple(visitor.found)
 
 
 _CONDITIONAL = (

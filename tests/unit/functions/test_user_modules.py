@@ -1,5 +1,6 @@
 """Which modules travel with a function."""
 
+import ast
 import importlib.util
 import sys
 import sysconfig
@@ -42,6 +43,16 @@ def names(*roots):
 def test_what_is_installed_stays(project):
     assert names("json", "os.path", "builtins", "numpy", "numpy.linalg", "_thread", "_bisect", "array") == []
     assert names("__main__", "__mp_main__", "millrace", "millrace.errors", "no_such_module_anywhere") == []
+
+
+def test_a_text_that_is_as_it_was_is_not_parsed_again(project, monkeypatch):
+    project(mrone="import mrtwo\n", mrtwo="")
+    parse, parsed = ast.parse, []
+    monkeypatch.setattr(ast, "parse", lambda text, *more, **named: parsed.append(text) or parse(text, *more, **named))
+    assert names("mrone") == names("mrone") == ["mrone", "mrtwo"]
+    assert sorted(parsed) == ["", "import mrtwo\n"]
+    project(mrone="")
+    assert names("mrone") == ["mrone"]
 
 
 def test_the_users_modules_travel_with_all_they_import(project):
