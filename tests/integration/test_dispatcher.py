@@ -390,6 +390,7 @@ class Processes:
         self.started = 0
         self.more = threading.Semaphore(0)
         self.closed = False
+        self.names: list[str] = []
 
     def watch(self, ended: Any) -> None:
         self.ended = ended
@@ -399,8 +400,13 @@ class Processes:
         for _ in range(workers):
             self.more.release()
 
+    def running(self) -> list[str]:
+        return self.names
+
     async def stop(self, workers: Any) -> None:
-        raise AssertionError("nobody is to be stopped")
+        assert list(workers) == self.names
+        for name in workers:
+            self.ended(name, "was killed by SIGKILL", False)
 
     def trouble(self) -> str:
         return ""
@@ -427,6 +433,21 @@ def test_workers_that_end_are_replaced_and_rapid_deaths_are_said(loop: Loop, pee
     assert (fleet["plan"], fleet["requested"], fleet["observed"]) == (1, 1, 0)
     loop.run(dispatcher.stop(0.1))
     assert cluster.closed
+
+
+def test_a_worker_that_runs_and_does_not_register_is_ended_and_another_one_is_asked_for(
+    loop: Loop, peers: list[Peer]
+) -> None:
+    cluster = Processes()
+    dispatcher = loop.dispatcher(cluster=cluster, workers=1, heartbeat_s=0.1)
+    dispatcher._state.settings = msgspec.structs.replace(dispatcher._state.settings, patience_s=0.1)
+    reader = consumer(peers, dispatcher.address)
+    reader.wait(msg.JobJoined)
+    assert cluster.more.acquire(timeout=5)
+    cluster.names = ["hung"]
+    assert "did not register: it is ended, and another one is asked for" in reader.wait(msg.Notice).text
+    assert cluster.more.acquire(timeout=5)
+    cluster.names = []
 
 
 def leave(peers: list[Peer], address: str, name: str) -> None:

@@ -42,6 +42,9 @@ class Paper:
         self.changed.set()
         return found
 
+    def running(self):
+        return []
+
     async def stop(self, workers):
         self.stopped += workers
         self.changed.set()

@@ -149,6 +149,10 @@ class KubernetesCluster:
         await self._settle_quietly()
         return given_up
 
+    def running(self) -> list[str]:
+        """Pods in which a process runs, but for those that are on their way out."""
+        return [pod.name for pod in self._pods.values() if pod.has_run and not (pod.told or pod.leaving)]
+
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these pods, with a second for their processes to go in, and waits until they have ended."""
         named = set(workers)

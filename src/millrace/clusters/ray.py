@@ -116,6 +116,10 @@ class RayCluster:
             ray.kill(self._actors.pop(name))
         return len(waiting)
 
+    def running(self) -> list[str]:
+        """Those whose actors have said where they are."""
+        return list(self._nodes)
+
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these, those that don't react within seconds by force; those that Ray has no room for are given up."""
         await asyncio.gather(*(self._end(name, self._actors[name]) for name in workers if name in self._actors))

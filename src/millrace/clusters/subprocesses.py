@@ -91,6 +91,12 @@ class LocalCluster:
         del workers
         return 0
 
+    def running(self) -> list[str]:
+        """All that were told of the dispatcher."""
+        with self._lock:
+            spares = {name for name, _ in self._spares}
+            return [name for name in self._processes if name not in spares]
+
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these processes, those that don't react within seconds by force."""
         with self._lock:

@@ -63,7 +63,7 @@ def _client_session_lost(turn: Turn, item: inp.ClientSessionLost) -> None:
         jobs.consumer_lost(turn, turn.state.jobs[place[0]], place[1])
 
 
-def _tick(turn: Turn, _: inp.Tick) -> None:
+def _tick(turn: Turn, item: inp.Tick) -> None:
     cache_capacity.sweep(turn)
     workers.watch(turn)
     workers.adopt_shares(turn)
@@ -71,6 +71,7 @@ def _tick(turn: Turn, _: inp.Tick) -> None:
     jobs.collect(turn)
     stalls.watch(turn)
     allocation.dismiss_idle(turn)
+    pool_size.end_unregistered(turn, item.running)
     pool_size.resize(turn)
     usage.account(turn)
 

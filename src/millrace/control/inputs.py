@@ -92,7 +92,9 @@ class Unsendable(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed."""
+    """Time has passed; processes of these workers are ``running``, says the cluster, whether they registered or not."""
+
+    running: list[str] = []
 
 
 Input = (

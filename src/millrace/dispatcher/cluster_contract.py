@@ -38,6 +38,9 @@ class Cluster(Protocol):
             How many were given up, which is fewer if more have begun: those are left alone. ``ended`` is not called.
         """
 
+    def running(self) -> list[str]:
+        """Ids of the workers whose processes run, as far as is known, whether they have registered or not."""
+
     async def stop(self, workers: Sequence[str]) -> None:
         """End these workers' processes, at once if need be; ids of others are ignored."""
 

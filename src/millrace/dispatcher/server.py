@@ -374,7 +374,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(period)
             self._bury()
-            self._feed(inp.Tick())
+            self._feed(inp.Tick(self._fleet.running()))
 
     def _bury(self) -> None:
         """Workers of this host that are away need not be waited for once their processes have ended."""

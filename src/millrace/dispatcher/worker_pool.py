@@ -63,6 +63,10 @@ class Fleet:
         """Why not all workers are there, if that is known; empty otherwise."""
         return self.why or (self._cluster.trouble() if self._cluster is not None else "")
 
+    def running(self) -> list[str]:
+        """Ids of the workers whose processes run, whether they have registered or not."""
+        return [] if self._cluster is None or self._closed else self._cluster.running()
+
     async def start(self) -> None:
         """Ask for all of them.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from millrace.control.journal import events as ev
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
+from millrace.policies.scaling import respawn
 from millrace.policies.scaling.capacity import DOUBLINGS
 from millrace.simulation.cluster import BEGIN_S
 from millrace.simulation.virtual_network import Violation
@@ -35,11 +36,12 @@ class ClusterChecks:
         self._life: Dispatcher | None = None
         self._given_up: dict[str, float] = {}
         self._short_since: float | None = None
+        self._unregistered: dict[str, float] = {}
 
     def decided(self, dispatcher: Dispatcher, events: Sequence[ev.AnyEvent]) -> None:
         """The state has just been brought up to date."""
         if dispatcher is not self._life:  # what the one before had decided may never have been done
-            self._life, self._given_up, self._short_since = dispatcher, {}, None
+            self._life, self._given_up, self._short_since, self._unregistered = dispatcher, {}, None, {}
         for event in events:
             if isinstance(event, ev.WorkerLost):
                 self._given_up[event.worker] = self._town.world.now
@@ -60,6 +62,7 @@ class ClusterChecks:
             elif now - since > STAYS_S:
                 raise Violation(f"{worker} was given up {now - since:.0f} s ago, and its process is still there")
         state = dispatcher.state
+        self._check_registered(state, now)
         if (
             len(state.crew.workers) >= max(1, state.fleet.workers)
             or state.fleet.workers <= state.settings.least_workers
@@ -73,6 +76,15 @@ class ClusterChecks:
                 f"{len(state.crew.workers)} of {state.fleet.workers} workers are there for {longest_s:.0f} s, and all "
                 f"are still asked for"
             )
+
+    def _check_registered(self, state: State, now: float) -> None:
+        """A process that hangs before it registers has ended after the longest time that one of them may take."""
+        known = self._unregistered
+        self._unregistered = {name: known.get(name, now) for name in self._town.running() if name not in state.workers}
+        longest_s = 2**respawn.DOUBLINGS * max(state.settings.patience_s, 3 * state.settings.heartbeat_s) + STAYS_S
+        for name, since in self._unregistered.items():
+            if now - since > longest_s:
+                raise Violation(f"{name} has not registered for {longest_s:.0f} s, and its process is still there")
 
 
 def _check_too_large(state: State, event: ev.JobBroke) -> None:

@@ -32,6 +32,7 @@ class Disk:
         self.last = 0
         self.at = 0.0
         self.blobs: dict[str, bytes] = {}
+        self._removed: dict[str, bytes] = {}
         self._every = every
         self._groups: list[tuple[int, bytes, float]] = []
         self._snapshots: list[tuple[int, bytes]] = []
@@ -54,11 +55,16 @@ class Disk:
             self._groups = [group for group in self._groups if group[0] > self._snapshots[0][0]]
         return True
 
+    def keep_blobs(self, needed: set[str]) -> None:
+        """Removes the others, but from copies that were made before."""
+        self._removed.update(self.blobs)
+        self.blobs = {digest: data for digest, data in self.blobs.items() if digest in needed}
+
     def older(self, groups: int) -> Disk:
         """A copy from before the last groups of events, or fewer where not so many are kept."""
         copy = Disk(self._every)
         kept = len(self._groups) - min(groups, len(self._groups) - 1)
-        copy._groups, copy.blobs = self._groups[:kept], dict(self.blobs)
+        copy._groups, copy.blobs = self._groups[:kept], {**self._removed, **self.blobs}
         if kept < len(self._groups):
             copy.last = self._groups[kept][0] - 1
             copy.at = self._groups[kept - 1][2]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.simulation.disk import Disk
+from millrace.simulation.simulated_worker import Worker
 from millrace.simulation.store import Store
 from millrace.simulation.virtual_network import Process
 
@@ -17,6 +18,8 @@ FIRST_S = 1.5
 """When the first fault happens, in seconds."""
 PAUSE_S = 1.5
 """From one fault to the next, on average."""
+STILLBORN = 0.04
+"""Share of the workers that hang from when they were started."""
 EVENTS_BEFORE = 20
 """That are durable before a copy of the journal is put back."""
 PUT_BACK = 0.15
@@ -30,6 +33,13 @@ def arrange(town: Town) -> None:
     put_back = random.Random(f"put back {town.seed}")
     if put_back.random() < PUT_BACK:
         town.world.after(put_back.uniform(2.0, 30.0), _put_back, town, put_back.choice((1, 3, 10, 30, 100)))
+
+
+def born(town: Town, worker: Worker) -> None:
+    """A process that the dispatcher or its cluster has started may hang from then on, and never registers."""
+    if town.owned and not worker.only and random.Random(f"birth {town.seed} {worker.name}").random() < STILLBORN:
+        worker.pause()
+        town.fired["worker hung before it registered"] += 1
 
 
 def _strike(town: Town) -> None:

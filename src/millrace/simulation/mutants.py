@@ -18,7 +18,7 @@ from millrace.control.journal import events as ev
 from millrace.control.journal import replay, snapshot
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership import handover, jobs, stalls, testimony, workers
-from millrace.control.scheduling import allocation
+from millrace.control.scheduling import allocation, pool_size
 from millrace.control.state.cache_state import Caches, split_place
 from millrace.control.state.state import Job, State
 from millrace.control.tasks import epochs, leases, task_queue
@@ -265,6 +265,11 @@ def _deaf_to_consumers() -> AbstractContextManager[Any]:
     return mock.patch.object(testimony, "of_consumer", return_value="")
 
 
+def _stillborn() -> AbstractContextManager[Any]:
+    """A process that hangs before it registers is left as it is."""
+    return mock.patch.object(pool_size, "end_unregistered", return_value=None)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -294,6 +299,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "silent-loss": _silent_loss,
     "untold-absence": _untold_absence,
     "deaf-to-consumers": _deaf_to_consumers,
+    "stillborn": _stillborn,
 }
 
 

@@ -31,7 +31,7 @@ from millrace.simulation.store import Store
 from millrace.simulation.virtual_network import Violation, World
 from millrace.simulation.witnesses import Witnesses
 
-SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, cache="a store")
+SETTINGS = Settings(heartbeat_s=2.0, job_gc_timeout_s=15.0, patience_s=3.0, cache="a store")
 CACHE_BYTES = (24 << 20, 128 << 20, 4 << 30)
 """Of one of the pipelines a fraction fits, or all of most of them, or all of all."""
 EVENTS = 200
@@ -218,6 +218,7 @@ class Town(Fleet):
         host = "" if only else HOST if self._local else "elsewhere"  # consumers have none
         worker = Worker(self.world, f"w{self._count}", host, self.checks, self, only)
         self.workers[worker.address] = worker
+        faults.born(self, worker)
 
     def _house(self, job: str) -> None:
         """A job that is being read has its local workers; whoever reads it starts them."""
@@ -240,6 +241,10 @@ class Town(Fleet):
                 if worker.name in workers and not worker.only:
                     worker.resume()
                     worker.end()
+
+    def running(self) -> list[str]:
+        """The processes that the dispatcher or its cluster has started."""
+        return [each.name for each in self.alive_workers() if not each.only] if self.owned else []
 
     @property
     def owned(self) -> bool:

@@ -47,6 +47,10 @@ class Fleet:
     def resize(self, workers: int) -> None:
         """Run so many."""
 
+    def running(self) -> list[str]:
+        """Workers of the cluster whose processes run."""
+        return []
+
     def end_service(self, reason: str) -> None:
         """The dispatcher cannot go on."""
 
@@ -84,8 +88,7 @@ class Dispatcher(Process):
         self.state = restored(disk, settings)
         self.observed = Observed()
         self.disk = disk
-        held = {job.tables_digest for job in self.state.jobs.values()}
-        disk.blobs = {digest: data for digest, data in disk.blobs.items() if digest in held}
+        disk.keep_blobs({job.tables_digest for job in self.state.jobs.values()})
         self.unwritable = False
         self._settings = settings
         self._checks = checks
@@ -258,7 +261,7 @@ class Dispatcher(Process):
         for worker in list(self.state.workers.values()):
             if worker.lost_at is not None and worker.host == HOST and self._fleet.ended(worker.id):
                 self._feed(inp.WorkerEnded(worker.id, "ended"))
-        self._feed(inp.Tick())
+        self._feed(inp.Tick(self._fleet.running()))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 

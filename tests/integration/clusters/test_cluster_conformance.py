@@ -23,10 +23,12 @@ async def test_exactly_those_named_are_stopped(stage):
     await stage.cluster.start(3)
     workers = await stage.until_there(3)
     first, second, third = workers
+    await stage.until(lambda: set(stage.cluster.running()) == set(workers))
     await stage.cluster.stop([first, third, "of somebody else"])
     await stage.until(lambda: len(stage.ended) == 2)
     await gone([workers[first], workers[third]])
     assert stage.told == {first: 1, third: 1}
+    assert stage.cluster.running() == [second]
     assert await stage.until_there(1) == {second: workers[second]}
     assert len(stage.seen) == 3
 

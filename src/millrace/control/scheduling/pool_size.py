@@ -6,15 +6,16 @@ longer asked for until it is tried again (:mod:`millrace.policies.scaling.capaci
 
 from __future__ import annotations
 
-from millrace.control.actions import ResizeFleet
+from millrace.control.actions import ResizeFleet, StopWorkers
 from millrace.control.journal.scale_events import FleetPlanned
 from millrace.control.journal.transaction import Turn
-from millrace.control.membership.workers import retire
+from millrace.control.membership.workers import MISSED_HEARTBEATS, retire
 from millrace.control.scaling.job_placement import wanted
 from millrace.control.scaling.job_scaling import scales
 from millrace.control.state.state import State, Worker
 from millrace.control.tasks.task_queue import by_worker
-from millrace.policies.scaling import capacity
+from millrace.policies.scaling import capacity, respawn
+from millrace.protocol.messages import Notice
 
 _NAMED = 8
 """Jobs that a reason names, at most."""
@@ -30,6 +31,25 @@ def started(turn: Turn) -> None:
         turn.act(ResizeFleet(state.fleet.workers))
 
 
+def end_unregistered(turn: Turn, running: list[str]) -> None:
+    """Have processes ended that run and do not register, as they hang; they had room, so that others are asked for."""
+    state, observed = turn.state, turn.observed
+    known = observed.unregistered
+    observed.unregistered = {name: known.get(name, turn.now) for name in running if name not in state.workers}
+    if not observed.unregistered:
+        observed.unregistered_tries = 0
+        return
+    patience_s = max(state.settings.patience_s, (MISSED_HEARTBEATS + 0.5) * state.settings.heartbeat_s)
+    hung = respawn.not_registered(observed.unregistered, turn.now, patience_s, observed.unregistered_tries)
+    if hung.value:
+        observed.unregistered_tries += 1
+        observed.unregistered.update(dict.fromkeys(hung.value, turn.now))  # once more, if they don't end
+        turn.act(StopWorkers(hung.value, hung.reason))
+        for job in state.jobs.values():
+            for consumer in job.consumers:
+                turn.to_consumer(job, consumer, Notice(f"a worker of this service {hung.reason}"))
+
+
 def resize(turn: Turn) -> None:
     """As many workers as the jobs are to have together, within the limits."""
     state, settings = turn.state, turn.state.settings
@@ -39,7 +59,8 @@ def resize(turn: Turn) -> None:
     each = {name: settings.first_workers if most is None else most for name, most in jobs.items()}
     if each.keys() != turn.observed.jobs:
         turn.observed.jobs, turn.observed.jobs_changed = set(each), turn.now
-    there, planned, least = len(state.crew.workers), state.fleet.workers, max(1, settings.least_workers)
+    there = len(state.crew.workers) + len(turn.observed.unregistered)
+    planned, least = state.fleet.workers, max(1, settings.least_workers)
     known, turn.observed.shortage = capacity.watch(
         state.fleet.capacity, turn.observed.shortage, planned, there, settings.patience_s, turn.now, least=least
     )

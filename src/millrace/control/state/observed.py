@@ -293,6 +293,10 @@ class Observed(msgspec.Struct):
     """Those that have consumers, since ``jobs_changed``."""
     jobs_changed: float = 0.0
     shortage: Shortage | None = None
+    unregistered: dict[str, float] = {}
+    """By worker that the cluster runs and that has not registered, since when."""
+    unregistered_tries: int = 0
+    """In a row that were ended for that."""
     """None: as many workers are there as planned."""
     told: dict[str, set[str]] = {}
     """By worker, places of points of which it knows all blocks, and hears of others."""

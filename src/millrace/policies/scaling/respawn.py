@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from millrace.policies.decision import Decision
 
@@ -11,6 +11,8 @@ RAPID = 3
 than there are workers: those that were on one machine end together with it, and that alone says nothing."""
 WINDOW_S = 10.0
 LONGEST_S = 30.0
+DOUBLINGS = 3
+"""Of the time that is waited for a process to register, at most: all of them may be slow."""
 
 
 def respawn_at(deaths: Sequence[float], now: float, workers: int = 1) -> Decision[float]:
@@ -36,3 +38,18 @@ def respawn_at(deaths: Sequence[float], now: float, workers: int = 1) -> Decisio
     pause = min(LONGEST_S, 2.0 ** min(10, streak - rapid))
     reason = f"{recent} workers ended within {WINDOW_S:g} s; the next one starts in {pause:g} s"
     return Decision(now + pause, reason, {"recent_deaths": recent, "pause_s": pause})
+
+
+def not_registered(running: Mapping[str, float], now: float, patience_s: float, tries: int) -> Decision[list[str]]:
+    """Which worker processes are taken to hang, as they run and have not registered.
+
+    Args:
+        running: by worker, since when it has run without being registered, in seconds.
+        now: by the same clock.
+        patience_s: seconds that the first may take.
+        tries: in a row that have not registered in time; each doubles the time that the next one has.
+    """
+    waited_s = patience_s * 2.0 ** min(tries, DOUBLINGS)
+    late = sorted(name for name, since in running.items() if now - since > waited_s)
+    reason = f"has run for {waited_s:.0f} s and did not register: it is ended, and another one is asked for"
+    return Decision(late, reason, {"running": len(running), "late": len(late), "waited_s": waited_s})
