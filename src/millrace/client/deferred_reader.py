@@ -53,10 +53,17 @@ class LaterReader(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return next(self._reader or self._begun())
+            for element in self._reader or self._begun():  # which puts it back, should Ctrl-C come on the way out
+                return element
         except BaseException:
             del self  # whoever keeps the traceback must not keep what reads
             raise
+        raise StopIteration
+
+    def put_back(self, element: Any) -> None:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
+        if self._reader is not None:
+            self._reader.put_back(element)
 
     def _begun(self) -> Iterator[Any]:
         with self._lock:

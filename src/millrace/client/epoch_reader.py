@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ Failed = Callable[[], Callable[["ConsumerSession"], None] | None]
 """Gives what to call when a session's job has failed, if that is still there."""
 
 BUFFER_BYTES = 256 << 20
+_NOTHING: Any = object()
 LEAST_BUFFER_BYTES = 1 << 20
 """A message of small elements."""
 
@@ -274,16 +276,26 @@ class EpochReader(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        element: Any = _NOTHING
         try:
             with self._lock:
-                for element in self._tally.current:
+                for element in self._tally.current:  # nothing can come between taking one and knowing of it
                     return element
                 if self._advance():
-                    return next(self._tally.current)
+                    for element in self._tally.current:
+                        return element
         except BaseException:
-            del self  # whoever keeps the traceback, as interpreters do with the last one, must not keep what reads
+            if element is not _NOTHING:  # Ctrl-C on the way out: nobody has it
+                self.put_back(element)
+            del self, element  # who keeps the traceback, as interpreters do with the last one, must not keep what reads
             raise
         raise StopIteration
+
+    def put_back(self, element: Any) -> None:
+        """Who has just got this could not use it: it is handed out once more, and no state counts it."""
+        with self._lock:
+            if self._session is not None or operator.length_hint(self._tally.current):
+                self._tally.current = iter([element, *self._tally.current])
 
     @property
     def is_open(self) -> bool:

@@ -27,6 +27,7 @@ def named(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     Raises:
         ValueError: if one of them is no identifier.
     """
+    # No literals, which is what mypy and typing.NamedTuple want.
     kind: type[tuple[Any, ...]] = namedtuple(name, fields, module=__name__)  # type: ignore[misc]  # noqa: PYI024
     setattr(kind, "__reduce__", _reduce)  # noqa: B010  # pickle would look for the class in this module
     return kind

@@ -32,6 +32,9 @@ class Epoch(Protocol):
 
     def __next__(self) -> Any: ...
 
+    def put_back(self, element: Any) -> None:
+        """Who has just got this could not use it: it is handed out once more."""
+
     def close(self) -> None:
         """Lets go of everything. Idempotent."""
 
@@ -229,7 +232,15 @@ class Converted(Iterator[Any]):
         self._epoch, self._convert = epoch, convert
 
     def __next__(self) -> Any:
-        return self._convert(next(self._epoch))
+        for element in self._epoch:
+            try:
+                return self._convert(element)
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C: nobody has it
+                self._epoch.put_back(element)
+                raise
+        raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch was read, as plain values."""

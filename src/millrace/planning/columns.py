@@ -149,7 +149,7 @@ class Strings(msgspec.Struct, frozen=True, array_like=True, dict=True):
         if known != block:
             strings = self._block(block)
             self.__dict__["_latest"] = block, strings
-        return strings[within]  # type: ignore[no-any-return]
+        return strings[within]  # type: ignore[no-any-return]  # __dict__ holds anything
 
     def __iter__(self) -> Iterator[str]:
         for block in range(-(-len(self) // BLOCK)):

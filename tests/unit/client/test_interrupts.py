@@ -3,6 +3,7 @@
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from millrace.client import epoch_reader
 from millrace.client.notices import Notices
 from millrace.client.receiver import Feed
+from millrace.dataset import Dataset
 from millrace.elements.chunk import Chunk, Origin
 from millrace.elements.codec import encode
 from millrace.engine.metrics import Measure
 from millrace.engine.threads.prefetch import Ahead
 from millrace.errors import MillraceError
+from millrace.frameworks.base import Converted
 from millrace.planning.epoch_cursor import Passes
 from millrace.protocol.messages import EpochBegun
 from millrace.wire.control.control_client import _Outbox
@@ -119,6 +122,69 @@ class Talk:
 
 
 COMING = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["", "held"])
+@pytest.mark.parametrize("view", [iter, lambda reader: Converted(reader, lambda element: element)], ids=["", "view"])
+def test_what_a_state_counts_after_ctrl_c_is_what_the_loop_got(held, view, monkeypatch):
+    monkeypatch.setattr(epoch_reader, "graph_digest", lambda graph: "")
+    monkeypatch.setattr(epoch_reader, "unpack", lambda structure: structure)
+    monkeypatch.setattr(Talk, "spec", SimpleNamespace(structure=b""), raising=False)
+    now: Any = None
+
+    def begin():
+        nonlocal now
+        talk: Any = Talk(in_order=True, held=held)
+        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, Passes(), None, lambda: None), []
+
+    def read():
+        _, reader, found = now
+        for element in view(reader):
+            found += [element]
+            if len(found) == 4:
+                return
+
+    again = 0
+    for _ in interrupted(read, begin):
+        talk, reader, found = now
+        done, parts = reader._tally.now(talk.feed, 0)
+        assert 6 * done.low + sum(outputs for _, outputs in parts) == len(found), "what its state says"
+        talk.feed.allow(0, 12, last=True)
+        with suppress(MillraceError):
+            found += reader
+            again += 1
+            assert found == COMING
+        assert found == COMING[: len(found)]
+    assert again > 10
+
+
+@pytest.mark.parametrize("view", [iter, lambda reader: Converted(reader, lambda element: element)], ids=["", "view"])
+def test_the_same_in_process(view):
+    now: Any = None
+
+    def begin():
+        nonlocal now
+        reader = iter(Dataset.range(6))
+        now = reader, [next(reader)]
+
+    def read():
+        reader, found = now
+        for element in view(reader):
+            found += [element]
+            if len(found) == 4:
+                return
+
+    again = 0
+    for _ in interrupted(read, begin):
+        reader, found = now
+        assert reader._tally.handed_out == len(found), "what its state says"
+        with suppress(MillraceError):
+            found += reader
+            again += 1
+            assert found == list(range(6))
+        assert found == list(range(len(found)))
+        reader.close()
+    assert again > 3
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as it comes"])

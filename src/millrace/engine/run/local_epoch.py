@@ -29,6 +29,7 @@ from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
 
+_NOTHING: Any = object()
 _COMING = 8
 """Tasks whose reads of far stores may be under way before they run."""
 Leftovers = Mapping[int, list[Any]]
@@ -301,27 +302,42 @@ class LocalIterator(Iterator[Any]):
         self._state = functools.partial(_state, tally, begin, program.seed, share, identity, pieces)
         self._lock = threading.RLock()
         self._failure: Exception | None = None
+        self._back: tuple[Any, ...] = ()
         passes.begin(begin.epoch, self._state)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        with self._lock:
-            try:
-                return next(self._elements)
-            except StopIteration:
-                if self._failure is None:
-                    raise
-            except Exception as error:
+        element, asked = _NOTHING, False
+        try:
+            with self._lock:
+                if self._failure is not None:
+                    raise anew(self._failure)  # noqa: TRY301 (it is not handled below)
+                for element in self._back:
+                    self._back = ()
+                    self._tally.take_back(-1)
+                    return element
+                asked = True
+                for element in self._elements:  # nothing can come between taking one and knowing of it
+                    return element
+        except BaseException as error:
+            if element is not _NOTHING:  # Ctrl-C on the way out: nobody has it
+                self.put_back(element)
+            elif asked and isinstance(error, Exception):
                 self._failure = anew(error)
-                raise
-            except BaseException:
+            elif asked:
                 self._failure = MillraceError(
                     "this iterator was interrupted while it computed an element: iterate anew, or go on from its state"
                 )
-                raise
-            raise anew(self._failure)
+            raise
+        raise StopIteration
+
+    def put_back(self, element: Any) -> None:
+        """Who has just got this could not use it: it is handed out once more, and no state counts it."""
+        with self._lock:
+            self._back = (element,)
+            self._tally.take_back()
 
     @property
     def skipped(self) -> int:

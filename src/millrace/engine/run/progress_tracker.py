@@ -44,10 +44,15 @@ class Tally:
     def handed(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
         """Elements of the chunks, counted as they are handed out."""
         for chunk in chunks:
-            self._current = iter(plain(chunk.elements))
-            self._taken += len(chunk)
+            elements = plain(chunk.elements)
+            current, taken = iter(elements), self._taken + len(elements)
+            self._current, self._taken = current, taken  # at once, as Ctrl-C may come in any call
             yield from self._current
         self.ended = True
+
+    def take_back(self, count: int = 1) -> None:
+        """So many of those that were handed out last were not, after all; a negative number: they are, once more."""
+        self._taken -= count
 
     @property
     def handed_out(self) -> int:
