@@ -49,8 +49,8 @@ class Witnesses:
         if not self.put_back:
             return False
         self._twice.add(client)
-        reader = next(each for each in self._town.consumers if each.client == client)
-        return self.refused or not (reader.session is not None and reader.session.ends[1] is self._town.dispatcher)
+        session = next((each.session for each in self._town.consumers if each.client == client), None)
+        return self.refused or session is None or session.ends[1] is not self._town.dispatcher
 
     def let_in(self, consumer: Consumer) -> None:
         """A consumer has a session (again)."""
