@@ -90,8 +90,10 @@ class Pipeline(Readable):
         """Split table of every source, by node id. Lists the data the first time."""
         if self._tables is None:
             from millrace.engine.run.program import list_sources
+            from millrace.engine.run.slow_listing import announced
 
-            self._tables = list_sources(self.graph)
+            with announced(self) as seen:
+                self._tables = list_sources(self.graph, seen)
         return self._tables
 
     def plan(self, tasks: int | None = None) -> Plan:

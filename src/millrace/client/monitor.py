@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import IO
 
 from millrace.client.read_rate import Rates
+from millrace.engine.run.slow_listing import FIRST_S
 from millrace.policies.figures import duration, number, percent
 
-FIRST_S = 10.0
-"""After which it is said what the first element waits for."""
 _LINE_S = 0.5
 """Between two states of a line that is alive."""
 _ASK_S = 2.0
@@ -106,7 +105,7 @@ class Monitor:
     def _draw(self, text: str) -> None:
         if (text or self._live) and self._is_alive():
             self._live = bool(text)
-            self._write(f"\r\x1b[2K{text[:_WIDTH]}")
+            self._write(f"\r\x1b[2K{_cut(text)}")
 
     def _is_alive(self) -> bool:
         """Whether the lines go to a terminal."""
@@ -124,6 +123,12 @@ class Monitor:
 
 
 _WIDTH = 100
+_END = 40
+"""Characters of a longer line that are shown of its end, as numbers stand there."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - _END - 3]}...{text[-_END:]}"
 
 
 def _line(epoch: int, handed: int, rates: Rates) -> str:

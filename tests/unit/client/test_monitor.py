@@ -3,8 +3,9 @@ import logging
 
 import pytest
 
-from millrace.client.monitor import FIRST_S, Monitor
+from millrace.client.monitor import Monitor
 from millrace.client.read_rate import Rates
+from millrace.engine.run.slow_listing import FIRST_S
 from millrace.protocol.reports import Pace
 
 
@@ -108,6 +109,17 @@ def test_progress_is_alive_on_a_terminal_and_says_what_is_waited_for():
         "epoch 0: 102 elements\n",
     ]
     assert reading.asked == 2
+
+
+def test_the_end_of_a_long_line_is_shown_as_the_count_of_files_stands_there():
+    why = f"job a waits for its sources to be listed by worker {'0a9b4ce' * 5}: 277,760 files so far"
+    reading = Reading(Terminal(), [why], progress=True)
+    reading.monitor.wanted()
+    reading.look(0.5)
+    line = reading.out.getvalue().removeprefix("\r\x1b[2K")
+    assert len(line) == 100
+    assert "its sources to be listed" in line
+    assert line.endswith(": 277,760 files so far")
 
 
 def test_without_progress_nothing_is_written():
