@@ -116,6 +116,8 @@ def test_s3_files(s3: str, files: Path) -> None:
     assert [element["bytes"] for element in remote] == [element["bytes"] for element in local]
     assert len(expand([s3 + "files/1/*"])) == 13
     assert len(expand([s3 + "files/**"])) == 40, "a folder's marker is no file"
+    with pytest.raises(SourceNotFoundError, match="matches no file"):
+        expand([s3 + "files/*"])
 
 
 def test_s3_cuts_at_an_index(s3: str) -> None:

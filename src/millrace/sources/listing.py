@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
@@ -63,9 +63,13 @@ def _in_order(found: Iterator[Found]) -> list[Found]:
     return [by_location[location] for location in sorted(by_location)]
 
 
-def _by_folder(found: Iterator[Found]) -> Iterator[Files]:
+def _by_folder(found: Iterator[Found]) -> Iterable[Files]:
+    some = list(islice(found, 2))
+    if len(some) == 1:  # a path, of which there may be millions
+        ((location, size, version),) = some
+        return [Files(b"", [location.encode("utf-8", "surrogateescape")], [size], [stamp_of(version)])]
     files = FileList()
-    for file in found:
+    for file in chain(some, found):
         files.add(file)
     return files.take()
 

@@ -1,10 +1,12 @@
 import os
 import sys
 
+import obstore
 import pytest
 
 from millrace.errors import PipelineError, SourceNotFoundError
 from millrace.graph import nodes as g
+from millrace.planning.split_table import stamp_of
 from millrace.sources import list_source, storage
 from millrace.sources.listing import expand
 
@@ -128,3 +130,35 @@ def test_object_store_says_how_far(bucket):
         expand([bucket + "t/dep/x/*.jpg"])
     with pytest.raises(SourceNotFoundError, match=rf"{bucket}t/deep/ exists, but has nothing that matches '\*.jpg'"):
         expand([bucket + "t/deep/*.jpg"])
+
+
+@pytest.mark.parametrize(("below", "at_once"), [(0, 0), (5, 0), (30, 1)])
+def test_a_flat_folder_of_a_store_comes_in_pages_unless_much_is_below_it(bucket, monkeypatch, below, at_once):
+    asked = []
+
+    def list_with_delimiter(*args):
+        asked.append(args)
+        return at_once_of_store(*args)
+
+    at_once_of_store = obstore.list_with_delimiter
+    monkeypatch.setattr(obstore, "list_with_delimiter", list_with_delimiter)
+    monkeypatch.setattr(storage, "_LIST_PAGE", 10)
+    monkeypatch.setattr(storage, "_MOST_BELOW", 20)
+    for number in range(below):
+        storage.write(f"{bucket}f/0005/{number}.jpg", b"1")
+    for number in range(25):
+        storage.write(f"{bucket}f/{number:04}.jpg", b"1" * (number > 0))
+    wanted = [f"{bucket}f/{number:04}.jpg" for number in range(25)]
+    assert names([bucket + "f/*.jpg"]) == wanted
+    assert list(list_source(g.FromFiles(patterns=(bucket + "f/*.jpg",))).names) == wanted
+    assert len(asked) == 2 * at_once
+
+
+def test_tables_list_what_is_named_in_the_same_order(tree, bucket):
+    storage.write(bucket + "t/c.jpg", b"1")
+    patterns = ["val/*.jpg", "train/a.jpg", bucket + "t/*.jpg", "train/**", "train/{b,a}.jpg", bucket + "t/c.jpg"]
+    table = list_source(g.FromFiles(patterns=tuple(patterns)))
+    found = expand(patterns)
+    assert list(table.names) == [file.location for file in found]
+    assert list(table.sizes) == [file.size for file in found]
+    assert list(table.stamps) == [stamp_of(file.version) for file in found]
