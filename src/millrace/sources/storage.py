@@ -32,6 +32,8 @@ READ_AHEAD_BYTES = 1 << 20
 LOCAL_BUFFER_BYTES = 256 << 10
 _REQUESTS_AT_ONCE = 32
 _LIST_PAGE = 1000
+_MOST_BELOW = 10_000
+"""Objects in the folders of a folder that are passed over to find those right in it."""
 _BUCKETS = ("s3", "gs", "az")
 _HTTP = ("http", "https")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -404,16 +406,37 @@ def delete(location: str) -> None:
 
 
 def list_folder(folder: str, *, recursive: bool) -> Iterable[Found]:
-    """Objects below a remote folder (a URL with its slash), in no order; without ``recursive`` those right in it."""
+    """Objects below a remote folder (a URL with its slash), in no order; without ``recursive`` those right in it.
+
+    Millions come page by page. Only of a folder that has many files below it are those right in it asked for all at
+    once, as stores give no other choice; then some come twice.
+    """
     import obstore
 
     root, _ = split_url(folder + "_")
     with _remote_errors(folder):
         store, key = _open_store(folder + "_")
-        prefix = key[: key.rfind("/") + 1] or None
-        if recursive:
-            for page in obstore.list(store, prefix, chunk_size=_LIST_PAGE):
-                yield from (_found(root + meta["path"], meta) for meta in page)
+        prefix, below = key[: key.rfind("/") + 1], 0
+        for page in obstore.list(store, prefix or None, chunk_size=_LIST_PAGE):
+            for meta in page:
+                if not recursive and "/" in meta["path"][len(prefix) :]:
+                    below += 1
+                elif recursive or meta["size"] or _is_file(store, meta["path"]):
+                    yield _found(root + meta["path"], meta)
+            if below > _MOST_BELOW:
+                break
         else:
-            answer = obstore.list_with_delimiter(store, prefix)
-            yield from (_found(root + meta["path"], meta) for meta in answer["objects"])
+            return
+        answer = obstore.list_with_delimiter(store, prefix or None)
+        yield from (_found(root + meta["path"], meta) for meta in answer["objects"])
+
+
+def _is_file(store: Any, key: str) -> bool:
+    """Whether there is an empty object of this name; else it has a slash more, by which consoles mark a folder."""
+    import obstore
+
+    try:
+        obstore.head(store, key)
+    except FileNotFoundError:
+        return False
+    return True
