@@ -251,13 +251,19 @@ class Stream:
         self._reads, self._queue, self._direct = reads, queue, direct
         self.waited_s = self.reading_s = self.cpu_s = 0.0
 
-    def fetch(self, positions: Array | range) -> list[Any]:
+    def fetch(self, positions: Array | range) -> tuple[list[Any], Exception | None]:
         """The elements at ``positions``, in their order; on the thread that runs the task.
 
-        Raises:
-            SourceError: of the first that could not be read.
+        Returns:
+            The elements up to the first that could not be read, and why that could not; None: all were.
         """
-        return [self._one(int(position)) for position in positions]
+        elements: list[Any] = []
+        try:
+            for position in positions:
+                elements.append(self._one(int(position)))  # noqa: PERF401 - those before a failure are kept
+        except Exception as error:  # noqa: BLE001 - raised once what is before it has been taken
+            return elements, error
+        return elements, None
 
     def _one(self, position: int) -> Any:
         self._queue.top_up()

@@ -11,7 +11,7 @@ import pytest
 
 import millrace as mr
 from millrace.engine.run import local_epoch, program
-from millrace.errors import ElementTooLargeError, PipelineError
+from millrace.errors import ElementTooLargeError, PipelineError, SourceError
 from millrace.sources import storage
 
 COUNT = 90
@@ -86,6 +86,26 @@ def test_what_comes_out_and_what_is_read_are_as_without_reading_ahead(
     monkeypatch.setattr(program, "is_far", lambda location: True)
     assert values(made()) == expected
     assert read == before, "each file as often as before"
+
+
+def test_what_comes_before_a_file_that_cannot_be_read_is_read_once(
+    place: str, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+) -> None:
+    counting = storage.read_many
+
+    def failing(locations: list[str]) -> list[bytes]:
+        found = counting(locations)
+        if any("033" in location for location in locations):
+            raise SourceError("nobody answers")
+        return found
+
+    monkeypatch.setattr(storage, "read_many", failing)
+    monkeypatch.setattr(program, "is_far", lambda location: True)
+    found: list[int] = []
+    with pytest.raises(SourceError, match="nobody answers"):
+        found.extend(mr.Dataset.from_files(place).map(number))
+    assert found == list(range(33))
+    assert {place for place, count in read.items() if count > 1} == set()
 
 
 def test_reads_go_on_over_the_ends_of_tasks(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

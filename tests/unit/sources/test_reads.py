@@ -33,7 +33,9 @@ class Store:
     def fetch(self, stream: Stream, *positions: int) -> list[str]:
         while self.waiting and not set(positions) <= set(self.asked):
             self.go()
-        return stream.fetch(np.array(positions))
+        elements, error = stream.fetch(np.array(positions))
+        assert error is None
+        return elements
 
 
 def feed(*positions: int) -> Iterator[Array]:
@@ -65,7 +67,7 @@ def test_an_element_larger_than_all_is_read_when_it_is_due() -> None:
     assert not store.waiting
     store.waiting = Immediately()
     store.reads._start = store.waiting.append
-    assert stream.fetch(np.array([1, 2, 3])) == ["<1>", "<2>", "<3>"]
+    assert stream.fetch(np.array([1, 2, 3]))[0] == ["<1>", "<2>", "<3>"]
 
 
 class Immediately(list[Callable[[], None]]):
@@ -109,17 +111,26 @@ def test_a_task_that_asks_for_something_else_is_served_all_the_same() -> None:
     store.reads.expect(None, [((0, 1), feed(11, 12, 13))])
     stream = store.reads.stream(None, (0, 1), feed(31, 32))
     assert store.fetch(stream, 31, 32) == ["<31>", "<32>"]
-    assert stream.fetch(range(40, 42)) == ["<40>", "<41>"], "not announced: read at once"
+    assert stream.fetch(range(40, 42))[0] == ["<40>", "<41>"], "not announced: read at once"
 
 
 def test_an_error_comes_where_it_belongs_and_the_rest_goes_on() -> None:
     store = Store(chosen=4, bad=2)
     stream = store.reads.stream(None, (0, 0), feed(1, 2, 3))
     store.go(3)
-    assert stream.fetch(range(1, 2)) == ["<1>"]
-    with pytest.raises(SourceError, match="no 2"):
-        stream.fetch(range(2, 3))
-    assert stream.fetch(range(3, 4)) == ["<3>"]
+    assert stream.fetch(range(1, 2))[0] == ["<1>"]
+    elements, error = stream.fetch(range(2, 3))
+    assert (elements, str(error)) == ([], "no 2")
+    assert stream.fetch(range(3, 4))[0] == ["<3>"]
+
+
+def test_what_was_read_before_an_error_is_kept_and_not_read_again() -> None:
+    store = Store(chosen=4, bad=3)
+    stream = store.reads.stream(None, (0, 0), feed(1, 2, 3, 4))
+    store.go(4)
+    elements, error = stream.fetch(range(1, 5))
+    assert (elements, str(error)) == (["<1>", "<2>"], "no 3")
+    assert store.asked == [1, 2, 3, 4]
 
 
 def test_who_leaves_early_begins_no_more() -> None:
@@ -176,7 +187,7 @@ def test_what_no_thread_can_be_started_for_is_read_by_who_asks(left: int) -> Non
     found = []
     for position in range(1, 6):
         store.go(len(store.waiting))
-        found += stream.fetch(np.array([position]))
+        found += stream.fetch(np.array([position]))[0]
     assert found == ["<1>", "<2>", "<3>", "<4>", "<5>"]
     assert sorted(store.asked) == [1, 2, 3, 4, 5], "nothing was read twice"
 

@@ -12,7 +12,7 @@ from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.metrics import close
 from millrace.engine.run import index_streams
 from millrace.engine.run.index_streams import Array, Feed
-from millrace.errors import ElementTooLargeError, SourceCorruptError
+from millrace.errors import ElementError, ElementTooLargeError, SourceCorruptError
 from millrace.planning.split_table import Split, SplitTable
 from millrace.sources.source import PositionSource, SequentialSource
 
@@ -51,7 +51,9 @@ def read_positions(
     announced, asked = index_streams.tee(feed, 2)
     with context.streaming(reads, announced) as fetch:
         for chunk in wanted(asked):
-            yield context.fetch(fetch, Chunk([], chunk.origin, chunk.positions))
+            positions = np.asarray(chunk.positions, np.int64)
+            elements, error = fetch(positions)
+            yield Chunk(elements, chunk.origin, index_streams.compact(positions[: len(elements)]), error)
 
 
 def _affordable(table: SplitTable, positions: Array, limit: int) -> int:
@@ -149,7 +151,7 @@ class _Lists:
         """The list of elements from ``position`` on, which is where the last one ended; None after the last."""
         try:
             return self._context.next_list(self._lists, self._place, position)
-        except Exception:
+        except (SourceCorruptError, ElementError):  # of one element; a store that is away would not be back
             if self._singly or self._context.watched:
                 raise
         self._singly = True

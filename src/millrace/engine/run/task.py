@@ -370,8 +370,10 @@ class NodeContext(Context):
         return None if self._task.watch is not None else self._task.reads(self._number)
 
     @contextmanager
-    def streaming(self, reads: Reads, feed: Iterator[Array]) -> Iterator[Callable[[Array], list[Any]]]:
-        """The body fetches the positions of ``feed`` in their order, by the function given to it."""
+    def streaming(
+        self, reads: Reads, feed: Iterator[Array]
+    ) -> Iterator[Callable[[Array], tuple[list[Any], Exception | None]]]:
+        """The body fetches the positions of ``feed`` in their order, by the function given to it: as Stream.fetch."""
         task, measure = self._task, self._task.measures[self._number]
         with reads.stream(task.owner, (task.epoch, task.task.index), feed) as stream:
             task.stops[stream.close] = None
@@ -436,8 +438,8 @@ class NodeContext(Context):
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
 
 
-def _fetched(stream: Stream, measure: Measure, positions: Array) -> list[Any]:
-    """The elements at ``positions``, and where the time went."""
+def _fetched(stream: Stream, measure: Measure, positions: Array) -> tuple[list[Any], Exception | None]:
+    """The elements at ``positions`` as :meth:`Stream.fetch` gives them, and where the time went."""
     waited_s, reading_s, cpu_s = stream.waited_s, stream.reading_s, stream.cpu_s
     try:
         return stream.fetch(positions)

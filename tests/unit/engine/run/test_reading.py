@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.dataset import Dataset
 from millrace.elements.chunk import Origin
 from millrace.engine.run.reading import read_splits, read_whole_splits
-from millrace.errors import SourceCorruptError
+from millrace.errors import SourceCorruptError, SourceError
 from millrace.planning.split_table import Split, splits_table
 
 SIZES = [5, 0, 12, 30]
@@ -26,6 +26,8 @@ TABLE = splits_table([Split(f"part-{number}", count=size) for number, size in en
 
 
 class Context:
+    watched = False
+
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -39,7 +41,8 @@ class Context:
 class Source:
     """Elements are (split, offset)."""
 
-    def __init__(self, short: int = 0) -> None:
+    def __init__(self, short: int = 0, error: Exception | None = None) -> None:
+        self.error = error
         self.opened: list[tuple[str, int]] = []
         self.closed = self.read_elements = 0
         self.short = short
@@ -51,6 +54,8 @@ class Source:
             while at < (split.count if stop < 0 else stop) - self.short:
                 count = min(chunk_size(), split.count - self.short - at)
                 assert count >= 1
+                if self.error is not None and at <= 6 < at + count:
+                    raise self.error
                 yield [(split.location, offset) for offset in range(at, at + count)]
                 self.read_elements += count
                 at += count
@@ -103,6 +108,20 @@ def test_what_lies_between_is_passed_over_and_what_lies_before_is_opened_anew():
 def test_a_split_that_became_shorter_is_not_passed_over():
     with pytest.raises(SourceCorruptError, match="part-2 ended after 10 of the 12 elements that it had when listed"):
         read(Source(short=2), [5, 6], [15, 16])
+
+
+@pytest.mark.parametrize(
+    ("error", "opened", "before"),
+    [(SourceCorruptError("element 6"), [0, 4], 6), (SourceError("nobody answers"), [0], 4)],
+)
+def test_what_fails_is_read_again_element_by_element_only_where_one_of_them_is_at_fault(error, opened, before):
+    source, found = Source(error=error), list[Any]()
+    chunks = read_whole_splits(source, TABLE, iter([np.array([2])]), Origin(7, 0), Context(4))  # type: ignore[arg-type]
+    with pytest.raises(SourceError) as caught:
+        found.extend(element for chunk in chunks for element in chunk.elements)
+    assert caught.value is error
+    assert source.opened == [("part-2", start) for start in opened]
+    assert len(found) == before
 
 
 def test_closing_in_the_middle_closes_the_source():
