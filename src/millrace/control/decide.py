@@ -15,7 +15,7 @@ from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.inputs import Input
 from millrace.control.journal.events import AnyEvent
 from millrace.control.journal.transaction import Turn, merged
-from millrace.control.membership import jobs, oversized, stalls, workers
+from millrace.control.membership import jobs, oversized, stalls, task_failures, workers
 from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
 from millrace.control.state.observed import Observed, observe
@@ -93,6 +93,7 @@ def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
         turn.touched.add(worker.job)
     elif not turn.events:
         return
+    task_failures.watch(turn)
     scheduler.schedule(turn)
 
 
@@ -105,14 +106,6 @@ def _reported(turn: Turn, _worker: str, message: msg.WorkerReport) -> None:
     job = turn.state.jobs.get(message.job)
     if job is not None and job.caching.kind == "profile":
         cache_mode.look(turn, job)
-
-
-def _task_failed(turn: Turn, worker: str, message: msg.TaskFailed) -> None:
-    if message.needs and oversized.passed_on(turn, worker, message):
-        return
-    job = leases.task_failed(turn, worker, message)
-    if job is not None:
-        jobs.fail_job(turn, job, oversized.explained(turn, job, message) if message.needs else message.failure)
 
 
 def _sources_failed(turn: Turn, worker: str, message: msg.SourcesFailed) -> None:
@@ -142,7 +135,7 @@ _OF_WORKERS: dict[type, Callable[[Turn, str, Any], None]] = {
     msg.TaskFinished: leases.finished,
     msg.TaskReturned: leases.returned,
     msg.LeftoversLost: leases.leftovers_lost,
-    msg.TaskFailed: _task_failed,
+    msg.TaskFailed: task_failures.failed,
     msg.SourcesListed: jobs.sources_listed,
     msg.SourcesFailed: _sources_failed,
     msg.JobUnsendable: _unsendable,

@@ -21,6 +21,7 @@ import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
+from millrace.planning.endless import repeated
 from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
@@ -123,6 +124,7 @@ class Plan:
         exact: each unit gives one element.
         equal: consumers that are dealt the tasks in turn get equally many elements; ``left_out``: but for so many,
             that nobody gets.
+        cycle: units in a pass of what is repeated without end, if it could give nothing; else 0.
         warnings: what the user should know about it, a sentence each.
     """
 
@@ -137,9 +139,10 @@ class Plan:
         period: int = INFINITE,
         tails: bool = False,
         exact: bool = False,
+        cycle: int = 0,
         warnings: tuple[str, ...] = (),
     ) -> None:
-        self.warnings, self.exact = warnings, exact
+        self.warnings, self.exact, self.cycle = warnings, exact, cycle
         self._units, self._size, self._tails = units, size, tails
         self._period = min(period, units)
         self._sequence = units < 0
@@ -358,8 +361,18 @@ def plan_of(
     if (ranks is not None or pieces) and root.yields is Yield.ONE and root.count < INFINITE:
         return EqualPlan(root.count, _size(root, tasks), ranks or 1, pieces)
     return Plan(
-        root.count, _size(root, tasks), period=root.period, tails=root.collecting, exact=root.yields is Yield.ONE
+        root.count,
+        _size(root, tasks),
+        period=root.period,
+        tails=root.collecting,
+        exact=root.yields is Yield.ONE,
+        cycle=_cycle(units_of) if root.count >= INFINITE else 0,
     )
+
+
+def _cycle(units_of: UnitMap) -> int:
+    node = repeated(units_of)
+    return 0 if node is None else units_of.of(units_of.graph.id_of(node)).count
 
 
 def _size(root: Units, tasks: int | None) -> int:

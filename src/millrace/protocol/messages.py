@@ -120,6 +120,8 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     """The worker keeps elements for the task's parent until it is told to forget them."""
     passed: list[int] = []
     """By node, elements that each operator gave in this run."""
+    nothing: bool = False
+    """What is repeated without end gave no element in this run."""
 
 
 class TaskAt(Message, frozen=True, tag="TaskAt"):

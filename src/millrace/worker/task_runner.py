@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.engine.user_code.crash_probe import Watch
-from millrace.errors import CodecError, ElementTooLargeError, PipelineError
+from millrace.errors import CodecError, ElementTooLargeError
 from millrace.graph.nodes import Autocache, Cache, Prefetch, WithOptions
 from millrace.planning.plan import Task
 from millrace.protocol.cache_messages import CacheUsed
@@ -29,6 +29,7 @@ from millrace.worker.packing import Packer
 from millrace.worker.probe_reporter import Steps
 
 if TYPE_CHECKING:
+    from millrace.elements.chunk import Chunk
     from millrace.engine.run.program import Program
 
 _logger = logging.getLogger(__name__)
@@ -115,6 +116,16 @@ def _task_of(program: Program, lease: LeaseTask) -> Task:
     if lease.parts:
         return Task(lease.ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
     return program.plan.task(lease.ref.task if lease.run < 0 else lease.run)
+
+
+def _until(run: Iterator[Chunk], failures: list[Exception]) -> Iterator[Chunk]:
+    """The chunks of a run up to where it fails, which goes to ``failures``: the consumer gets what came before."""
+    try:
+        yield from run
+    except StoppedError:
+        raise
+    except Exception as error:  # noqa: BLE001 (raised by the caller)
+        failures.append(error)
 
 
 class Runner:
@@ -228,28 +239,20 @@ class Runner:
                 owner=lane.consumer,
             ) as run,
         ):
-            try:
-                for chunk in run:
-                    lane.check()
-                    known = self._expect(program, lane, lane.coming(), known)
-                    before, outputs = outputs, outputs + len(chunk)
-                    steps.outputs = outputs
-                    if not keep or outputs <= first:
-                        continue
-                    packer.add(chunk.elements[max(first - before, 0) :])
-                    waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
-            except Exception as error:
-                if not isinstance(error, (StoppedError, CodecError, ElementTooLargeError)):
-                    self._put(lane, lease, packer, steps, flush=True)  # the consumer gets what came before
-                raise
+            for chunk in _until(run, failures := list[Exception]()):
+                lane.check()
+                known = self._expect(program, lane, lane.coming(), known)
+                before, outputs = outputs, outputs + len(chunk)
+                steps.outputs = outputs
+                if not keep or outputs <= first:
+                    continue
+                packer.add(chunk.elements[max(first - before, 0) :])
+                waited += self._put(lane, lease, packer, steps, flush=lane.hungry)
             waited += self._put(lane, lease, packer, steps, flush=True)
+            for failure in failures:
+                raise failure
             cache.whole = True
         self._expect(program, lane, lane.coming(), known)
-        if program.ended(task, ref.epoch, run):
-            raise PipelineError(
-                "repeat() without a count repeats what gave no element in a whole pass, so nothing would ever come: "
-                "look at the filters before it, or say how often to repeat"
-            )
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
         if keep:
             lane.finish(lease, outputs, run.skipped)
@@ -257,7 +260,9 @@ class Runner:
             lane.abandon(lease)
         if watch is None:  # else it says nothing about other tasks
             self._pace.took(time.monotonic() - started - waited)
-        return TaskFinished(ref, lease.lease, outputs, run.skipped, left, run.passed)
+        return TaskFinished(
+            ref, lease.lease, outputs, run.skipped, left, run.passed, nothing=program.gave_nothing(run, outputs)
+        )
 
     def _expect(self, program: Program, lane: Lane, coming: list[LeaseTask], known: list[int]) -> list[int]:
         """Announces what the lane runs now and next, unless these are the ``known`` leases; returns those leases."""

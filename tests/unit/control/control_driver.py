@@ -29,13 +29,18 @@ OTHER_STRUCTURE = pack(Graph(Range(start=0, stop=7)))[0]
 
 
 class FakePlan:
-    """``mains`` tasks (None: without end); with ``fan_in`` a tail after each so many, and one over those at the end."""
+    """``mains`` tasks (None: without end); with ``fan_in`` a tail after each so many, and one over those at the end.
 
-    def __init__(self, mains: int | None, fan_in: int = 0) -> None:
+    With a ``cycle`` so many tasks are repeated, of which all but ``gives`` give nothing.
+    """
+
+    def __init__(self, mains: int | None, fan_in: int = 0, *, cycle: int = 0, gives: int = -1) -> None:
         self.warnings: tuple[str, ...] = ()
         self.exact = not fan_in
         self.equal = False
         self.left_out = 0
+        self.cycle = cycle
+        self.gives = gives
         self.mains = mains
         self.fan_in = fan_in
         self.tasks: list[Task] = []
@@ -375,7 +380,14 @@ class Service:
         if keeps:
             worker.leftovers.add(key)
         self.keep(worker, task)
-        self.say(inp.WorkerSaid(worker.name, msg.TaskFinished(task.ref, lease, 1, leftovers=keeps)))
+        nothing = self.plan.cycle > 0 and planned.start % self.plan.cycle != self.plan.gives
+        told = msg.TaskFinished(task.ref, lease, 1, leftovers=keeps, nothing=nothing)
+        self.say(inp.WorkerSaid(worker.name, told))
+
+    def fail(self, worker: FakeWorker, lease: int, failure: msg.Failure) -> None:
+        """A run fails, when its consumer has what came before that."""
+        task = worker.leases.pop(lease)
+        self.say(inp.WorkerSaid(worker.name, msg.TaskFailed(task.ref, lease, failure)))
 
     def keep(self, worker: FakeWorker, task: msg.LeaseTask) -> None:
         """What a run does with its cache: one item, named by the task, is found or kept."""

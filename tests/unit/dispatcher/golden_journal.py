@@ -53,6 +53,7 @@ def live() -> Service:
     _go_home(service)
     _come_late(service)
     _end_equally(service)
+    _repeat_nothing(service)
     for kind in sorted(KINDS):
         for consumer in range(2):
             service.join(f"{kind} {consumer}", kind, num_consumers=2, host="rank", pid=consumer + 1, **KINDS[kind])
@@ -304,6 +305,20 @@ def _end_equally(service: Service) -> None:
     assert service.state.jobs["in step"].epochs[0].steps == 3
     for peer in ranks:
         service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
+
+
+def _repeat_nothing(service: Service) -> None:
+    """A job that repeats without end what gives nothing."""
+    peer = service.join("nothing", "nothing", begin=False)
+    usual, service.plan = service.plan, FakePlan(None, cycle=3)
+    service.begin(peer)
+    while peer.ends is None:
+        for worker in list(service.workers.values()):
+            service.plan_tasks(worker)
+            for lease in [lease for lease, task in worker.leases.items() if task.ref.job == "nothing"]:
+                service.finish(worker, lease)
+    service.plan = usual
+    service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
 
 def _lose(service: Service) -> None:

@@ -15,11 +15,11 @@ from millrace.control.journal.cache_events import (
     PromisesKept,
     StoreCalibrated,
 )
+from millrace.control.journal.end_events import EpochCut, StepsEnded, TaskBroke
 from millrace.control.journal.event import Event
 from millrace.control.journal.poison_events import BufferNeeded, PlanningDied, PoisonFound, TaskDied
 from millrace.control.journal.scale_events import FleetPlanned, HomeChosen, ScaleChosen
 from millrace.control.journal.share_events import ShareUnread
-from millrace.control.journal.step_events import StepsEnded
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece
@@ -363,6 +363,7 @@ class TaskEnded(Event, frozen=True, tag="TaskEnded"):
     outputs: int
     skipped: int = 0
     leftovers: bool = False
+    nothing: bool = False  # what is repeated without end gave no element in it
 
 
 class TaskReleased(Event, frozen=True, tag="TaskReleased"):
@@ -479,12 +480,14 @@ AnyEvent = (
     | OwnersFixed
     | OwnerReplaced
     | EpochHeld
+    | EpochCut
     | EpochSettled
     | EpochClosed
     | TailDealt
     | TaskLeased
     | TaskEnded
     | TaskReleased
+    | TaskBroke
     | TaskDied
     | TaskLost
     | PoisonFound

@@ -10,9 +10,9 @@ import msgspec
 from millrace.control.journal import events as ev
 from millrace.control.journal import poison_events as pev
 from millrace.control.journal.cache_apply import CACHE_APPLY, lease_ended, promise
+from millrace.control.journal.end_apply import END_APPLY
 from millrace.control.journal.scale_apply import SCALE_APPLY
 from millrace.control.journal.share_apply import SHARE_APPLY
-from millrace.control.journal.step_events import StepsEnded
 from millrace.control.state.state import CARE, ENDED, Consumer, EndedJob, Epoch, Job, Life, LiveTask, State, Worker
 from millrace.planning.progress import TaskSet
 
@@ -207,10 +207,6 @@ def _epoch_resumed(state: State, event: ev.EpochResumed) -> None:
         epoch.pending.setdefault(heir, set()).add(task)
 
 
-def _steps_ended(state: State, event: StepsEnded) -> None:
-    state.jobs[event.job].epochs[event.epoch].steps = event.steps
-
-
 def _owners_asked(state: State, event: ev.OwnersAsked) -> None:
     epoch = state.jobs[event.job].epochs[event.epoch]
     epoch.chooser = event.worker
@@ -257,7 +253,7 @@ def _deal(job: Job, epoch: Epoch, task: int, live: LiveTask) -> None:
     live.alone = task in epoch.alone
     epoch.dealt[live.consumer] = epoch.dealt.get(live.consumer, 0) + 1
     epoch.unread.setdefault(live.consumer, set()).add(task)
-    if job.length is not None:
+    if job.tasks_of(epoch) is not None:
         epoch.shares.setdefault(live.consumer, []).append(task)
 
 
@@ -295,6 +291,10 @@ def _task_ended(state: State, event: ev.TaskEnded) -> None:
     live = epoch.live[event.task]
     live.finished = True
     live.leftovers = event.leftovers
+    if not event.nothing:
+        epoch.nothing = None
+    elif epoch.nothing is not None:
+        epoch.nothing.add(event.task if live.run < 0 else live.run)
     epoch.skipped += event.skipped
     job.skipped += event.skipped
     worker = state.workers[live.worker]
@@ -310,6 +310,7 @@ def _task_released(state: State, event: ev.TaskReleased) -> None:
     live.worker = ""
     live.finished = False
     live.leftovers = False
+    epoch.failures.pop(event.task, None)
     epoch.pending.setdefault(live.consumer, set()).add(event.task)
 
 
@@ -355,7 +356,7 @@ def _task_moved(state: State, event: ev.TaskMoved) -> None:
     for index in (epoch.pending,) if live.complete else (epoch.pending, epoch.unread):
         _discard(index, live.consumer, event.task)
         index.setdefault(event.consumer, set()).add(event.task)
-    if job.length is not None and not live.complete:
+    if job.tasks_of(epoch) is not None and not live.complete:
         epoch.shares[live.consumer].remove(event.task)
         epoch.shares.setdefault(event.consumer, []).append(event.task)
     live.consumer = event.consumer
@@ -370,7 +371,7 @@ def _task_spared(state: State, event: ev.TaskSpared) -> None:
     live.complete = True
     _discard(epoch.unread, live.consumer, event.task)
     epoch.dropped += 1
-    if job.length is not None:
+    if job.tasks_of(epoch) is not None:
         epoch.shares[live.consumer].remove(event.task)
 
 
@@ -386,6 +387,7 @@ def _task_done(state: State, event: ev.TaskDone) -> None:
     epoch.fed.pop(event.task, None)
     epoch.without.pop(event.task, None)
     epoch.starts.pop(event.task, None)
+    epoch.failures.pop(event.task, None)
     if event.parent >= 0:
         epoch.fed[event.parent] = epoch.fed.get(event.parent, 0) + 1
         tail = epoch.live.get(event.parent)
@@ -396,7 +398,7 @@ def _task_done(state: State, event: ev.TaskDone) -> None:
             epoch.live[task].freed = True
     if event.dropped:
         epoch.dropped += 1
-        if job.length is not None and not live.complete:
+        if job.tasks_of(epoch) is not None and not live.complete:
             epoch.shares[live.consumer].remove(event.task)
 
 
@@ -451,7 +453,6 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.EpochBegan: _epoch_began,
     ev.EpochOpened: _epoch_opened,
     ev.EpochResumed: _epoch_resumed,
-    StepsEnded: _steps_ended,
     ev.OwnersAsked: _owners_asked,
     ev.OwnersFixed: _owners_fixed,
     ev.OwnerReplaced: _owner_replaced,
@@ -473,5 +474,6 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.Progressed: _progressed,
     **CACHE_APPLY,
     **SCALE_APPLY,
+    **END_APPLY,
     **SHARE_APPLY,
 }

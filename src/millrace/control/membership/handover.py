@@ -73,7 +73,7 @@ def give_again(turn: Turn, job: Job, consumer: int, number: int) -> None:
     """Have a consumer's tasks of an epoch run anew: their workers have let go of what was received, if not used."""
     epoch = job.epochs.get(number)
     for task in sorted(epoch.unread.get(consumer, ())) if epoch is not None else ():
-        if epoch is not None and epoch.live[task].worker:
+        if epoch is not None and (epoch.live[task].worker or task in epoch.failures):
             take_back(turn, job, number, task, f"consumer {consumer} had used nothing of it, and begins anew")
 
 

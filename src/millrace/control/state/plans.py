@@ -30,6 +30,10 @@ class PlanLike(Protocol):
         """Consumers that are dealt the tasks in turn get equally many elements."""
 
     @property
+    def cycle(self) -> int:
+        """Units in a pass of what is repeated without end, if it could give nothing; else 0."""
+
+    @property
     def left_out(self) -> int:
         """Elements that are in no task, so that the others can be dealt equally."""
 

@@ -201,7 +201,9 @@ class Epoch(msgspec.Struct):
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
         pieces: what its plan divides, if that is not the job's; ``anew``: since states were loaded, and not before.
-        tasks: of its own plan; -1: it has the job's.
+        tasks: of its own plan, or up to where it was cut; -1: it has the job's.
+        failures: why live tasks failed that wait until their consumers have come to them; they don't run again.
+        nothing: the plan's tasks that ended, as long as what is repeated without end gave nothing in any; else None.
         steps: after which all ranks end, that are to get equally many elements; -1: not known yet.
         without: by tail that is not over, inputs that are, and left it nothing as they were dropped or ran alone.
         reused: a cache point below which all is as in the first epoch.
@@ -238,6 +240,8 @@ class Epoch(msgspec.Struct):
     anew: bool = False
     tasks: int = -1
     steps: int = -1
+    failures: dict[int, Failure] = {}
+    nothing: set[int] | None = set()
 
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""

@@ -6,7 +6,7 @@ import msgspec
 
 from millrace.control.caching import cache_mode
 from millrace.control.journal import events as ev
-from millrace.control.journal.step_events import StepsEnded
+from millrace.control.journal.end_events import StepsEnded
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Job, LiveTask, State

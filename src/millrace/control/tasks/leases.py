@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from millrace.control.caching.cache_capacity import tell_blocks, use_of
 from millrace.control.journal import events as ev
+from millrace.control.journal.end_events import EpochCut
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.state import CARE, Epoch, Job, LiveTask, State, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
-from millrace.control.tasks.task_queue import Offer, began_without, newest, owes, place_of, walk
+from millrace.control.tasks.task_queue import Offer, began_without, gone, in_turn, owes, place_of, stride, walk
+from millrace.planning.endless import has_whole_pass
 from millrace.protocol.messages import (
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
     OutputsReceived,
     TaskAt,
-    TaskFailed,
     TaskFinished,
     TaskGoOn,
     TaskRef,
@@ -204,8 +205,8 @@ def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> Non
     inputs = [] if planned is None else list(planned.inputs)
     epoch = job.epochs[number]
     live = epoch.live[task]
-    gone = planned is None or live.freed or task in epoch.alone or (live.alone and planned.parent not in epoch.live)
-    parent = -1 if planned is None or gone else planned.parent
+    alone = task in epoch.alone or (live.alone and planned is not None and planned.parent not in epoch.live)
+    parent = -1 if planned is None or live.freed or alone else planned.parent
     turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:
         settle(turn, job, number, below)
@@ -232,8 +233,30 @@ def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
         return
     job, _ = found
     ref = message.ref
-    turn.emit(ev.TaskEnded(job.name, ref.epoch, ref.task, message.outputs, message.skipped, message.leftovers))
+    told = message.outputs, message.skipped, message.leftovers, message.nothing
+    turn.emit(ev.TaskEnded(job.name, ref.epoch, ref.task, *told))
     settle(turn, job, ref.epoch, ref.task)
+    if message.nothing:
+        _end_if_empty(turn, job, ref.epoch)
+
+
+def _end_if_empty(turn: Turn, job: Job, number: int) -> None:
+    """Cut an epoch without end that has given nothing in a whole pass: what was dealt is all of it.
+
+    Where each rank reads its own part, that of one that has gone is nobody's, and counts for nothing.
+    """
+    epoch, plan = job.epochs[number], turn.state.plan(job, number)
+    if not epoch.nothing or not plan.cycle or job.tasks_of(epoch) is not None:
+        return
+    ended = sorted(epoch.nothing)
+    if in_turn(job) and any(gone(job, number, consumer) for consumer in range(stride(job))):
+        span = range(ended[0], ended[-1] + 1)
+        ended = [task for task in span if task in epoch.nothing or gone(job, number, task % stride(job))]
+    mains = [task for task in map(plan.task, ended) if not task.is_tail]
+    if has_whole_pass([(task.start, task.stop) for task in mains], plan.cycle):
+        dealt = [at for key, at in epoch.cursors.items() if not key.startswith("off:")]
+        turn.emit(EpochCut(job.name, number, max([epoch.low, *dealt])))
+        settle_epoch(turn, job, number)
 
 
 def at(turn: Turn, worker: str, message: TaskAt) -> None:
@@ -263,17 +286,3 @@ def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
         live = job.epochs[number].live.get(task)
         if task in inputs and live is not None and live.leftovers:
             take_back(turn, job, number, task, reason)
-
-
-def task_failed(turn: Turn, worker: str, message: TaskFailed) -> Job | None:
-    """The job that cannot go on, if the lease is in force and somebody reads the epoch."""
-    found = leased_by(turn.state, worker, message.ref, message.lease)
-    if found is None:
-        return None
-    job, number = found[0], message.ref.epoch
-    if number <= newest(job):
-        return job
-    # Perhaps nobody ever will; who does has the task run again.
-    turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "it failed before anybody read its epoch"))
-    turn.emit(ev.EpochHeld(job.name, number))
-    return None

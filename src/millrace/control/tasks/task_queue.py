@@ -203,10 +203,12 @@ def _next_to_read(job: Job, epoch: Epoch, consumer: int, task: int) -> bool:
 
 
 def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
-    """A pending task must run again: not so if only its leftovers are gone and the tail has had them.
+    """A pending task must run again: not so if only its leftovers are gone and the tail has had them, or it failed.
 
     Nor does it before that tail is dealt: what is read comes first.
     """
+    if task in epoch.failures:
+        return False
     if not epoch.live[task].complete or epoch.pieces:
         return not epoch.live[task].complete
     number = state.plan(job).task(task).parent
@@ -465,6 +467,12 @@ def first_missing(job: Job, epoch: Epoch, consumer: int) -> int | None:
         walks = [walk(job, epoch, share, consumer)[1] for share in shares]
         absent += [ahead[0] for ahead in walks if ahead is not None]
     return min(absent, default=None)
+
+
+def next_to_read(job: Job, epoch: Epoch, consumer: int) -> int | None:
+    """The first task that the consumer has not read to its end, dealt or not. In a fixed order only."""
+    absent = first_missing(job, epoch, consumer)
+    return min([*epoch.unread.get(consumer, ()), *([] if absent is None else [absent])], default=None)
 
 
 def place_of(live: LiveTask, workers: dict[str, Worker]) -> str:

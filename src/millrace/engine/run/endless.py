@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from millrace.graph.nodes import Graph, Node, Repeat
+from millrace.graph.nodes import Graph
+from millrace.planning.endless import repeated
 from millrace.planning.plan import Task
-from millrace.planning.units import INFINITE, UnitMap, Yield
+from millrace.planning.units import UnitMap
 
 
 class EndlessRepeat:
@@ -22,7 +23,7 @@ class EndlessRepeat:
     """
 
     def __init__(self, graph: Graph, units: UnitMap) -> None:
-        self.repeated = _repeated(graph, units)
+        self.repeated = repeated(units)
         """The node that is repeated; None if there is none that could be empty."""
         self._pass = units.of(graph.id_of(self.repeated)).count if self.repeated is not None else 0
         self._lock = threading.Lock()
@@ -44,18 +45,3 @@ class EndlessRepeat:
                 return False
             self._units = 0
         return not run(Task(task.index, task.start, task.start + self._pass))
-
-
-def _repeated(graph: Graph, units: UnitMap) -> Node | None:
-    """What is repeated without end on the way from the root to the only source, if it can be planned and be empty."""
-    node = graph.root
-    while len(node.inputs) == 1:
-        (child,) = node.inputs
-        if isinstance(node, Repeat) and node.count is None:
-            number = graph.id_of(child)
-            if not units.plannable(number):
-                return None
-            below = units.of(number)
-            return child if 0 < below.count < INFINITE and below.yields is not Yield.ONE else None
-        node = child
-    return None

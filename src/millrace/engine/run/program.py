@@ -218,6 +218,12 @@ class Program:
 
         return endless.ended(task, run.made(number), made)
 
+    def gave_nothing(self, run: Run, outputs: int) -> bool:
+        """Whether what is repeated without end gave nothing in a run that has ended with so many outputs."""
+        if outputs or self._endless is None or self._endless.repeated is None or any(run.leftovers.values()):
+            return False  # outputs alone can also be nothing because operators above left everything out
+        return not run.made(self._running.id_of(self._endless.repeated))
+
     def changed(self) -> str:
         """A local file of the sources that was written since it was listed; empty if none is, or nobody can tell."""
         return next(filter(None, map(changed_file, self._units.tables.values())), "")
