@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millrace.control import inputs as inp
@@ -15,9 +13,10 @@ from millrace.control.journal.share_events import ShareUnread
 from millrace.control.membership.late_joins import named
 from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
-from millrace.protocol.job_spec import JobSpec
+from millrace.simulation.books import EpochBook, JobBook
 from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.cluster_checks import ClusterChecks
+from millrace.simulation.failing import check_before
 from millrace.simulation.pipelines import Output, bare, values_of
 from millrace.simulation.state_checks import check_bounds, check_leases, check_quota, check_task, in_force
 from millrace.simulation.virtual_network import Violation
@@ -38,70 +37,6 @@ TURN_S = 5.0
 BEFORE = "somebody before"
 """Who has what states say was read."""
 ANEW = "begun anew from saved states"
-
-
-@dataclass
-class EpochBook:
-    """What became of one epoch of one job.
-
-    Attributes:
-        yielded: elements that a user has, and by which client; ``void``: the same of who was given up and did not know;
-            ``received``: elements that a consumer had.
-        dealt: tasks that became some consumer's, by which it is now; ``dropped``: of those, what nobody reads to the
-            end.
-        leased: tasks that were, for the first time or again.
-        resumed: some of it was read before states were saved.
-        said: consumers of whose part it was said that nobody reads all of it.
-        begun: somebody reads it; ``interrupted``: and somebody stopped before its end.
-        at: by client, the task that it read last; ``steps``: how many outputs it read up to the end.
-        reused: the cache point below which the epoch is as the first one, as its readers were told; None: none was.
-    """
-
-    yielded: dict[int, str] = field(default_factory=dict)
-    void: dict[int, str] = field(default_factory=dict)
-    received: set[int] = field(default_factory=set)
-    dealt: dict[int, int] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)
-    leased: set[int] = field(default_factory=set)
-    steps: dict[str, int] = field(default_factory=dict)
-    said: set[int] = field(default_factory=set)
-    begun: bool = False
-    resumed: bool = False
-    interrupted: bool = False
-    at: dict[str, int] = field(default_factory=dict)
-    reused: int | None = None
-
-
-@dataclass
-class JobBook:
-    """What became of one job, from its creation to its end.
-
-    Attributes:
-        joined: by consumer, the client that reads as it; ``reads``: the epoch that it has begun.
-        gone: consumers that left; ``kept_at``: when the last one had, on the dispatcher's clock.
-        never: expected consumers that had not come when the job was removed.
-        broken: it failed.
-        skipped: elements that no worker may touch.
-    """
-
-    spec: JobSpec
-    epochs: dict[int, EpochBook] = field(default_factory=dict)
-    joined: dict[int, str] = field(default_factory=dict)
-    reads: dict[int, int] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
-    kept_at: float = math.inf
-    never: list[int] = field(default_factory=list)
-    broken: bool = False
-    skipped: set[int] = field(default_factory=set)
-
-    def epoch(self, number: int) -> EpochBook:
-        """The book of an epoch."""
-        return self.epochs.setdefault(number, EpochBook())
-
-    def interrupt(self, upto: int) -> None:
-        """Somebody reads epoch ``upto`` no further, and may not have said what it had of those before."""
-        for number, book in self.epochs.items():
-            book.interrupted |= number <= upto
 
 
 class Checks:
@@ -189,6 +124,9 @@ class Checks:
     def ended(self, consumer: Consumer, epoch: int, steps: int) -> None:
         """It has read the epoch to its end, in so many steps."""
         self._book(consumer).epoch(epoch).steps[consumer.client] = steps
+        pipeline = self._town.pipelines[consumer.spec.structure]
+        if pipeline.plan.length is None and pipeline.fruitful != frozenset():
+            raise Violation(f"epoch {epoch} of {consumer.name} has no end, and was read to its end")
 
     def told(self, consumer: Consumer, epoch: int, text: str) -> None:
         """Its user has come to the end of an epoch, and is told what of it is not read ("": all is)."""
@@ -214,7 +152,8 @@ class Checks:
 
     def failed(self, consumer: Consumer, failure: msg.Failure) -> None:
         """Its user gets an error."""
-        if self._town.poison == consumer.spec.name and failure.kind == "ElementError":
+        if self._town.failing.job == consumer.spec.name and failure.kind == "ElementError":
+            self._check_before(consumer, failure)
             return
         if failure.kind == "ElementTooLargeError":
             return  # it was looked at as that was decided
@@ -222,6 +161,20 @@ class Checks:
             return  # others were told why, and began anew
         if consumer.client not in self._given_up and not self._town.witnesses.refused:
             raise Violation(f"{consumer.name} failed, and was never away for long: {failure}")
+
+    def _check_before(self, consumer: Consumer, failure: msg.Failure) -> None:
+        """What comes before a failure of a consumer's own task has come."""
+        spec, epoch = consumer.spec, consumer.reading
+        if consumer.joined is None or epoch < 0 or consumer.client in self._given_up:
+            return
+        job = self._book(consumer)
+        book = job.epoch(epoch)
+        owner = job.epoch(int(failure.where.split()[0])).dealt.get(int(failure.where.split()[1]))
+        pipeline = self._town.pipelines[spec.structure]
+        held_back = spec.equal_steps and not pipeline.plan_for(spec).equal  # what others have no more of is not used
+        exact = spec.visitation == "exactly_once" and not (held_back or book.resumed or job.skipped)
+        if exact and owner == consumer.consumer:
+            check_before(failure, pipeline, spec, consumer.consumer, epoch, book.yielded.keys() | book.void.keys())
 
     def too_late(self, consumer: Consumer) -> None:
         """It is refused, as its job is over."""

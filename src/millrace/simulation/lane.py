@@ -17,6 +17,7 @@ from millrace.protocol import messages as msg
 from millrace.protocol.crash_sites import Place
 from millrace.protocol.reports import LaneReport
 from millrace.simulation.caching import Using
+from millrace.simulation.failing import FailedError, OversizedError, failure_of
 from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
 from millrace.simulation.virtual_network import Connection
 from millrace.worker.consumer_lane import Stop, StoppedError
@@ -29,22 +30,6 @@ if TYPE_CHECKING:
 
 Steps = Generator[float | None, None, None]
 """Waits: for so many seconds, or (None) until the lane has changed."""
-
-
-class PoisonedError(Exception):
-    """The task fails wherever it runs."""
-
-
-class OversizedError(Exception):
-    """What the task gives is larger than the worker's buffer.
-
-    Attributes:
-        needs: buffer of a worker that can run it.
-    """
-
-    def __init__(self, needs: int) -> None:
-        super().__init__(f"an output has {needs} bytes")
-        self.needs = needs
 
 
 class Lane:
@@ -204,6 +189,10 @@ class Lane:
             try:
                 yield from self._take_care(lease)
                 outcome = yield from self._run(lease)
+            except FailedError as error:
+                yield from self._deliver(lease)
+                self._abandon(lease)
+                outcome = msg.TaskFailed(lease.ref, lease.lease, error.failure)
             finally:
                 self._worker.inside.pop(self, None)
                 if self._worker.careful is self:
@@ -214,9 +203,6 @@ class Lane:
         except LeftoversMissingError as error:
             self._abandon(lease)
             outcome = msg.LeftoversLost(lease.ref, lease.lease, error.tasks)
-        except PoisonedError as error:
-            self._abandon(lease)
-            outcome = msg.TaskFailed(lease.ref, lease.lease, msg.Failure("ElementError", str(error)))
         except OversizedError as error:
             self._abandon(lease)
             failure = msg.Failure("ElementTooLargeError", str(error))
@@ -262,6 +248,9 @@ class Lane:
         count_of_units = len(pipeline.units_of(task))
         share = len(units) / max(1, count_of_units)
         computed, index = 0.0, 0
+        fails = worker.town.failing.after(ref)
+        if fails is not None:
+            fails = min(fails, len(outputs) - 1)  # one that gives nothing does not fail
         while index < len(outputs):
             count = min(rng.randrange(1, 4), len(outputs) - index)
             step = worker.speed * rng.uniform(0.05, 0.4) * count * (share if self.using is not None else 1.0)
@@ -270,8 +259,8 @@ class Lane:
             yield step
             self._check()
             self._keep(lease, pipeline, units, len(units) * (index + count) // len(outputs))
-            if worker.town.poisoned(ref):
-                raise PoisonedError(f"task {ref.task} of job {ref.job} is poisoned")
+            if fails is not None and fails < index + count:
+                count = fails - index
             if worker.town.needs(ref) > worker.buffer:
                 worker.town.fired["output too large"] += 1
                 raise OversizedError(worker.town.needs(ref))
@@ -279,6 +268,9 @@ class Lane:
             if lease.received >= 0 and skip < count:
                 yield from self._put(lease, index + skip, outputs[index + skip : index + count])
             index += count
+            if index == fails:
+                worker.town.fired["task failed"] += 1
+                raise FailedError(failure_of(ref, index))
         yield from self._come_to(lease, [tuple(leaves)])
         self._check()
         self._keep(lease, pipeline, units, len(units))
@@ -294,7 +286,8 @@ class Lane:
             self._abandon(lease)
         self._running = None
         worker.took(computed)
-        return msg.TaskFinished(ref, lease.lease, len(outputs), 0, task.parent >= 0 and bool(leaves))
+        finished = msg.TaskFinished(ref, lease.lease, len(outputs), 0, task.parent >= 0 and bool(leaves))
+        return msgspec.structs.replace(finished, nothing=pipeline.plan.cycle > 0 and not (outputs or leaves))
 
     def _read(
         self, lease: msg.LeaseTask, pipeline: Pipeline, task: Task
@@ -362,6 +355,18 @@ class Lane:
             yield from self._announce(lease, between(index, self._number), "between two steps")
         self._buffer.put(key, lease.lease, Message(index, size, list(outputs), size))
         self._send()
+
+    def _deliver(self, lease: msg.LeaseTask) -> Steps:
+        """Until the consumer has all that a run has put out."""
+        self._blocked_since = self._worker.world.now
+        while self._buffer.waits((lease.ref.epoch, lease.ref.task), lease.lease):
+            self._check()
+            if self._pending and self._pending[0].ref.epoch < lease.ref.epoch:
+                self._blocked_since = None
+                raise StoppedError(Stop.RETURN)
+            yield None
+        self._blocked_since = None
+        self._check()
 
     def _blocked(self, lease: msg.LeaseTask, key: TaskKey, size: int) -> bool:
         return not self._buffer.spared(key) and not self._buffer.room(lease.ref.epoch, size)

@@ -17,7 +17,7 @@ from millrace.control.journal import cache_events as cev
 from millrace.control.journal import events as ev
 from millrace.control.journal import replay, snapshot
 from millrace.control.journal.transaction import Turn
-from millrace.control.membership import handover, jobs, stalls, testimony, workers
+from millrace.control.membership import handover, jobs, stalls, task_failures, testimony, workers
 from millrace.control.scheduling import allocation, pool_size
 from millrace.control.state.cache_state import Caches, split_place
 from millrace.control.state.state import Job, State
@@ -27,6 +27,7 @@ from millrace.planning.cache_point import CachePoint
 from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
 from millrace.simulation import simulated_dispatcher
+from millrace.simulation.lane import Lane
 from millrace.simulation.simulated_consumer import Consumer
 from millrace.simulation.store import Store, UnreadableError
 
@@ -270,6 +271,21 @@ def _stillborn() -> AbstractContextManager[Any]:
     return mock.patch.object(pool_size, "end_unregistered", return_value=None)
 
 
+def _hasty_failure() -> AbstractContextManager[Any]:
+    """A job fails as soon as one of its tasks does."""
+    return mock.patch.object(task_failures, "_is_due", return_value=True)
+
+
+def _lost_beginning() -> AbstractContextManager[Any]:
+    """What a task gave before it failed is dropped, if it has not gone out by then."""
+    return mock.patch.object(Lane, "_deliver", return_value=())
+
+
+def _half_a_pass() -> AbstractContextManager[Any]:
+    """What is repeated without end is taken for empty once some task has given nothing."""
+    return mock.patch.object(leases, "has_whole_pass", return_value=True)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -300,6 +316,9 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "untold-absence": _untold_absence,
     "deaf-to-consumers": _deaf_to_consumers,
     "stillborn": _stillborn,
+    "hasty-failure": _hasty_failure,
+    "lost-beginning": _lost_beginning,
+    "half-a-pass": _half_a_pass,
 }
 
 

@@ -67,12 +67,14 @@ class Pipeline:
         graph: real, but for its functions.
         tables: what listing its sources gives, by node.
         tasks: number of tasks wanted.
+        fruitful: units of each pass that give an element, of what is repeated without end; None: it is not that rare.
     """
 
     name: str
     graph: g.Graph
     tables: dict[int, SplitTable]
     tasks: int
+    fruitful: frozenset[int] | None = None
 
     @cached_property
     def structure(self) -> bytes:
@@ -173,6 +175,8 @@ class Pipeline:
             return [element for piece in task.parts for element in _of(piece)]
         if task.inputs:
             return []
+        if self.fruitful is not None:
+            return [unit * _MOST for unit in range(task.start, task.stop) if unit % self.plan.cycle in self.fruitful]
         return _elements(task.start, task.stop, self._units.of(self.graph.id_of(self.graph.root)).yields)
 
 
@@ -240,4 +244,18 @@ def catalogue() -> tuple[Pipeline, ...]:
         Pipeline("a filter behind a cached range with random values", g.Graph(frozen), _range(48), 10),
         Pipeline("an autocached range with random values", g.Graph(renewed), _range(48), 12),
         Pipeline("tails behind a cache", g.Graph(behind), _range(160), 20),
+    )
+
+
+@lru_cache(maxsize=1)
+def barren() -> tuple[Pipeline, ...]:
+    """Without end: what gives nothing, batched across passes and within them, and what gives little."""
+    some = g.Filter(inputs=(g.FromFiles(patterns=("*",)),), fn=_FUNCTION)
+    repeated = g.Repeat(inputs=(some,), count=None)
+    across = g.Batch(inputs=(repeated,), batch_size=3)
+    within = g.Repeat(inputs=(g.Batch(inputs=(some,), batch_size=2),), count=None)
+    return (
+        Pipeline("nothing, without end", g.Graph(across), _pictures(64), 8, frozenset()),
+        Pipeline("no batches, without end", g.Graph(within), _pictures(64), 8, frozenset()),
+        Pipeline("hardly anything, without end", g.Graph(repeated), _pictures(40), 5, frozenset({33})),
     )

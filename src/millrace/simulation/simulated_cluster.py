@@ -19,11 +19,12 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.simulation import faults
 from millrace.simulation.cluster import SCALED, Cluster
 from millrace.simulation.disk import Disk
+from millrace.simulation.failing import OF_THE_DATA, Failing
 from millrace.simulation.invariants import Checks
-from millrace.simulation.pipelines import Pipeline, catalogue
+from millrace.simulation.pipelines import Pipeline, barren, catalogue
 from millrace.simulation.ranks import Ranks
 from millrace.simulation.resumes import Resumes
-from millrace.simulation.simulated_consumer import OF_THE_DATA, Consumer
+from millrace.simulation.simulated_consumer import Consumer
 from millrace.simulation.simulated_dispatcher import HOST, Dispatcher, Fleet, restored
 from millrace.simulation.simulated_worker import Worker
 from millrace.simulation.state_checks import difference
@@ -103,7 +104,7 @@ class Town(Fleet):
         workers: by address, of all lives.
         pipelines: by the structure that a job's spec has.
         tenants: by job.
-        poison: the job of which a task fails, empty if none does.
+        failing: which tasks fail, and which pipelines give nothing.
     """
 
     def __init__(self, seed: int) -> None:
@@ -121,16 +122,15 @@ class Town(Fleet):
         self.checks = Checks(self)
         self.disk = Disk(rng.choice((30, 100, 1000)))
         self.fired: Counter[str] = Counter()
-        self.pipelines: dict[bytes, Pipeline] = {each.structure: each for each in catalogue()}
+        self.pipelines: dict[bytes, Pipeline] = {each.structure: each for each in (*catalogue(), *barren())}
         self.workers: dict[str, Worker] = {}
         self.consumers: list[Consumer] = []
         self.ranks: dict[tuple[str, int], Consumer] = {}
         self._followed: set[Consumer] = set()
         self.expected = 0
         self.faults_to_come = 0
-        self.poison = ""
+        self.failing = Failing(seed)
         self.tenants: dict[str, str] = {}
-        self._poisoned_task = 0
         self._deadly: dict[str, int] = {}
         self._large: dict[str, tuple[int, int]] = {}
         self._sizes = random.Random(f"sizes {seed}")
@@ -295,6 +295,7 @@ class Town(Fleet):
         before = [each for each in self._before if each.cached is cached]
         some = before if rng.random() < LIKE else []
         pipeline = rng.choice(some or [each for each in catalogue() if each.cached is cached])
+        pipeline = self.failing.instead(pipeline)
         self._before.append(pipeline)
         modes = [mode for mode in MODES if pipeline.plan.length is not None or mode.get("sharding") not in BY_LENGTH]
         mode = rng.choice(modes)
@@ -318,9 +319,8 @@ class Town(Fleet):
             spec = msgspec.structs.replace(spec, target_workers=self._where.choice(("auto", "auto", "local", "any")))
             self._homes[name] = self._where.randrange(1, 3)
         self.tenants[name] = spec.tenant
-        if not self.poison and pipeline.plan.length and rng.random() < 0.08:
-            self.poison = name
-            self._poisoned_task = rng.randrange(pipeline.plan.length)
+        if self.failing.fails(spec) and pipeline.plan.length:
+            self.failing.draw(name, pipeline.plan.length)
         born = pipeline.born_in(pipeline.plan.task(0)) if pipeline.plan.length else []
         if born and not self._deadly and rng.random() < DEADLY:
             self._deadly[name] = rng.choice(born)
@@ -405,13 +405,6 @@ class Town(Fleet):
     def stirred(self) -> None:
         """Something new has happened, from which everybody needs time to recover."""
         self._stirred_at = self.world.now
-
-    def poisoned(self, ref: msg.TaskRef) -> bool:
-        """Whether this task fails."""
-        found = ref.job == self.poison and ref.task == self._poisoned_task
-        if found:
-            self.fired["task poisoned"] += 1
-        return found
 
     def needs(self, ref: msg.TaskRef) -> int:
         """What buffer the outputs of a task need."""

@@ -20,6 +20,7 @@ from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import Pace, Told
+from millrace.simulation.failing import OF_THE_DATA
 from millrace.simulation.invariants import Checks
 from millrace.simulation.pipelines import Output
 from millrace.simulation.simulated_worker import delays_of
@@ -28,10 +29,7 @@ from millrace.simulation.virtual_network import Connection, Process, Violation, 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import Town
 
-OF_THE_DATA = {"ElementError", "ElementTooLargeError"}
-"""Failures that come again however often the training is begun anew."""
-SOON_S = 0.02
-JOIN_S = 10.0
+SOON_S, JOIN_S = 0.02, 10.0
 
 
 class Consumer(Process):
@@ -71,6 +69,7 @@ class Consumer(Process):
         self.client = name
         self.done = False
         self.failure: msg.Failure | None = None
+        self._error: msg.Failure | None = None
         self.joined: msg.JobJoined | None = None
         self.inbox: EpochInbox | None = None
         self.stops = stops
@@ -169,7 +168,8 @@ class Consumer(Process):
             if self._wanted >= 0:
                 self._say(msg.BeginEpoch(self._wanted))
         elif isinstance(message, msg.JobFailed) and (self.joined is not None or message.failure.kind in OF_THE_DATA):
-            self._fail(message.failure)
+            self._hurry(connection)
+            self._over(message.failure)
         elif isinstance(message, msg.JobFailed) and "is too late" in message.failure.message:
             self._checks.too_late(self)
             self.failure = message.failure
@@ -241,7 +241,7 @@ class Consumer(Process):
             case msg.EpochBegun():
                 self._epoch_begun(message)
             case msg.JobFailed(failure=failure):
-                self._fail(failure)
+                self._over(failure)
 
     def _all_known(self, epoch: int, tasks: list[int]) -> None:
         if self.inbox is not None and self.inbox.number == epoch:
@@ -267,14 +267,17 @@ class Consumer(Process):
         if self._begun != epoch:
             self._begun, self._told_of = epoch, message
             self._count_from(message)
-            self._taken = 0
-            self._since = self.world.now
-            self._waited_s = 0.0
+            self._taken, self._since, self._waited_s = 0, self.world.now, 0.0
             self._checks.began(self, epoch, message.reused)
             self._wait()
 
+    def _over(self, failure: msg.Failure) -> None:
+        """The job is over; its user hears of it behind all that has arrived."""
+        self._error = self._error or failure
+        self._wake() if self.reading >= 0 else self._fail(failure)
+
     def _fail(self, failure: msg.Failure) -> None:
-        if self.failure is None:
+        if not self.done:
             self.failure = failure
             self._checks.failed(self, failure)
             self.leave()
@@ -319,8 +322,7 @@ class Consumer(Process):
         self._say(msg.BeginEpoch(epoch))
 
     def _wait(self) -> None:
-        self._waiting = True
-        self._waiting_since = self.world.now
+        self._waiting, self._waiting_since = True, self.world.now
         self._take()
 
     def _wake(self) -> None:
@@ -347,6 +349,8 @@ class Consumer(Process):
             if first:
                 self._report()
             self.after(self._slow * self.world.rng.uniform(0.5, 1.5) * len(fresh), self._next)
+        elif self._error is not None:
+            self._fail(self._error)
         elif self._surplus:
             if self._allowed is not None and self._allowed[1]:
                 self._waiting = False
@@ -370,14 +374,13 @@ class Consumer(Process):
         if read:
             self._ended = inbox.number
             self._checks.told(self, inbox.number, self._unread[1] if self._unread[0] == inbox.number else "")
+            self._checks.ended(self, inbox.number, self._taken)
+        else:
+            self._checks.abandoned(self, inbox.number)
         self._report()
         self._left = inbox.number, inbox.progress(everything=True)
         self._unused = 0 if read else inbox.arrived - self._taken
         self._surplus = []
-        if read:
-            self._checks.ended(self, inbox.number, self._taken)
-        else:
-            self._checks.abandoned(self, inbox.number)
         if not inbox.finished:
             self.inbox = None
             self._route(self._pool.clear())

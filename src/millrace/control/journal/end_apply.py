@@ -26,12 +26,17 @@ def _epoch_cut(state: State, event: ev.EpochCut) -> None:
     epoch.shares = {consumer: sorted(tasks) for consumer, tasks in epoch.unread.items()}
 
 
+def _epoch_held(state: State, event: ev.EpochHeld) -> None:
+    state.jobs[event.job].epochs[event.epoch].held = True
+
+
 def _steps_ended(state: State, event: ev.StepsEnded) -> None:
     state.jobs[event.job].epochs[event.epoch].steps = event.steps
 
 
 END_APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     ev.TaskBroke: _task_broke,
+    ev.EpochHeld: _epoch_held,
     ev.StepsEnded: _steps_ended,
     ev.EpochCut: _epoch_cut,
 }

@@ -1,4 +1,4 @@
-"""What ends a job or an epoch before its plan does; more of :mod:`millrace.control.journal.events`."""
+"""What fails, and what ends before its plan does; more of :mod:`millrace.control.journal.events`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ class TaskBroke(Event, frozen=True, tag="TaskBroke"):
     epoch: int
     task: int
     failure: Failure
+
+
+class EpochHeld(Event, frozen=True, tag="EpochHeld"):
+    """A task of it failed as it was prepared; no more of it is leased until a consumer begins it."""
+
+    job: str
+    epoch: int
 
 
 class StepsEnded(Event, frozen=True, tag="StepsEnded"):

@@ -15,7 +15,7 @@ from millrace.control.journal.cache_events import (
     PromisesKept,
     StoreCalibrated,
 )
-from millrace.control.journal.end_events import EpochCut, StepsEnded, TaskBroke
+from millrace.control.journal.end_events import EpochCut, EpochHeld, StepsEnded, TaskBroke
 from millrace.control.journal.event import Event
 from millrace.control.journal.poison_events import BufferNeeded, PlanningDied, PoisonFound, TaskDied
 from millrace.control.journal.scale_events import FleetPlanned, HomeChosen, ScaleChosen
@@ -386,13 +386,6 @@ class TaskLost(Event, frozen=True, tag="TaskLost"):
     epoch: int
     task: int
     elements: int = -1
-
-
-class EpochHeld(Event, frozen=True, tag="EpochHeld"):
-    """A task of it failed as it was prepared; no more of it is leased until a consumer begins it."""
-
-    job: str
-    epoch: int
 
 
 class TaskMoved(Event, frozen=True, tag="TaskMoved"):

@@ -345,10 +345,6 @@ def _planning_died(state: State, event: pev.PlanningDied) -> None:
     state.jobs[event.job].planning_deaths += 1
 
 
-def _epoch_held(state: State, event: ev.EpochHeld) -> None:
-    state.jobs[event.job].epochs[event.epoch].held = True
-
-
 def _task_moved(state: State, event: ev.TaskMoved) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
@@ -467,7 +463,6 @@ APPLY: dict[type[msgspec.Struct], Callable[[State, Any], None]] = {
     pev.PoisonFound: _poison_found,
     pev.PlanningDied: _planning_died,
     pev.BufferNeeded: _buffer_needed,
-    ev.EpochHeld: _epoch_held,
     ev.TaskMoved: _task_moved,
     ev.TaskSpared: _task_spared,
     ev.TaskDone: _task_done,

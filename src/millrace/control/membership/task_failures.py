@@ -7,7 +7,7 @@ the consumer leaves.
 from __future__ import annotations
 
 from millrace.control.journal import events as ev
-from millrace.control.journal.end_events import TaskBroke
+from millrace.control.journal.end_events import EpochHeld, TaskBroke
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership import oversized
 from millrace.control.membership.jobs import fail_job
@@ -28,7 +28,7 @@ def failed(turn: Turn, worker: str, message: TaskFailed) -> None:
     if number > newest(job):
         # Perhaps nobody ever reads its epoch; who does has the task run again.
         turn.emit(ev.TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
-        turn.emit(ev.EpochHeld(job.name, number))
+        turn.emit(EpochHeld(job.name, number))
         return
     failure = oversized.explained(turn, job, message) if message.needs else message.failure
     turn.emit(ev.TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
