@@ -25,6 +25,7 @@ class Tally:
         current: what is still to be handed out of the message that was taken last.
         ended: the reader was told that there is no more.
         alone: tasks that are known to leave nothing over.
+        taken: elements that operators behind ``distribute()`` took, of which not all is handed out that they make.
     """
 
     def __init__(self, read: Merged | None = None) -> None:
@@ -32,6 +33,7 @@ class Tally:
         self.current: Iterator[Any] = iter(())
         self.ended = False
         self.alone = TaskSet()
+        self.taken: int | None = None
         self._arrival: Arrival | None = None
         self._held = 0
         self._progress = Progress()
@@ -67,13 +69,26 @@ class Tally:
 
     def _count(self) -> None:
         """Note how far the message was handed out."""
-        if self._arrival is not None:
+        if self._arrival is not None and self.taken is None:
             left = operator.length_hint(self.current) + self._held
             self._progress.yielded(self._arrival.task.number, self._arrival.end - left)
 
+    def take(self) -> tuple[list[Any], int, int]:
+        """What is current, its task, and the number of the first of these outputs; :meth:`made_of` counts them."""
+        elements = list(self.current)
+        self.taken = (self.taken or 0) + len(elements)
+        if self._arrival is None or not elements:
+            return [], 0, 0
+        return elements, self._arrival.task.number, self._arrival.end - self._held - len(elements)
+
+    def made_of(self, task: int, outputs: int, count: int) -> None:
+        """All was handed out that was made of so many outputs of a task, ``count`` more than before."""
+        self.taken = (self.taken or 0) - count
+        self._progress.yielded(task, outputs)
+
     def measure(self) -> tuple[int, Rates]:
         """Elements handed out since the epoch began, and how fast; for the thread that reports."""
-        left = operator.length_hint(self.current)  # of a list's iterator, so exact
+        left = operator.length_hint(self.current) + (self.taken or 0)  # of a list's iterator, so exact
         now = time.perf_counter()
         handed = self.meter.handed + self.meter.pending - left
         return max(handed, int(not self.untouched)), self.meter.rates(now, left)  # one is being handed out by now

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from millrace.client.epoch_reader import EpochReader, Reload
-from millrace.errors import ShippingError, StateError, anew
-from millrace.planning.checkpoint import Checkpoint, pack
+from millrace.errors import MillraceError, ShippingError, StateError, anew
+from millrace.planning.checkpoint import Checkpoint, Part, pack
 from millrace.planning.epoch_cursor import Passes
 
 
@@ -86,6 +86,40 @@ class LaterReader(Iterator[Any]):
         """Elements that ``on_error`` left out so far."""
         return 0 if self._reader is None else self._reader.skipped
 
+    @property
+    def opening(self) -> tuple[int, int, int, list[Part]] | None:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
+        return None if self._reader is None else self._reader.opening
+
+    @property
+    def over(self) -> bool:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
+        return self._reader is not None and self._reader.over
+
+    @property
+    def made_of(self) -> Callable[[int, int, int], None]:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`, once the epoch has begun."""
+        assert self._reader is not None
+        return self._reader.made_of
+
+    def begin(self) -> None:
+        """Begins to read the epoch, unless it was closed."""
+        self._begun()
+
+    def take(self) -> tuple[list[Any], int, int]:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
+        return ([], 0, 0) if self._reader is None else self._reader.take()
+
+    def wake(self) -> None:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
+        if self._reader is not None:
+            self._reader.wake()
+
+    def fail(self, error: MillraceError) -> None:
+        """As of :class:`millrace.client.epoch_reader.EpochReader`."""
+        if self._reader is not None:
+            self._reader.fail(error)
+
     def state_dict(self) -> dict[str, Any]:
         """As of :class:`millrace.client.epoch_reader.EpochReader`."""
         return pack(self.checkpoint())
@@ -140,6 +174,16 @@ class AwaitedReader(EpochReader):
     def skipped(self) -> int:
         """None yet."""
         return 0
+
+    @property
+    def opening(self) -> None:
+        """It has not begun."""
+
+    def begin(self) -> NoReturn:
+        """It cannot."""
+        raise anew(self._error)
+
+    take = begin
 
     @property
     def is_open(self) -> bool:

@@ -16,13 +16,13 @@ from typing import Any, NoReturn, Self
 from millrace.client.consumer_progress import Tally
 from millrace.client.epoch_buffer import Arrival
 from millrace.client.job_session import CLOSE, Conversation
+from millrace.client.states import state_of
 from millrace.elements.lent import Memory
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
-from millrace.planning.checkpoint import Checkpoint, Merged, graph_digest, name_of, pack, parse_all, said
+from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, pack, parse_all, said
 from millrace.planning.epoch_cursor import Passes
 from millrace.protocol.job_spec import JobSpec
-from millrace.protocol.messages import EpochBegun
 from millrace.wire.data.compression import Compression
 
 Reload = Callable[[Any], "EpochReader"]
@@ -254,13 +254,14 @@ class EpochReader(Iterator[Any]):
         self._surplus: list[Any] = []  # of it, decoded, and held until all consumers have as much
         self._handing = False  # some of it is moved to the tally
         self.checkpoint: Callable[[], Checkpoint]
+        self._parts: list[Part] = []
         if over is None:
             begun = conversation.begin(number, tally.measure)
-            self.number, self._anew = begun.epoch, begun.anew
+            self.number, self._anew, self._parts = begun.epoch, begun.anew, begun.parts
             if self._anew:
                 tally.forget()
             self.checkpoint = functools.partial(
-                _checkpoint, conversation, graph_digest(unpack(conversation.spec.structure)), begun, tally
+                state_of, conversation, graph_digest(unpack(conversation.spec.structure)), begun, tally
             )
         else:
             self.number = over.epoch
@@ -367,6 +368,40 @@ class EpochReader(Iterator[Any]):
             if leave is not None:
                 leave(session)
 
+    @property
+    def opening(self) -> tuple[int, int, int, list[Part]] | None:
+        """Seed, epoch, consumer and the outputs that were handed out in part; None: the epoch has not begun."""
+        return self._conversation.seed, self.number, self._conversation.consumer, self._parts
+
+    @property
+    def over(self) -> bool:
+        """It began at its epoch's end, or was closed."""
+        return self._session is None
+
+    @property
+    def made_of(self) -> Callable[[int, int, int], None]:
+        """Where those who :meth:`take` say what was handed out; see :meth:`Tally.made_of`."""
+        return self._tally.made_of
+
+    def take(self) -> tuple[list[Any], int, int]:
+        """For operators behind ``distribute()``: elements, their task, the first's number in it; none at the end."""
+        with self._lock:
+            self._tally.taken = self._tally.taken or 0  # from now on it is for them to say what was handed out
+            return self._tally.take() if operator.length_hint(self._tally.current) or self._advance() else ([], 0, 0)
+
+    def begin(self) -> None:
+        """It has begun."""
+
+    def wake(self) -> None:
+        """Whoever waits for an element gives up, for good."""
+        self._closing.set()
+        self._conversation.feed.look_up()
+
+    def fail(self, error: MillraceError) -> None:
+        """What reads here has failed."""
+        if self._session is not None:
+            self._fail(self._session, error)
+
     def prime(self) -> bool:
         """Waits for the first elements; False if there are none.
 
@@ -436,8 +471,7 @@ class EpochReader(Iterator[Any]):
 
     def close(self) -> None:
         """Stops reading; what was not read of the epoch is dropped. May be called any number of times."""
-        self._closing.set()
-        self._conversation.feed.look_up()  # a thread that waits for an element gives up
+        self.wake()
         with self._lock:
             self._session = self._keep = None
             self._tally.now(self._conversation.feed, self.number)
@@ -463,33 +497,3 @@ class EpochReader(Iterator[Any]):
 def _cut(elements: list[Any], count: int | None) -> tuple[list[Any], list[Any]]:
     """The first ``count`` of the elements (None: all), and the others."""
     return (elements, []) if count is None or count >= len(elements) else (elements[:count], elements[count:])
-
-
-def _checkpoint(conversation: Conversation, graph: str, begun: EpochBegun, tally: Tally) -> Checkpoint:
-    """The state of who reads an epoch, without asking anybody.
-
-    Raises:
-        StateError: the job has no states.
-    """
-    if conversation.spec.sharding == "off":
-        raise StateError("ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on")
-    if conversation.consumer and conversation.spec.num_consumers is None:
-        raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
-    done, parts = tally.now(conversation.feed, begun.epoch)
-    return Checkpoint(
-        seed=conversation.seed,
-        epoch=begun.epoch,
-        graph=graph,
-        sources=begun.sources,
-        tasks=begun.tasks,
-        done=done.low,
-        later=done.text(),
-        begun=parts,
-        ended=tally.ended,
-        rank=conversation.consumer,
-        ranks=conversation.spec.num_consumers or 1,
-        reused=begun.reused,
-        alone=(tally.alone.low, tally.alone.text()),
-        shares=begun.shares,
-        pieces=begun.pieces,
-    )

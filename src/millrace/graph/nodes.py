@@ -75,6 +75,16 @@ class Range(Source):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Arrivals(Source):
+    """What comes from a service, to the operators behind ``distribute()``: those run in the training process."""
+
+    @property
+    def op(self) -> str:
+        """As in the public API."""
+        return "distribute"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FromList(Source):
     """The items of a sequence."""
 

@@ -7,7 +7,18 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
-from millrace.graph.nodes import OP_NAMES, Concatenate, Graph, Node, Opaque, Range, SampleFromDatasets, Source, Zip
+from millrace.graph.nodes import (
+    OP_NAMES,
+    Arrivals,
+    Concatenate,
+    Graph,
+    Node,
+    Opaque,
+    Range,
+    SampleFromDatasets,
+    Source,
+    Zip,
+)
 
 _LONGEST_VALUE = 40
 _LONGEST_INPUT = 120
@@ -34,6 +45,8 @@ def called(name: str, positional: Sequence[Any], named: Mapping[str, Any], defau
 
 
 def _call(node: Node, inputs: list[str]) -> str:
+    if isinstance(node, Arrivals):
+        return "distribute()"
     name = OP_NAMES[type(node)]
     if isinstance(node, Source):
         return f"Dataset.{name}({_arguments(node)})"

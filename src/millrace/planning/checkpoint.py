@@ -39,11 +39,16 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
         graph: digest of operators and parameters, without functions and options.
         sources: of each source, what :func:`_source` says.
         tasks: number of tasks of an epoch; None: endless.
+        behind: digest of the operators behind ``distribute()``, "" without any; None: not known here.
     """
 
     graph: str = ""
     sources: list[str] = []
     tasks: int | None = None
+    behind: str | None = None
+
+
+Part = tuple[int, int, list[int]]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +70,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         alone: (``low``, :meth:`TaskSet.text`) of tasks that are known to give what they would leave over themselves.
         shares: the tasks are those of an :class:`EqualPlan` for so many ranks; 0: of a plan for any number.
         pieces: what that plan divides; empty: the whole epoch.
+        behind: digest of the operators behind ``distribute()``; "": none.
+        counts: of these operators, how many elements each has had that counts them.
+        parts: (task, output, path) of outputs that count as not yielded though operators behind ``distribute()`` have
+            handed out the first of what they make of them: all before the path, see :mod:`millrace.engine.run.behind`.
     """
 
     version: int = VERSION
@@ -84,11 +93,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     alone: tuple[int, str] = (0, "")
     shares: int = 0
     pieces: list[Piece] = []
+    behind: str = ""
+    counts: list[int] = []
+    parts: list[Part] = []
 
     @property
     def identity(self) -> Identity:
         """What it can be loaded into."""
-        return Identity(self.graph, self.sources, self.tasks)
+        return Identity(self.graph, self.sources, self.tasks, self.behind)
 
     @property
     def next_epoch(self) -> int:
@@ -98,7 +110,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def untouched(self) -> bool:
         """Nothing of its epoch was yielded."""
-        return not (self.done or self.later or self.begun or self.ended)
+        return not (self.done or self.later or self.begun or self.ended or self.parts)
 
     def tasks_done(self) -> TaskSet:
         """Tasks that were yielded to their end."""
@@ -114,7 +126,10 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
     lists = {"sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
-    return {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces}
+    behind = {"behind": checkpoint.behind, "counts": [*checkpoint.counts]}
+    behind["parts"] = [[task, output, [*path]] for task, output, path in checkpoint.parts]
+    found = {**state, **lists, "alone": [*checkpoint.alone], "pieces": pieces, **behind}
+    return {name: value for name, value in found.items() if name not in behind or value}
 
 
 def unpack(state: Any) -> Checkpoint:
@@ -150,6 +165,7 @@ def check(found: Checkpoint) -> None:
     except ValueError as error:
         raise StateError(f"the state is damaged: {error}") from error
     counts = [found.shares, found.epoch, found.ranks - 1, *(number for pair in found.begun for number in pair)]
+    counts += [*found.counts, *(number for *place, path in found.parts for number in (*place, *path))]
     tops = [tasks.low + tasks.bits.bit_length() for tasks in known]
     tops += [task + 1 for task, _ in found.begun if not found.helpers]
     if min(counts) < 0 or not 0 <= found.rank < found.ranks:
@@ -200,7 +216,7 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
     first = checkpoints[0]
     for other in checkpoints[1:]:
         of_epoch = ("tasks", "shares", "pieces") if other.epoch == first.epoch else ()
-        for name in ("seed", "graph", "sources", "ranks", "helpers", *of_epoch):
+        for name in ("seed", "graph", "behind", "sources", "ranks", "helpers", *of_epoch):
             if getattr(other, name) != getattr(first, name):
                 raise StateError(
                     f"the states are not of one run: {name} is {getattr(first, name)!r} with rank {first.rank} and "
@@ -250,6 +266,15 @@ def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
     return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left, reused=reused, alone=gives)
 
 
+def parts_of(checkpoints: Iterable[Checkpoint], epoch: int) -> list[Part]:
+    """The :attr:`Checkpoint.parts` of an epoch that these states say together; of each output the furthest."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for checkpoint in checkpoints:
+        for task, output, path in checkpoint.parts if checkpoint.epoch == epoch else ():
+            found[task, output] = max(path, found.get((task, output), []))
+    return [(task, output, path) for (task, output), path in sorted(found.items())]
+
+
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +303,12 @@ def fit(state: Identity, here: Identity) -> None:
         raise StateError(
             "the state is of a pipeline with other operators or parameters; what a task yields would be another. "
             "Functions and with_options may change, the rest may not: load it into the pipeline that it was saved from"
+        )
+    if None not in (state.behind, here.behind) and state.behind != here.behind:
+        there = "other operators" if state.behind and here.behind else "operators" if state.behind else "no operators"
+        raise StateError(
+            f"the state is of a pipeline with {there} behind distribute(): load it into the pipeline that it was saved "
+            "from"
         )
     if state.sources and here.sources and state.sources != here.sources:
         raise StateError(f"the state is of other data: {_difference(state.sources, here.sources)}")

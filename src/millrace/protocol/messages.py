@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from millrace.planning.cache_point import CachePoint
-from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.checkpoint import Checkpoint, Part
 from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
@@ -425,6 +425,8 @@ class EpochBegun(Message, frozen=True, tag="EpochBegun"):
     """What that plan divides; empty: the whole epoch. For states."""
     anew: bool = False
     """It is dealt anew what states left: nothing of these tasks was read."""
+    parts: list[Part] = []
+    """Outputs of which a part was handed out before, behind ``distribute()``: for whoever gets them."""
 
 
 class StepsReady(Message, frozen=True, tag="StepsReady"):

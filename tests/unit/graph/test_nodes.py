@@ -104,7 +104,7 @@ def test_rewriting_keeps_what_is_shared_and_all_numbers():
 def test_nodes_say_what_they_are():
     assert str(g.Map(fn=g.Opaque(len, "len"))) == "map(len)"
     assert str(g.Batch(batch_size=3)) == "batch()"
-    assert set(g.OP_NAMES) == set(_all(g.Node)) - {g.Source, Fused}
+    assert set(g.OP_NAMES) == set(_all(g.Node)) - {g.Source, g.Arrivals, Fused}
 
 
 def _all(kind: type[g.Node]) -> list[type[g.Node]]:

@@ -21,7 +21,7 @@ from millrace.control.tasks.task_queue import (
     share_dealt,
 )
 from millrace.control.tasks.unread import record_deserted, told
-from millrace.planning.checkpoint import Checkpoint, Merged, merge
+from millrace.planning.checkpoint import Checkpoint, Merged, merge, parts_of
 from millrace.planning.remainder import NOTHING, is_even, left_of, owed
 from millrace.protocol.messages import (
     EpochBegun,
@@ -156,7 +156,8 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
         return
     shares = 0 if job.length is None or not turn.state.plan(job, number).equal else job.spec.ranks or 1
     begun = EpochBegun(number, job.tasks_of(epoch), job.prints, held_back(job), epoch.reused, shares)
-    turn.to_consumer(job, consumer, msgspec.structs.replace(begun, pieces=epoch.pieces, anew=epoch.anew))
+    parts = parts_of(job.states.values(), number) if number == job.first else []
+    turn.to_consumer(job, consumer, msgspec.structs.replace(begun, pieces=epoch.pieces, anew=epoch.anew, parts=parts))
     tell_steps(turn, job, number, consumer)
     _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
     send_ends(turn, job, number, consumer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from millrace.elements.chunk import Origin
+from millrace.engine.user_code.tracing import Traced
 from millrace.graph import nodes as g
 from millrace.planning.permutation import permute
 from millrace.planning.random_keys import derive, mix, repetition_of
@@ -28,6 +29,8 @@ def first_made(key: int, position: int) -> int:
 def name_of(task: RunningTask, origin: Origin, position: int) -> str:
     """The element at a position of an origin: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``."""
     graph = task.units.graph
+    if isinstance(origin, Traced):
+        return _name_of_arrived(graph, origin, position)
     if origin.node < 0:
         place = f"element {position}" if position < _MADE else "an element"
         return f"{place} of {graph.nodes[-1 - origin.node]} in task {origin.split}"
@@ -38,6 +41,16 @@ def name_of(task: RunningTask, origin: Origin, position: int) -> str:
     if isinstance(node, g.Source):
         return describe(node, task.units.tables[origin.node], origin.split, position)
     return _trace(task, origin.node, position, origin.repetition) or f"element {position} of {node}"
+
+
+def _name_of_arrived(graph: g.Graph, origin: Traced, position: int) -> str:
+    """As :func:`name_of`, behind ``distribute()``."""
+    if origin.node < 0:
+        return f"element {position} of {graph.nodes[-1 - origin.node]}"
+    if not origin.above:
+        return f"element {position} of task {origin.split} of {graph.nodes[origin.node]}"
+    parts = " of ".join(f"part {part}" for part in reversed((*origin.above[1:], position + origin.shift)))
+    return f"{parts} of element {origin.place[1]} of task {origin.place[0]} of {graph.nodes[origin.node]}"
 
 
 def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | None:

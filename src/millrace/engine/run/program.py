@@ -274,14 +274,15 @@ class Program:
             crews=crews,
             sources=self._source,
             reads=self._ahead,
-            nested=self._nested,
+            nested=nested,
             allocate=self._allocate,
             **options,
         )
 
-    def _nested(self, graph: Graph, seed: int) -> Run:
-        """Runs a dataset that a user's function returned: on the thread that asks, in order."""
-        return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
+
+def nested(graph: Graph, seed: int) -> Run:
+    """Runs a dataset that a user's function returned: on the thread that asks, in order."""
+    return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
 
 
 def _inputs(graph: Graph) -> list[tuple[int, ...]]:

@@ -1,0 +1,209 @@
+"""An epoch as its reader gets it where operators stand behind ``distribute()``: they run here, on what arrives."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import msgspec
+
+from millrace.client.deferred_reader import LaterReader
+from millrace.client.epoch_reader import EpochReader
+from millrace.elements.chunk import Chunk
+from millrace.engine.run.behind import Account, Begin, Behind, counted
+from millrace.errors import MillraceError, ShippingError, StateError, anew
+from millrace.graph.nodes import Graph
+from millrace.planning.checkpoint import Checkpoint, pack, parts_of
+
+Fit = Callable[[Any], tuple[Checkpoint, ...]]
+"""Parses states and refuses those that are not of these operators."""
+
+
+class BehindReader(Iterator[Any]):
+    """Elements of one epoch. Several threads may read from it: each element goes to one of them.
+
+    Once it has failed, it fails in the same way for ever.
+
+    Args:
+        reader: gives what arrives.
+        graph: the operators, behind :class:`millrace.graph.nodes.Arrivals`.
+        digest: of them, for states.
+        loaded: the states that ``reader`` goes on from.
+        fit: refuses states of others.
+        started: is told that somebody asks for an element.
+
+    Attributes:
+        checkpoint: how far the epoch was read; may be asked when the reader is gone, and does not keep it.
+    """
+
+    def __init__(
+        self,
+        reader: EpochReader | LaterReader,
+        graph: Graph,
+        digest: str,
+        loaded: Sequence[Checkpoint],
+        fit: Fit,
+        started: Callable[[], None],
+    ) -> None:
+        self._reader, self._graph, self._digest, self._loaded = reader, graph, digest, loaded
+        self._fit, self._started = fit, started
+        self._lock = threading.RLock()
+        self._failure: Exception | None = None
+        self._closed = False
+        self._begin: Begin | None = None
+        self._account: Account | None = None
+        self._behind: Behind | None = None
+        self._now: list[Callable[[], Checkpoint]] = []
+        self.checkpoint = functools.partial(_latest, self._now)
+        self._look()
+
+    def _look(self) -> None:
+        """Notes where to begin, once that is known."""
+        opening = self._reader.opening
+        if opening is None:
+            self._now[:] = [functools.partial(_before, self._reader.checkpoint, self._digest)]
+            return
+        seed, epoch, rank, parts = opening
+        states = [each for each in self._loaded if each.epoch == epoch and each.counts]
+        own = [each.counts for each in states if each.rank == rank]
+        # On another number of ranks they only number what is made from now on, so that no number comes again.
+        counts = own[0] if own else [max(each) for each in zip(*(each.counts for each in states), strict=True)]
+        if counts and len(counts) != len(counted(self._graph)):
+            raise StateError(f"the state is damaged: it counts {len(counts)} operators behind distribute()")
+        self._begin = Begin(seed, epoch, rank, counts, parts or parts_of(self._loaded, epoch))
+        self._account = Account(self._graph, self._begin, self._reader.made_of, ended=self._reader.over)
+        self._now[:] = [functools.partial(_during, self._reader.checkpoint, self._account, self._digest)]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            with self._lock:
+                if self._account is not None:
+                    for element in self._account.current:
+                        return element
+                if self._advance() and self._account is not None:
+                    return next(self._account.current)
+        except BaseException:
+            del self  # whoever keeps the traceback must not keep what reads
+            raise
+        raise StopIteration
+
+    def _advance(self) -> bool:
+        """Makes the next elements current; False if there are none."""
+        if self._failure is not None:
+            raise anew(self._failure)
+        if self._closed:
+            return False
+        self._started()
+        try:
+            chunk = self._next_chunk()
+        except BaseException as error:
+            self._failure = (
+                anew(error)
+                if isinstance(error, Exception)
+                else MillraceError(
+                    "this iterator was interrupted while it computed an element: iterate anew, or go on from its state"
+                )
+            )
+            if isinstance(error, MillraceError):
+                self._reader.fail(error)
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
+        return chunk is not None
+
+    def _next_chunk(self) -> Chunk | None:
+        if self._account is None:
+            self._reader.begin()
+            self._look()
+        if self._account is None or self._begin is None:
+            return None  # it was closed meanwhile
+        if self._behind is None:
+            take, wake = self._reader.take, self._reader.wake
+            self._behind = Behind(self._graph, self._begin, self._account, take, wake)
+        self._account.hand_out(None)
+        chunk = next(self._behind.chunks, None)
+        if chunk is None:
+            self._account.end()
+        else:
+            self._account.hand_out(chunk)
+        return chunk
+
+    @property
+    def number(self) -> int:
+        """Of the epoch."""
+        return self._reader.number
+
+    @property
+    def skipped(self) -> int:
+        """Elements that ``on_error`` left out so far, there and here."""
+        return self._reader.skipped + (0 if self._behind is None else self._behind.skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch was read, as plain values, without asking the service.
+
+        Raises:
+            StateError: there is none, because of the job or of operators behind ``distribute()``.
+        """
+        return pack(self.checkpoint())
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on where ``state`` was taken; see :meth:`millrace.client.epoch_reader.EpochReader.load_state_dict`.
+
+        Raises:
+            StateError: it is not of this pipeline over these data, or not of these operators.
+        """
+        loaded = self._fit(state)
+        with self._lock:
+            if self._behind is not None:
+                self._reader.wake()
+                self._behind.close()
+            self._reader.load_state_dict([pack(each) for each in loaded])
+            self._begin = self._account = self._behind = self._failure = None
+            self._closed, self._loaded = False, loaded
+            self._look()
+
+    get_state, set_state = state_dict, load_state_dict
+
+    def close(self) -> None:
+        """Stops reading. What was not handed out is dropped. May be called any number of times."""
+        self._reader.wake()  # a thread that waits for an element gives up
+        with self._lock:
+            self._closed = True
+            try:
+                self._reader.close()
+            finally:
+                if self._behind is not None:
+                    self._behind.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
+
+
+def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:
+    return now[0]()
+
+
+def _before(there: Callable[[], Checkpoint], digest: str) -> Checkpoint:
+    """The state of who has not asked for anything."""
+    return msgspec.structs.replace(there(), behind=digest)
+
+
+def _during(there: Callable[[], Checkpoint], account: Account, digest: str) -> Checkpoint:
+    """The state of an epoch being read: what counts as yielded there is what all was handed out of here."""
+    counts, parts = account.now()
+    return msgspec.structs.replace(there(), behind=digest, counts=counts, parts=parts, ended=account.ended)
