@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from millrace import validation
+from millrace.continued import ContinuedPipeline, continued
+from millrace.equivalents import BEHIND
+from millrace.errors import PipelineError
 from millrace.frameworks.base import Viewable
+from millrace.graph import nodes as g
+from millrace.operators import Operators
 from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
+    from millrace.client.behind import BehindReader
     from millrace.client.deferred_reader import LaterReader
     from millrace.client.epoch_reader import EpochReader
 
 
-class DistributedDataset(Viewable):
+class DistributedDataset(Operators, Viewable):
     """A dataset whose elements are computed by a service. Each ``iter()`` is one epoch.
+
+    Operators that are called on it run in this process, over what comes from the service.
 
     Holds its place in the service (and the service itself, if it is an embedded one) from the first ``iter()`` until
     :meth:`close`, the end of a ``with`` block, or the end of its life.
     """
 
-    _source: ServedPipeline
+    _source: ServedPipeline | ContinuedPipeline
+    _equivalents = BEHIND
 
-    def __iter__(self) -> EpochReader | LaterReader:
+    def __iter__(self) -> EpochReader | LaterReader | BehindReader:
         """The next epoch: an iterator with ``close()``, and a context manager."""
         return self._source.read_epoch()
 
@@ -55,6 +64,20 @@ class DistributedDataset(Viewable):
     ) -> None:
         self.close()
 
-    def __pipeline__(self) -> ServedPipeline:
+    def distribute(self, *_arguments: Any, **_options: Any) -> NoReturn:
+        """Refused: a dataset is distributed once.
+
+        Raises:
+            PipelineError: always.
+        """
+        raise PipelineError(
+            "the dataset is distributed already, and what stands behind distribute() runs in the training process: "
+            "call distribute() once, behind all that the service is to compute"
+        )
+
+    def __pipeline__(self) -> ServedPipeline | ContinuedPipeline:
         """What is behind it: for millrace's own use."""
         return self._source
+
+    def _then(self, node_type: type[g.Node], **parameters: Any) -> Self:
+        return type(self)(continued(self._source, node_type, parameters))

@@ -10,7 +10,7 @@ import functools
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 OPERATORS = {
     "apply": "call the function: function(ds)",
@@ -83,6 +83,10 @@ ARGUMENTS = {
 }
 """What to do about an argument of another library."""
 
+_BEFORE = "it before distribute(): behind it there is what comes to this process, in the order in which it comes"
+BEHIND = {**OPERATORS, "concatenate": _BEFORE, "sample_from_datasets": _BEFORE, "zip": _BEFORE}
+"""The same behind ``distribute()``."""
+
 MODULE = {
     "DataLoader": "ds.torch(), which torch's DataLoader takes as well",
     "DistributeOptions": "ds.distribute(...)",
@@ -113,7 +117,7 @@ class _EquivalentsOfClass(ABCMeta):
     if not TYPE_CHECKING:  # else type checkers believe that every name is there
 
         def __getattr__(cls, name: str) -> Any:
-            raise AttributeError(no_attribute(cls.__name__, name, OPERATORS))
+            raise AttributeError(no_attribute(cls.__name__, name, cls._equivalents))
 
 
 class NamesEquivalents(metaclass=_EquivalentsOfClass):
@@ -122,10 +126,12 @@ class NamesEquivalents(metaclass=_EquivalentsOfClass):
     Public methods that are defined in a subclass refuse arguments they do not have with the equivalent.
     """
 
+    _equivalents: ClassVar[dict[str, str]] = OPERATORS
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(no_attribute(f"a {type(self).__name__}", name, OPERATORS))
+            raise AttributeError(no_attribute(f"a {type(self).__name__}", name, self._equivalents))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -291,6 +291,29 @@ class ServedPipeline(Readable):
         """Starts the embedded service, if there is to be one, here rather than once in each process."""
         self.service_address()
 
+    @property
+    def ranks(self) -> int:
+        """Number of consumers that there are to be."""
+        return self._parameters["num_consumers"] or 1
+
+    @property
+    def equal_steps(self) -> bool:
+        """Whether all consumers get equally many elements."""
+        return self._parameters["equal_steps"] is True
+
+    @property
+    def loaded(self) -> tuple[Checkpoint, ...]:
+        """States that the next epoch begins with."""
+        return self._passes.loaded
+
+    def started(self) -> None:
+        """Somebody asks for elements."""
+        self._passes.started()
+
+    def before(self) -> Checkpoint:
+        """The state before anything is read."""
+        return self.loaded[0] if self.loaded else self._fresh_state()
+
     def will_read(self, epochs: int) -> None:
         """No more than so many epochs are read: nothing is prepared beyond, if this is said before the first."""
         if self._session is None:

@@ -44,6 +44,8 @@ class WindowReducer:
 def node(operator: str, value: Any) -> Node:
     """The last node of a dataset."""
     graph = graph_of(value)
+    if graph is None and hasattr(type(value), "__pipeline__"):
+        raise PipelineError(f"{operator} takes datasets that are not distributed: put it before distribute()")
     if graph is None:
         raise PipelineError(f"{operator} takes datasets, not {type(value).__name__} ({name_of(value)})")
     return graph.root

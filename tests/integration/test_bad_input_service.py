@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -354,7 +355,8 @@ def test_a_loop_ends_when_the_service_of_its_own_process_is_killed(kind):
         there = stack.enter_context(mr.Dataset.range(10**6).map(slow).distribute(address, workers=1))
         numbers = iter(there)
         next(numbers)
-        held = local or there.__pipeline__()._embedded
+        pipeline: Any = there.__pipeline__()
+        held = local or pipeline._embedded
         assert held is not None
         held._process.kill()
         with pytest.raises(mr.ServiceUnreachableError, match=r"is gone: its dispatcher was killed by SIGKILL"):

@@ -30,6 +30,7 @@ OPERATORS = [
     *("prefetch", "rebatch", "repeat", "sample_from_datasets", "shard", "shuffle"),
     *("skip", "take", "unbatch", "with_options", "zip"),
 ]
+BEHIND = sorted({*OPERATORS} - {"concatenate", "sample_from_datasets", "zip"})
 TEN = mr.Dataset.range(10).batch(2)
 
 
@@ -45,7 +46,7 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
     ("shown", "names"),
     [
         (TEN, [*STATES, *VIEWS, *SOURCES, *OPERATORS, "distribute", "peek"]),
-        (distributed(), [*STATES, *VIEWS, "close", "epochs", "peek", "status"]),
+        (distributed(), [*STATES, *VIEWS, *BEHIND, "close", "distribute", "epochs", "peek", "status"]),
         (TEN.numpy(), STATES),
         (TEN.jax(), STATES),
         (iter(TEN.numpy()), [*STATES, "close"]),

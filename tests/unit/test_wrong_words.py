@@ -88,7 +88,8 @@ def test_consumers_without_a_common_service_are_told_to_hold_one():
 def test_numbers_may_be_numpys():
     numbers: dict[str, Any] = {"workers": np.int64(2), "num_consumers": np.int64(3), "consumer_index": np.int8(1)}
     made = mr.Dataset.range(3).distribute("grpc://127.0.0.1:1", job_name="a", **numbers)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made.__pipeline__()._parameters))["num_consumers"] == 3
+    pipeline: Any = made.__pipeline__()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(pipeline._parameters))["num_consumers"] == 3
 
 
 @pytest.mark.parametrize("address", [5, b"grpc://127.0.0.1:1", "127.0.0.1", "http://127.0.0.1:1"])

@@ -13,7 +13,8 @@ import msgspec
 from millrace.client.deferred_reader import LaterReader
 from millrace.client.epoch_reader import EpochReader
 from millrace.elements.chunk import Chunk
-from millrace.engine.run.behind import Account, Begin, Behind, counted
+from millrace.engine.run.behind import Account, Arrival, Begin, Behind, counted
+from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import MillraceError, ShippingError, StateError, anew
 from millrace.graph.nodes import Graph
 from millrace.planning.checkpoint import Checkpoint, pack, parts_of
@@ -51,6 +52,7 @@ class BehindReader(Iterator[Any]):
         self._reader, self._graph, self._digest, self._loaded = reader, graph, digest, loaded
         self._fit, self._started = fit, started
         self._lock = threading.RLock()
+        self._closing = threading.Event()
         self._failure: Exception | None = None
         self._closed = False
         self._begin: Begin | None = None
@@ -102,6 +104,8 @@ class BehindReader(Iterator[Any]):
         self._started()
         try:
             chunk = self._next_chunk()
+        except RunStoppedError:
+            return False  # it was closed meanwhile
         except BaseException as error:
             self._failure = (
                 anew(error)
@@ -125,10 +129,13 @@ class BehindReader(Iterator[Any]):
         if self._account is None or self._begin is None:
             return None  # it was closed meanwhile
         if self._behind is None:
-            take, wake = self._reader.take, self._reader.wake
+            take = functools.partial(_take, self._reader, self._closing)
+            wake = functools.partial(_wake, self._reader, self._closing)
             self._behind = Behind(self._graph, self._begin, self._account, take, wake)
         self._account.hand_out(None)
         chunk = next(self._behind.chunks, None)
+        if self._closing.is_set():
+            raise RunStoppedError("the iterator was closed")
         if chunk is None:
             self._account.end()
         else:
@@ -162,8 +169,9 @@ class BehindReader(Iterator[Any]):
         loaded = self._fit(state)
         with self._lock:
             if self._behind is not None:
-                self._reader.wake()
+                _wake(self._reader, self._closing)
                 self._behind.close()
+                self._closing = threading.Event()
             self._reader.load_state_dict([pack(each) for each in loaded])
             self._begin = self._account = self._behind = self._failure = None
             self._closed, self._loaded = False, loaded
@@ -173,7 +181,7 @@ class BehindReader(Iterator[Any]):
 
     def close(self) -> None:
         """Stops reading. What was not handed out is dropped. May be called any number of times."""
-        self._reader.wake()  # a thread that waits for an element gives up
+        _wake(self._reader, self._closing)  # a thread that waits for an element gives up
         with self._lock:
             self._closed = True
             try:
@@ -192,6 +200,24 @@ class BehindReader(Iterator[Any]):
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
+
+
+def _take(reader: EpochReader | LaterReader, closing: threading.Event) -> Arrival:
+    """What comes next.
+
+    Raises:
+        RunStoppedError: nothing, as nobody is to have it: what operators hold is not to come out as if at the end.
+    """
+    taken = reader.take()
+    if not taken[0] and closing.is_set():
+        raise RunStoppedError("the iterator was closed")
+    return taken
+
+
+def _wake(reader: EpochReader | LaterReader, closing: threading.Event) -> None:
+    """Whoever waits for what comes gives up."""
+    closing.set()
+    reader.wake()
 
 
 def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:

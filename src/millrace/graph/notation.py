@@ -46,7 +46,7 @@ def called(name: str, positional: Sequence[Any], named: Mapping[str, Any], defau
 
 def _call(node: Node, inputs: list[str]) -> str:
     if isinstance(node, Arrivals):
-        return "distribute()"
+        return ""
     name = OP_NAMES[type(node)]
     if isinstance(node, Source):
         return f"Dataset.{name}({_arguments(node)})"

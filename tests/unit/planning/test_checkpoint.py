@@ -20,6 +20,7 @@ from millrace.planning.checkpoint import (
     merge,
     pack,
     parse_all,
+    parts_of,
     said,
     unpack,
 )
@@ -215,3 +216,16 @@ def test_files_written_again_are_the_same_and_another_number_of_tasks_is_not():
 def test_of_large_data_little_is_said():
     many = [Split(f"s3://bucket/{number:09}", count=1000, bytes=1 << 20) for number in range(10_000)]
     assert len(identity(GRAPH, {0: splits_table(many)}, 10).sources[0]) < 250
+
+
+def test_operators_behind_distribute_have_a_part_in_states_where_there_are_any():
+    plain = Checkpoint(seed=1)
+    assert not {"behind", "counts", "parts"} & set(pack(plain))
+    state = Checkpoint(seed=1, behind="ab", counts=[3, 0], parts=[(4, 2, [1, 7])])
+    assert unpack(json.loads(json.dumps(pack(state)))) == state
+    for damaged in ({"counts": [-1]}, {"parts": [[0, 0, [-1]]]}, {"parts": [[-1, 0, [1]]]}):
+        with pytest.raises(StateError, match="damaged"):
+            unpack({**pack(state), **damaged})
+    further = Checkpoint(seed=1, parts=[(4, 2, [2]), (5, 0, [1])])
+    assert parts_of([state, further], 0) == [(4, 2, [2]), (5, 0, [1])]
+    assert parts_of([state, further], 1) == []

@@ -144,12 +144,15 @@ def _running(
     for number, node in enumerate(task.units.graph.nodes):
         if number:
             chunks = task.measured(number, _operator(task, account, number, node, chunks))
+    ended = False
     try:
         # Not "yield from": closing that waits for a prefetch's thread, which may wait for arrivals until it is woken.
         for chunk in chunks:  # noqa: UP028
             yield chunk
+        ended = True
     finally:
-        wake()
+        if not ended:
+            wake()
         try:
             close(chunks)
             while task.stops:

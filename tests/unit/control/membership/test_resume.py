@@ -335,6 +335,22 @@ def test_ranks_wait_for_one_another_and_are_told_where_they_go_on():
     assert sorted([*one.complete, *two.complete]) == [task for task in range(8) if task not in done]
 
 
+def test_each_rank_is_told_what_any_had_handed_out_in_part():
+    service, peers = running(consumers=2)
+    first, second = states_of(service, peers)
+    first = msgspec.structs.replace(first, parts=[(3, 1, [2]), (5, 0, [1, 4])])
+    second = msgspec.structs.replace(second, parts=[(3, 1, [1]), (5, 0, [2])])  # of 3, what it was told before
+    told = []
+    for number, state in enumerate([first, second]):
+        told.append(service.join(f"n{number}", states=[state], num_consumers=2, begin=False))
+    for epoch in range(2):
+        for peer in told:
+            service.begin(peer, epoch)
+        service.run()
+        expected = [] if epoch else [(3, 1, [2]), (5, 0, [2])]
+        assert [peer.epoch.parts for peer in told] == [expected] * 2
+
+
 def test_a_rank_that_starts_again_while_others_are_awaited():
     service, peers = running(consumers=2)
     first, second = states_of(service, peers)

@@ -1,15 +1,18 @@
 """Operators behind distribute(): whatever arrives in whatever order, and wherever they stop, each element once."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.run.behind import Account, Begin, Behind
+from millrace.engine.run.behind import Account, Begin, Behind, inexact
+from millrace.errors import ElementError, StateError
 from millrace.graph import nodes as g
 
 ALL = g.WithOptions
@@ -112,6 +115,7 @@ ONE_BY_ONE = st.sampled_from(
     ]
 )
 MAKING = st.just((g.FlatMap, {"fn": SOME}))
+IN_ANY_ORDER = ONE_BY_ONE.filter(lambda each: each[0] in {g.Map, g.Filter, g.Prefetch})
 
 
 def is_number(operators) -> bool:
@@ -142,51 +146,115 @@ def flat(element: Any) -> Any:
     return element
 
 
-@settings(deadline=None, max_examples=150)
-@given(chains(), st.integers(0, 1 << 30), st.booleans())
-def test_stopped_anywhere_in_a_fixed_order_the_rest_is_what_it_would_have_been(graph, seed, exactly):
-    rng = random.Random(seed)
-    outputs, number = {}, 0
-    for task in range(rng.randrange(1, 6)):
-        size = rng.randrange(9)
-        outputs[task] = list(range(number, number + size))
-        number += size
+def stopped_again_and_again(graph, outputs, rng, *, in_order, at_once=5) -> list[Any]:
+    """All that comes out of lives that each go on from the state of the one before."""
+    tasks, found = Tasks(outputs), list[Any]()
+    state: Any = ([], [])
+    for _ in range(1000):
+        reading = Reading(graph, tasks, tasks.messages(rng, in_order=in_order), *state)
+        wanted = rng.randrange(at_once)
+        some = reading.read(wanted)
+        state = reading.state()
+        assert reading.state() == state  # to ask changes nothing
+        reading.close()
+        found += some
+        if len(some) < wanted:
+            return found
+    raise AssertionError("without end")
+
+
+@settings(deadline=None, max_examples=100)
+@given(chains(), st.integers(0, 1 << 30))
+def test_stopped_anywhere_in_a_fixed_order_the_rest_is_what_it_would_have_been(graph, seed):
+    rng, ends = random.Random(seed), list(itertools.accumulate([seed % 9, seed % 7, 0, 5], initial=0))
+    outputs = {task: list(range(*pair)) for task, pair in enumerate(itertools.pairwise(ends))}
     whole = [flat(each) for each in plain(graph, Tasks(outputs))]
-    tasks, found, state = Tasks(outputs), [], ([], [])
-    for _ in range(200):
-        reading = Reading(graph, tasks, tasks.messages(rng, in_order=True), *state)
-        wanted = rng.randrange(5)
-        some = reading.read(wanted)
-        state = reading.state()
-        if exactly:
-            assert reading.state() == state  # to ask changes nothing
-        reading.close()
-        found += some
-        if len(some) < wanted:
-            break
-    assert [flat(each) for each in found] == whole
+    assert [flat(each) for each in stopped_again_and_again(graph, outputs, rng, in_order=True)] == whole
 
 
-@settings(deadline=None, max_examples=150)
-@given(
-    st.lists(st.one_of(ONE_BY_ONE.filter(lambda each: each[0] in {g.Map, g.Filter, g.Prefetch}), MAKING), max_size=4),
-    st.sampled_from([[], [(g.Batch, {"batch_size": 3, "drop_remainder": False})]]),
-    st.integers(0, 1 << 30),
-)
-def test_stopped_anywhere_in_any_order_each_element_comes_once(before, last, seed):
-    graph = chain(*before, *last)
-    rng = random.Random(seed)
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.one_of(IN_ANY_ORDER, MAKING), max_size=4), st.integers(0, 4), st.integers(0, 1 << 30))
+def test_stopped_anywhere_in_any_order_each_element_comes_once(before, size, seed):
+    last = [(g.Batch, {"batch_size": size})] if size else []
+    graph, rng = chain(*before, *last), random.Random(seed)
     outputs = {task: [rng.randrange(50) for _ in range(rng.randrange(9))] for task in range(5)}
-    rows = lambda found: Counter(row for each in found for row in (each.tolist() if last else [each]))
-    whole = rows(plain(graph, Tasks(outputs)))
-    tasks, found, state = Tasks(outputs), [], ([], [])
-    for _ in range(300):
-        reading = Reading(graph, tasks, tasks.messages(rng, in_order=False), *state)
-        wanted = rng.randrange(5)
-        some = reading.read(wanted)
-        state = reading.state()
-        reading.close()
-        found += some
-        if len(some) < wanted:
-            break
-    assert rows(found) == whole
+    whole, found = plain(graph, Tasks(outputs)), stopped_again_and_again(graph, outputs, rng, in_order=False)
+    assert Counter(np.hstack([*whole, []]).tolist()) == Counter(np.hstack([*found, []]).tolist())
+
+
+TWICE = {"fn": function(lambda rows: [rows, rows + 100], "twice")}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [(g.Unbatch, {}), (g.Map, {"fn": NOISY, "num_parallel_calls": 1})],
+        [(g.Rebatch, {"batch_size": 5}), (g.Map, {"fn": function(tuple, "tuple"), "num_parallel_calls": 1})],
+        [(g.FlatMap, TWICE), (g.Rebatch, {"batch_size": 4})],
+        [(g.FlatMap, TWICE), (g.Unbatch, {})],
+        [(g.Enumerate, {}), (g.Shard, {"num_shards": 3, "index": 1})],
+    ],
+)
+def test_batches_cut_anew_or_into_their_rows(operators, seed):
+    """Random numbers go by task and output: in whatever order these come, an element has the same ones."""
+    graph, rng = chain(*operators), random.Random(seed)
+    numbers = iter(range(1000))
+    outputs = {
+        task: [np.array([*itertools.islice(numbers, rng.randrange(7))], int) for _ in range(rng.randrange(7))]
+        for task in range(4)
+    }
+    whole = list(map(flat, plain(graph, Tasks(outputs))))
+    assert list(map(flat, stopped_again_and_again(graph, outputs, rng, in_order=True, at_once=4))) == whole
+    if any(kind is g.Unbatch for kind, _ in operators):
+        found = map(flat, stopped_again_and_again(graph, outputs, rng, in_order=False, at_once=4))
+        assert Counter(found) == Counter(whole)
+
+
+@pytest.mark.parametrize(
+    ("operators", "culprit"),
+    [
+        ([(g.Shuffle, {"buffer_size": 4})], "shuffle()"),
+        ([(g.Batch, {"batch_size": 2}), (g.Unbatch, {})], "unbatch()"),
+        ([(g.Interleave, {"fn": SOME, "cycle_length": 2, "block_length": 1})], "interleave(some)"),
+    ],
+)
+def test_what_orders_anew_has_states_at_both_ends_of_an_epoch(operators, culprit):
+    graph, tasks = chain(*operators), Tasks({0: list(range(8)), 1: list(range(8, 12))})
+    assert str(inexact(graph)) == culprit
+    reading = Reading(graph, tasks, tasks.messages(random.Random(1), in_order=True))
+    assert reading.state() == ([], [])
+    assert tasks.yielded == {}
+    reading.read(1)
+    with pytest.raises(StateError, match=r"stands behind distribute\(\).*Save at an epoch's end, or put it before"):
+        reading.state()
+    reading.read(1000)
+    assert reading.state() == ([], [])
+    assert tasks.yielded == {0: 8, 1: 4}
+
+
+def test_an_element_that_fails_is_named_and_what_came_before_it_counts():
+    def fail(number):
+        if number == 201:
+            raise ValueError("no")
+        return number
+
+    graph = chain((g.FlatMap, {"fn": SOME}), (g.Map, {"fn": function(fail, "fail"), "num_parallel_calls": 1}))
+    tasks = Tasks({0: [1, 2, 3]})
+    reading = Reading(graph, tasks, [(tasks.outputs[0], 0, 0)])
+    assert reading.read(2) == [100, 200]
+    with pytest.raises(ElementError, match=r"map\(fail\) failed on part 1 of element 1 of task 0 of distribute\(\)"):
+        reading.read(1)
+    assert reading.state() == ([], [(0, 1, [1])])
+    assert tasks.yielded == {0: 1}
+
+
+def test_what_is_remembered_does_not_grow_with_what_was_read():
+    odd = function(lambda pair: pair[0] % 2 > 0, "odd")
+    graph = chain((g.Enumerate, {}), (g.Filter, {"fn": odd}), (g.Take, {"count": -1}))
+    tasks = Tasks({task: list(range(50)) for task in range(40)})
+    reading = Reading(graph, tasks, tasks.messages(random.Random(0), in_order=False))
+    while reading.read(40):
+        account = reading.account
+        assert len(account._runs) + sum(len(log._entries) for log in account._logs.values()) < 8
+    assert reading.seen == 2000

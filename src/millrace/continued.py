@@ -1,0 +1,201 @@
+"""What is behind a distributed dataset with operators behind ``distribute()``: those run in the training process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millrace.errors import PipelineError, StateError, UnknownLengthError
+from millrace.frameworks.base import Readable
+from millrace.functions.spawn_pickling import for_children
+from millrace.graph import nodes as g
+from millrace.graph.notation import notation
+from millrace.graph.serialize import PASSING
+from millrace.planning.checkpoint import Checkpoint, Identity, fit, graph_digest, pack, parse_all
+from millrace.planning.epoch_cursor import Number, Share
+from millrace.planning.shapes import Varying, varying
+from millrace.planning.split_table import TableSummary
+from millrace.planning.units import UnitMap
+from millrace.served import ServedPipeline
+
+if TYPE_CHECKING:
+    from millrace.client.behind import BehindReader
+
+_KEEPING = (
+    "would keep what comes to this process in this epoch, and in the next one others come: put it before distribute(), "
+    "where the service keeps elements for all"
+)
+_REFUSED: Mapping[type[g.Node], str] = {
+    g.Cache: _KEEPING,
+    g.Autocache: _KEEPING,
+    g.Repeat: "cannot go on with the next epoch, as an iterator of a distributed dataset is one: put it before "
+    "distribute(), iterate several times, or write .epochs(n)",
+}
+_UNEVEN = (
+    *(g.Filter, g.FlatMap, g.Interleave, g.Unbatch, g.Rebatch),
+    *(g.BucketBySequenceLength, g.GroupByWindow),
+)
+"""Operators that may give one rank more elements than another, of equally many."""
+_COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate)
+"""Operators that count what one process gets."""
+
+
+def continued(
+    source: ServedPipeline | ContinuedPipeline, node_type: type[g.Node], parameters: Mapping[str, Any]
+) -> ContinuedPipeline:
+    """The pipeline with one more operator behind ``distribute()``.
+
+    Raises:
+        PipelineError: the operator cannot be there.
+    """
+    served, root = (source.served, source.node) if isinstance(source, ContinuedPipeline) else (source, g.Arrivals())
+    node = node_type(inputs=(root,), **parameters)
+    if node_type in _REFUSED:
+        raise PipelineError(f"{node} behind distribute() {_REFUSED[node_type]}")
+    uneven = isinstance(node, _UNEVEN) or (isinstance(node, g.WithOptions) and node.on_error == "skip")
+    if served.equal_steps and uneven:
+        raise PipelineError(
+            f"{node} behind distribute(equal_steps=True) may give one rank more elements than another: put it before "
+            "distribute()"
+        )
+    return ContinuedPipeline(served, node)
+
+
+class ContinuedPipeline(Readable):
+    """Operators over what comes from a service.
+
+    Args:
+        served: what comes.
+        node: the last of a chain of operators that begins with :class:`millrace.graph.nodes.Arrivals`.
+
+    Attributes:
+        served: see there; ``node`` likewise.
+    """
+
+    def __init__(self, served: ServedPipeline, node: g.Node) -> None:
+        self.served, self.node = served, node
+        self._now: Any = None
+
+    @functools.cached_property
+    def _operators(self) -> g.Graph:
+        return g.Graph(self.node)
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        passing = all(isinstance(node, (g.Arrivals, *PASSING)) for node in self._operators.nodes)
+        return "" if passing else graph_digest(self._operators)
+
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> BehindReader:
+        """Elements of one epoch; see :class:`Readable`.
+
+        Raises:
+            PipelineError: an operator counts what one process gets, and this is one of several helpers.
+        """
+        from millrace.client.behind import BehindReader
+
+        counting = next((node for node in self._operators.nodes if isinstance(node, _COUNTING)), None)
+        if share is not None and share[1] > 1 and counting is not None:
+            raise PipelineError(
+                f"{counting} behind distribute() counts what one process gets, and this is one of {share[1]} processes "
+                "of a DataLoader: put it before distribute(), or use num_workers=0"
+            )
+        loaded = self.served.loaded
+        reader = self.served.read_epoch(number, share)
+        try:
+            found = BehindReader(reader, self._operators, self._digest, loaded, self._fit, self.served.started)
+        except BaseException:
+            reader.close()
+            raise
+        self._now = found.checkpoint
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :class:`Readable`."""
+        return pack(self._fresh_state() if self._now is None else self._now())
+
+    def load_state_dict(self, state: Any) -> None:
+        """See :class:`Readable`."""
+        self.served.load_state_dict([pack(each) for each in self._fit(state)])
+        self._now = None
+
+    def _fit(self, state: Any) -> tuple[Checkpoint, ...]:
+        """States as the served pipeline loads them.
+
+        Raises:
+            StateError: they are not of these operators, or not of as many ranks where operators count.
+        """
+        loaded = parse_all(state)
+        for each in loaded:
+            fit(each.identity, Identity(behind=self._digest))
+        epoch, ranks = min(each.next_epoch for each in loaded), self.served.ranks
+        counting = next((node for node in self._operators.nodes if isinstance(node, _COUNTING)), None)
+        if counting is not None and any(each.epoch == epoch and each.counts and each.ranks != ranks for each in loaded):
+            raise StateError(
+                f"{counting} behind distribute() counts what one process gets, and the state is of {loaded[0].ranks} "
+                f"processes, where there are {ranks} now: go on with as many, or from a state of an epoch's end"
+            )
+        return tuple(msgspec.structs.replace(each, behind="") for each in loaded)
+
+    def _fresh_state(self) -> Checkpoint:
+        return msgspec.structs.replace(self.served.before(), behind=self._digest)
+
+    def adopt_seed(self, seed: int | None) -> None:
+        """See :class:`Readable`."""
+        self.served.adopt_seed(seed)
+
+    def peek(self, count: int) -> list[Any]:
+        """The first ``count`` elements, all computed in this process."""
+        from millrace.pipeline import Pipeline
+
+        return Pipeline(_onto(self.node, self.served.pipeline.node)).peek(count)
+
+    def varying(self) -> Varying:
+        """Of what comes, and of what the operators make of it: how much that is, nobody knows before."""
+        there = self.served.varying()
+        here = varying(UnitMap(self._operators, {0: TableSummary(cheap=False, count=-1, pieces=1)}))
+        return Varying(there.rows | here.rows, there.padded or here.padded, there.fixed | here.fixed)
+
+    def prepare_to_fork(self) -> None:
+        """See :class:`Readable`."""
+        self.served.prepare_to_fork()
+
+    def will_read(self, epochs: int) -> None:
+        """See :class:`ServedPipeline`."""
+        self.served.will_read(epochs)
+
+    def status(self) -> dict[str, Any]:
+        """See :class:`ServedPipeline`."""
+        return self.served.status()
+
+    def close(self) -> None:
+        """See :class:`ServedPipeline`."""
+        self.served.close()
+
+    def __len__(self) -> int:
+        """As far as it follows from that of what comes.
+
+        Raises:
+            UnknownLengthError: else.
+        """
+        table = TableSummary(cheap=False, count=len(self.served))
+        length = UnitMap(self._operators, {0: table}).length()
+        if length is None:
+            raise UnknownLengthError(f"the length of {self} is known only after reading it")
+        return length
+
+    def __str__(self) -> str:
+        """The expression that makes it."""
+        return f"{self.served}{notation(self._operators)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process joins by itself; a process being spawned gets lambdas too."""
+        return {"served": self.served, "node": for_children(self.node), "_now": None}
+
+
+def _onto(node: g.Node, source: g.Node) -> g.Node:
+    """The chain of operators behind another source."""
+    return source if isinstance(node, g.Arrivals) else replace(node, inputs=(_onto(node.inputs[0], source),))
