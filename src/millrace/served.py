@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from millrace import validation
 from millrace.errors import ConsumerConflictError, ServiceError, StateError, UnknownLengthError
 from millrace.frameworks.base import Readable
-from millrace.functions.signature import describe
 from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
 from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
@@ -109,13 +108,13 @@ class ServedPipeline(Readable):
         self._named = job_name is not None
         self._seed_is_chosen = seed is not None or pipeline.graph.seed() is not None
         self._workers = workers
-        self._local_workers = _local_workers(service, target_workers, local_workers)
+        self._local_workers = validation.local_workers(service, target_workers, local_workers)
         self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
         from millrace.client.bundling import ship
 
         self._memories: dict[str, Memory] = {}
         self._share_arrays()
-        self._structure, self._bundle = ship(pipeline.graph, _named(sharding))
+        self._structure, self._bundle = ship(pipeline.graph, sharding)
         self._embedded: LocalService | None = None
         self._local: TrainingHost | None = None
         self._session: ConsumerSession | None = None
@@ -491,22 +490,3 @@ def _seed(pipeline: Pipeline, job_name: str | None) -> int | None:
     Processes that share a job would each draw another one, so there the dispatcher draws it.
     """
     return pipeline.seed if job_name is None else pipeline.graph.seed()
-
-
-def _named(sharding: ShardingPolicy | ShardingFunction) -> dict[str, ShardingFunction]:
-    """A function of the user's, by what it is called in messages."""
-    if isinstance(sharding, ShardingPolicy):
-        return {}
-    return {f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}": sharding}
-
-
-def _local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:
-    """How many processes of this host to start: those that the user allows, or the cores but one of each training."""
-    if service is None:
-        return 0
-    if local_workers is not None or target_workers in {"auto", "remote"}:
-        return local_workers or 0
-
-    from millrace.clusters.local_workers import free_cores
-
-    return free_cores()

@@ -409,3 +409,15 @@ def claim(priority: Any, tenant: Any, sharing: Any) -> None:
         raise PipelineError(f"tenant is a name, such as the team's, not {tenant!r}")
     if sharing is not None:
         raise PipelineError("sharing between jobs is not there yet; leave sharing out")
+
+
+def local_workers(service: str | None, target_workers: str, local_workers: int | None) -> int:
+    """Number of processes of this host to start: those that the user allows, or the cores but one of each training."""
+    if service is None:
+        return 0
+    if local_workers is not None or target_workers in {"auto", "remote"}:
+        return local_workers or 0
+
+    from millrace.clusters.local_workers import free_cores
+
+    return free_cores()

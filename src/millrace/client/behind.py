@@ -95,6 +95,12 @@ class BehindReader(Iterator[Any]):
             raise
         raise StopIteration
 
+    def put_back(self, element: Any) -> None:
+        """Hand this element out once more, as who has just got it could not use it; no state counts it."""
+        with self._lock:
+            if self._account is not None:
+                self._account.current = iter([element, *self._account.current])
+
     def _advance(self) -> bool:
         """Makes the next elements current; False if there are none."""
         if self._failure is not None:

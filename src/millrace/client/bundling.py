@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.elements.lent import Memory
 from millrace.functions.bundles import pack, unpack
+from millrace.functions.signature import describe
 from millrace.graph import serialize
 from millrace.graph.nodes import FromArrays, Graph, Node
 from millrace.sources.arrays import Arrays, opened
@@ -22,12 +22,12 @@ def shared(graph: Graph) -> dict[str, Memory]:
     return {memory.digest: memory for memory in memories}
 
 
-def ship(graph: Graph, others: Mapping[str, Any]) -> tuple[bytes, bytes]:
+def ship(graph: Graph, sharding: object) -> tuple[bytes, bytes]:
     """Structure and bundle.
 
     Args:
         graph: with user functions.
-        others: objects behind those of the graph, by what they are called in messages.
+        sharding: a policy, or a function of the user's, which comes behind those of the graph.
 
     Raises:
         ShippingError: a function or object can't travel.
@@ -36,7 +36,10 @@ def ship(graph: Graph, others: Mapping[str, Any]) -> tuple[bytes, bytes]:
     users = {id(slot): str(node) for node in graph.nodes for _, slot in node.opaques()}
     values = [slot.value.shipped() if isinstance(slot.value, Arrays) else slot.value for slot in slots]
     names = [users.get(id(slot), slot.name) for slot in slots]
-    return structure, pack([*values, *others.values()], [*names, *others])
+    if callable(sharding):
+        values.append(sharding)
+        names.append(f"sharding={describe(sharding, 'distribute', ('tasks', 'workers')).name}")
+    return structure, pack(values, names)
 
 
 def unship(structure: bytes, bundle: bytes, memories: Mapping[str, Memory]) -> Node:
