@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
-from millrace.graph.nodes import AUTOTUNE, Node, Opaque, graph_of
-from millrace.graph.notation import called
+from millrace.graph.nodes import AUTOTUNE, Node, Opaque
+from millrace.graph.notation import called, graph_of
 from millrace.planning.units import INFINITE
 from millrace.policies.read_concurrency import MOST_CHOSEN
 from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY

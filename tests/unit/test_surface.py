@@ -50,7 +50,7 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
         (TEN.numpy(), STATES),
         (TEN.jax(), STATES),
         (iter(TEN.numpy()), [*STATES, "close"]),
-        (iter(TEN), [*STATES, "close", "measures", "rewrites", "skipped", "status"]),
+        (iter(TEN), [*STATES, "close", "measures", "put_back", "rewrites", "skipped", "status"]),
     ],
     ids=lambda shown: type(shown).__name__ if not isinstance(shown, list) else "",
 )

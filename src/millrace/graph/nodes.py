@@ -470,13 +470,6 @@ class Graph:
         return new
 
 
-def graph_of(value: Any) -> Graph | None:
-    """The graph of a dataset; None if ``value`` is something else."""
-    pipeline = getattr(type(value), "__pipeline__", None)
-    found = None if pipeline is None else getattr(pipeline(value), "graph", None)
-    return found if isinstance(found, Graph) else None
-
-
 def _postorder(root: Node) -> Iterator[Node]:
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(root, False)]

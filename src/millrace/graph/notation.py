@@ -100,3 +100,10 @@ def _listed(value: tuple[Any, ...]) -> str:
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def graph_of(value: Any) -> Graph | None:
+    """The graph of a dataset; None if ``value`` is something else."""
+    pipeline = getattr(type(value), "__pipeline__", None)
+    found = None if pipeline is None else getattr(pipeline(value), "graph", None)
+    return found if isinstance(found, Graph) else None

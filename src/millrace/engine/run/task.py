@@ -24,7 +24,8 @@ from millrace.engine.threads.prefetch import Ahead
 from millrace.engine.user_code.crash_probe import Watch, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
-from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle, graph_of
+from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFromDatasets, Shuffle
+from millrace.graph.notation import graph_of
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
 from millrace.planning.plan import Task
