@@ -218,9 +218,9 @@ class UnitMap:
             return (inner - node.index + node.num_shards - 1) // node.num_shards
         if isinstance(node, (g.Batch, g.PaddedBatch)) and not self.of(self.graph.id_of(node)).collecting:
             return inner // node.batch_size
-        if isinstance(node, (g.Shuffle, g.SampleFromDatasets)):
+        if isinstance(node, (g.Shuffle, g.SampleFromDatasets)) and not self.of(self.graph.id_of(node)).collecting:
             return np.linspace(0, count, len(inner))
-        return inner
+        return inner  # where elements are collected, repetitions and parts begin at some of these
 
     def collectors(self, root: g.Node) -> Iterator[int]:
         """The operators in ``root`` and below that may leave elements at a task's end."""

@@ -53,6 +53,21 @@ def test_concatenated_collections_stay_apart_under_a_shuffle(runs, tasks):
             assert short(found, 7) <= 2 * times
 
 
+@pytest.mark.parametrize("tasks", [1, 4, 40])
+@pytest.mark.parametrize("shuffles", [2, 3])
+def test_collections_of_unlike_sizes_stay_apart_under_several_shuffles(runs, shuffles, tasks):
+    one = runs.sequential(9, 20, counted=True).filter(odd).batch(3)
+    both = one.concatenate(Dataset.range(100, 200).batch(1))
+    for times in (1, 3):
+        dataset = both.repeat(times)
+        for _ in range(shuffles):
+            dataset = dataset.shuffle(12)
+        for seed in range(5):
+            found = runs.epoch(dataset, tasks=tasks, seed=seed)
+            assert flat(found) == sorted([*range(1, 29, 2), *range(100, 200)] * times)
+            assert len(found) == 105 * times  # 14 numbers in threes, and 100 alone
+
+
 def test_a_repeat_of_one_may_lose_elements_and_be_shuffled(runs):
     dataset = Dataset.range(40).shuffle(5).filter(odd).repeat(1).shuffle(5)
     for seed in range(5):

@@ -184,6 +184,17 @@ def test_fences():
     assert units.fences(0).tolist() == [0]
 
 
+def test_boundaries_of_a_shuffle_of_what_collects_are_where_repetitions_and_parts_begin():
+    root: g.Node = g.Concatenate(inputs=(g.Rebatch(inputs=(leaf(),), batch_size=3), leaf(), leaf()))
+    root = g.Repeat(inputs=(root,), count=2)
+    for _ in range(2):
+        root = g.Shuffle(inputs=(root,), buffer_size=5)
+    graph = g.Graph(root)
+    units = UnitMap(graph, {number: TEN if number else COUNTED for number, _ in graph.sources()})
+    bounds = set(units.boundaries(graph.id_of(root)).tolist())
+    assert {0, 10, 20, 30, 40, 50, 60} <= bounds
+
+
 def test_lengths():
     assert analysed(TEN, batch(3)).length() == 4
     assert analysed(TEN, FILTER).length() is None
