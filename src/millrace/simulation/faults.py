@@ -212,7 +212,7 @@ def _consumer_killed(town: Town) -> bool:
     consumer = town.world.rng.choice(consumers)
     consumer.die(silently=town.world.rng.random() < 0.5)
     again = town.world.rng.uniform(0.1, 1.4 * town.settings.job_gc_timeout_s)
-    if town.late_ranks.replaced(consumer.spec.name):
+    if town.late_ranks.replaced(consumer):
         states = consumer.states
         town.world.after(again, town.add_consumer, consumer.spec, consumer.consumer, consumer.stops, None, states)
     return True

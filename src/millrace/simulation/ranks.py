@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
+from millrace.control.tasks.task_queue import held_back, is_missing
 from millrace.protocol.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import Town
+    from millrace.simulation.simulated_consumer import Consumer
 
 LOST = 0.3
 """Share of the killed consumers that are not started again."""
 LATE = 0.35
 """Share of the jobs with several expected consumers of which some come late or never."""
+SAID_S = 10.0
+"""How often somebody looks whether the others wait for a rank that was lost, in seconds."""
 ANEW = 0.2
 """Share of the jobs whose last consumers come when the others have closed, in which these are started again as well."""
 
@@ -63,14 +67,30 @@ class Ranks:
         else:
             self._after.setdefault(spec.name, []).append(Late(spec, index, stops, world.now))
 
-    def replaced(self, name: str) -> bool:
+    def replaced(self, consumer: Consumer) -> bool:
         """Whether another process is started for a consumer that was killed."""
         if self._rng.random() >= LOST:
             return True
         self._town.fired["consumer not replaced"] += 1
         self._town.expected -= 1
-        self._town.one_less(name)
+        self._town.one_less(consumer.spec.name)
+        if consumer.spec.equal_steps:
+            self._town.world.after(SAID_S, self._look_for, consumer)
         return False
+
+    def _look_for(self, lost: Consumer) -> None:
+        """Nobody has a step before all ranks have been there, and the job says whom it waits for: it is started."""
+        town, spec = self._town, lost.spec
+        state = None if town.dispatcher is None else town.dispatcher.state
+        job = None if state is None else state.jobs.get(spec.name)
+        if town.ranks[spec.name, lost.consumer] is not lost or town.expected <= 0:
+            return
+        if job is None or not (held_back(job) and is_missing(job, lost.consumer)):
+            town.world.after(SAID_S, self._look_for, lost)
+            return
+        town.fired["lost rank asked for"] += 1
+        town.expected += 1
+        town.add_consumer(spec, lost.consumer, lost.stops, None, lost.states)
 
     def nobody_reads(self, name: str) -> None:
         """All that were there of a job have closed, or died: now the others come, sooner or later than is waited."""
