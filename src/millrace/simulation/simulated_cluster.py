@@ -6,7 +6,7 @@ import os
 import random
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -344,7 +344,7 @@ class Town(Fleet):
         self,
         spec: JobSpec,
         index: int,
-        stops: dict[int, int],
+        stops: Mapping[int, int],
         born: float | None = None,
         states: Sequence[Checkpoint] = (),
     ) -> None:
