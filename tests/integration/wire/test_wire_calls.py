@@ -72,6 +72,28 @@ def test_errors_of_calls(channel):
         channel.call("Reverse", b"abc", int)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda channel: channel.connect(),
+        lambda channel: channel.call("Reverse", b"abc", bytes),
+        lambda channel: channel.call("Reverse", b"." * 2 * rpc.FRAME_BYTES, bytes),
+        lambda channel: channel.open_session(Ping),
+    ],
+    ids=["connect", "call", "large call", "session"],
+)
+def test_a_channel_that_another_thread_closes_just_before_it_is_used(channel, monkeypatch, use):
+    look = channel.check_usable
+
+    def close_once_looked_at():
+        look()
+        channel.close()
+
+    monkeypatch.setattr(channel, "check_usable", close_once_looked_at)
+    with pytest.raises(ServiceError, match="this ControlChannel to .* is closed"):
+        use(channel)
+
+
 def test_a_request_over_the_bound_is_not_sent(channel, monkeypatch):
     monkeypatch.setattr(rpc, "MAX_CALL_BYTES", 3 << 20)
     with pytest.raises(ProtocolError, match=r"the request Reverse takes 0\.00 GiB or more") as caught:

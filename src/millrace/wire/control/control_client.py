@@ -156,7 +156,7 @@ class ControlChannel:
         if self._own:
             check_listener(self.address)
         stream = self._channel.stream_stream(rpc.SESSION_METHOD)
-        session = ClientSession(self, functools.partial(stream, metadata=self._metadata), message)
+        session = ClientSession(self, functools.partial(self._begun, stream, metadata=self._metadata), message)
         with self._lock:
             self._sessions.add(session)
         return session
@@ -217,9 +217,9 @@ class ControlChannel:
         }
         # Never in gRPC's single-threaded way: a thread that waits inside gRPC makes a child that is forked then hang.
         if len(encoded) <= rpc.FRAME_BYTES:  # on the wire the same stream; here it needs no thread that sends
-            replies = self._channel.unary_stream(path)(encoded, **options)
+            replies = self._begun(self._channel.unary_stream(path), encoded, **options)
         else:
-            replies = self._channel.stream_stream(path)(self._remembered(rpc.cut(encoded)), **options)
+            replies = self._begun(self._channel.stream_stream(path), self._remembered(rpc.cut(encoded)), **options)
         replies.add_done_callback(lambda _: self.remember_thread())
         del encoded
         try:
@@ -235,6 +235,14 @@ class ControlChannel:
             raise ProtocolError(
                 f"the dispatcher at {self.address} sent a malformed reply to {name}: {error}"
             ) from error
+
+    def _begun(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Begins a call of gRPC's."""
+        try:
+            return call(*args, **options)
+        except ValueError:  # another thread has closed the channel since it was found usable
+            self.check_usable()
+            raise
 
     def _remembered(self, frames: Iterator[bytes]) -> Iterator[bytes]:
         self.remember_thread()
