@@ -309,7 +309,7 @@ class Thing:
     ("element", "path", "remedy"),
     [
         ({"a": np.array([1, None], dtype=object)}, '["a"]', "in .map(...), give it a dtype of fixed size"),
-        ({"b": [1, {2}]}, '["b"][1]', "is a set, which has no form as bytes; make it a numpy array"),
+        ({"b": [1, {2}]}, '["b"][1]', "is of type set, which has no form as bytes; make it a numpy array"),
         ((1, Thing()), "[1]", "Thing, which has no form as bytes; make it a numpy array"),
     ],
     ids=["objects", "set", "class"],

@@ -117,10 +117,14 @@ def shred(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
     shredder = shredders.pop() if shredders else _nothing
     if shredder is None:
         raise CodecError(
-            f"{path_text(path)} is a {_name(kinds.pop())}, which has no form as bytes; "
+            f"{_place(path)} is of type {_name(kinds.pop())}, which has no form as bytes; "
             "make it a numpy array, number, str, bytes or None in .map(...)"
         )
     return shredder(body, column, path, depth)
+
+
+def _place(path: Path) -> str:
+    return path_text(path) if path else "the element"
 
 
 def _name(kind: type) -> str:
@@ -180,7 +184,7 @@ def _check_keys(keys: tuple[Any, ...], path: Path) -> None:
             fits = isinstance(key, int) and not isinstance(key, bool) and -(2**63) <= key < 2**63
         if not fits:
             raise CodecError(
-                f"{path_text(path)} has the key {key!r}; keys of dicts must be str or int, so rename it in .map(...)"
+                f"{_place(path)} has the key {key!r}; keys of dicts must be str or int, so rename it in .map(...)"
             )
 
 
@@ -293,13 +297,13 @@ def _as_array(value: Any, path: Path) -> npt.NDArray[Any]:
     """An array-like as an array that shares its memory if it can."""
     if isinstance(value, np.ma.MaskedArray):
         raise CodecError(
-            f"{path_text(path)} is a masked array, whose mask would be lost; use .filled(...), or send data and mask"
+            f"{_place(path)} is a masked array, whose mask would be lost; use .filled(...), or send data and mask"
         )
     try:
         return np.asarray(value)
     except Exception as error:
         raise CodecError(
-            f"{path_text(path)} is a {_name(type(value))} that numpy can't read ({error}); "
+            f"{_place(path)} is of type {_name(type(value))}, which numpy can't read ({error}); "
             "make it a numpy array in .map(...)"
         ) from error
 
@@ -309,7 +313,7 @@ def _described(dtype: np.dtype[Any], path: Path) -> Any:
         return describe_dtype(dtype)
     except TypeError as error:
         raise CodecError(
-            f"{path_text(path)} can't become bytes: {error}; in .map(...), give it a dtype of fixed size with "
+            f"{_place(path)} can't become bytes: {error}; in .map(...), give it a dtype of fixed size with "
             ".astype(...) (numbers, 'U' for text, 'S' for bytes), or use .tolist() to send it as a list"
         ) from None
 

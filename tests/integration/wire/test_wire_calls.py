@@ -90,7 +90,7 @@ def test_a_channel_that_another_thread_closes_just_before_it_is_used(channel, mo
         channel.close()
 
     monkeypatch.setattr(channel, "check_usable", close_once_looked_at)
-    with pytest.raises(ServiceError, match="this ControlChannel to .* is closed"):
+    with pytest.raises(ServiceError, match=r"this ControlChannel to .* is closed"):
         use(channel)
 
 
