@@ -1,4 +1,4 @@
-"""A chunk: what operators hand to one another inside the engine."""
+"""Chunks: the runs of elements that operators hand to one another inside the engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from millrace.elements.tree import nbytes_of
 
 _CHUNK_BYTES = 320
-"""Of a chunk of nothing: its objects as Python allocates them."""
+"""Size in bytes of an empty chunk's Python objects."""
 _SLOT_BYTES = 8
 
 
 class Origin(NamedTuple):
-    """Where a chunk's elements come from; with a position in it, the identity of an element.
+    """Place that the elements of a chunk come from; with a position in it, the identity of an element.
 
     Attributes:
         node: id of the node that defines the positions: a source, a node that combines datasets, or -1 - id once a
@@ -37,13 +37,13 @@ Positions = range | npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Chunk:
-    """Some consecutive elements with their origin.
+    """Consecutive elements of one origin.
 
     Attributes:
         elements: the elements, a list that its receiver may keep but not change.
         origin: shared by all of them.
         positions: one per element.
-        failure: what became of the element after these; who takes the chunk raises it then.
+        failure: error of the element after these; whoever takes the chunk raises it then.
     """
 
     elements: list[Any]
@@ -56,7 +56,7 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes of memory a chunk that waits holds; of small elements it is not the largest part."""
+        """Estimated memory of the chunk in bytes, objects included: with small elements they are the larger part."""
         positions = 0 if isinstance(self.positions, range) else self.positions.nbytes
         return _CHUNK_BYTES + _SLOT_BYTES * len(self.elements) + positions + nbytes_of(self.elements)
 
@@ -65,7 +65,7 @@ class Chunk:
         return Chunk(self.elements[start:stop], self.origin, self.positions[start:stop])
 
     def keep(self, indices: Sequence[int], elements: list[Any], failure: Exception | None = None) -> Chunk:
-        """A chunk of ``elements``, where element k keeps the position of this chunk's element ``indices[k]``."""
+        """Make a chunk of ``elements``, where element k keeps the position of this chunk's element ``indices[k]``."""
         if len(indices) == len(self.elements):
             return Chunk(elements, self.origin, self.positions, failure)
         positions = np.asarray(self.positions, dtype=np.int64)[np.asarray(indices, dtype=np.int64)]
@@ -73,7 +73,7 @@ class Chunk:
 
 
 def raising(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The same chunks; after one with a failure, that is raised."""
+    """Pass chunks on; after a chunk with a failure, raise that failure."""
     try:
         for chunk in chunks:
             failure = chunk.failure

@@ -1,13 +1,13 @@
-"""Elements to bytes and back: the one codec of wire and cache.
+"""Element codec: elements to bytes and back, for the wire and the cache alike.
 
 Many elements travel as columns: one buffer per leaf, whatever their number. Where elements of one message differ in
 structure, type or dtype, the column becomes a union at that place; order is kept. The bytes are an Arrow IPC stream
-(:mod:`.layout`); :mod:`.shred` writes columns and :mod:`.assemble` reads them. Decoding unpickles nothing, and any
-bytes either decode or raise :class:`millrace.CodecError`.
+(:mod:`.layout`); :mod:`.encode_columns` writes columns and :mod:`.decode_columns` reads them. Decoding unpickles
+nothing, and any bytes either decode or raise :class:`millrace.CodecError`.
 
-Python's numbers, ``str``, ``bytes``, ``None`` and numpy's scalars come back as what they were; instances of their
-subclasses as the plain type, namedtuples with their name and fields (:mod:`.named`), array-likes (``__array__``) as
-numpy arrays.
+Python's numbers, ``str``, ``bytes``, ``None`` and numpy's scalars keep their types; instances of their subclasses
+become the plain type, namedtuples keep their name and fields (:mod:`.named`), array-likes (``__array__``) become numpy
+arrays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MALFORMED = (
 
 
 def encode(elements: Sequence[Any]) -> list[Piece]:
-    """One message with all of ``elements``, as the pieces that make it up in order.
+    """Encode all of ``elements`` as one message, given as its pieces in order.
 
     Arrays and ``bytes`` of 16 KiB and more are not copied: pieces are views of them, so they must not change until the
     message is sent (non-contiguous and Fortran-ordered ones are copied once, to C order). Each leaf's values start at a
@@ -53,7 +53,7 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
 
 
 def rows_of(message: npt.NDArray[np.uint8]) -> Rows | None:
-    """How single elements of ``message`` can be read; see :func:`millrace.elements.row_access.fixed_rows`.
+    """Layout by which single elements of ``message`` can be read; see :func:`millrace.elements.row_access.fixed_rows`.
 
     Raises:
         CodecError: if these are not the first bytes of a message.
@@ -73,16 +73,16 @@ def decode(
     *,
     own: bool = False,
 ) -> list[Any]:
-    """The elements of the message at the start of ``message``; what follows its end mark is not looked at.
+    """Decode the elements of the message at the start of ``message``; bytes behind its end mark are ignored.
 
-    Arrays are views of ``message`` and keep its memory alive; they are writable if it is. All else is copied. If it is
-    aligned to 64 bytes, so are the arrays of a message's first element, and those of the others to their dtype's size.
-    Of :class:`Pieces` the first has to hold all that precedes the body.
+    Arrays are views of ``message`` and keep its memory alive; they are writable if it is. All else is copied. If the
+    memory is aligned to 64 bytes, so are the arrays of a message's first element; those of the others are aligned to
+    their dtype's size. The first part of a :class:`ScatteredBuffer` has to hold everything before the body.
 
     Args:
         message: the bytes.
-        start: the first element that is wanted; what the others weigh is not read.
-        stop: the element before which to stop; None: all that follow.
+        start: index of the first element to decode; the elements outside of the range are not read.
+        stop: index before which to stop; None: the number of elements.
         own: arrays are copies, writable, and keep no memory alive but their own.
 
     Raises:

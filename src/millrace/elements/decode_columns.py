@@ -1,4 +1,4 @@
-"""Columns into elements: the decoding half of :mod:`.codec`."""
+"""Decoder from Arrow columns to elements: the reading half of :mod:`.codec`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _INT64 = np.dtype("<i8")
 
 
 class Reader:
-    """Takes buffers from a body one after the other; nothing is believed that the body's size doesn't bear out.
+    """Cursor over the buffers of a body; it believes no count that the body's size doesn't bear out.
 
     Args:
-        message: what holds the body.
-        start: where in it the body starts.
-        stop: where it ends.
+        message: buffer that holds the body.
+        start: offset of the body in it, in bytes.
+        stop: offset of the body's end, in bytes.
         own: arrays are copies.
     """
 
@@ -51,7 +51,7 @@ class Reader:
         self._own = own
 
     def read(self, node: Node, rows: int, wanted: slice) -> list[Any]:
-        """The ``wanted`` values of ``node``, which has one per row; ``wanted`` has a start and a stop within them."""
+        """Read the ``wanted`` values of ``node``, which has one per row; ``wanted`` is a range within the rows."""
         self._cells -= rows
         if rows < 0 or self._cells < 0:
             raise ValueError(f"{rows} rows don't fit")
@@ -70,7 +70,7 @@ class Reader:
                 return self._union(node, rows, wanted)
 
     def _next(self, size: int) -> int:
-        """Where the next buffer, of ``size`` bytes, starts in the message."""
+        """Advance past the next buffer, of ``size`` bytes; return its offset in the message."""
         offset = self._at + -self._at % ALIGNMENT
         self._at = offset + size
         if self._at > self._size:
@@ -78,7 +78,7 @@ class Reader:
         return self._start + offset
 
     def _values(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """The next buffer as a view."""
+        """View the next buffer as an array."""
         if min(shape) < 0:
             raise ValueError(f"shape {shape}")
         size = dtype.itemsize * math.prod(shape)
@@ -88,7 +88,7 @@ class Reader:
         return values
 
     def _offsets(self, rows: int, wanted: slice) -> tuple[list[int], int]:
-        """Where the wanted values start, and the last of them ends; where all values end."""
+        """Read offsets: those of the wanted values with the end of the last one, and the end of all values."""
         offsets = self._values(_INT64, (rows + 1,))
         if offsets[0] != 0 or not (offsets[1:] >= offsets[:-1]).all():
             raise ValueError("offsets that aren't in order")
@@ -170,7 +170,7 @@ class Reader:
 
 
 def _check_characters(values: npt.NDArray[Any]) -> None:
-    """Refuses characters that are none: numpy would make of them strings that break Python's invariants."""
+    """Refuse code points beyond Unicode: numpy would make strings of them that break Python's invariants."""
     dtype = values.dtype
     if dtype.kind not in "UV":
         return

@@ -1,7 +1,7 @@
-"""Elements into columns: the encoding half of :mod:`.codec`.
+"""Encoder from elements to Arrow columns: the writing half of :mod:`.codec`.
 
-A *shredder* writes a column of values of one kind. It appends what Arrow wants to know of each field, in Arrow's order,
-and the bytes, to a :class:`Body`; what it returns says in the header how to read them.
+A *column encoder* writes a column of values of one kind. It appends the Arrow description of each field, in Arrow's
+order, and the bytes, to a :class:`Body`; the node that it returns says in the header how to read them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Piece: TypeAlias = bytes | memoryview
 """A contiguous run of bytes; ``len`` counts bytes."""
 
 _UNION_MAX = 127
-"""Kinds of a union, of which Arrow allows 128; more are nested."""
+"""Kinds per union; Arrow allows 128. Further kinds are nested."""
 
 
 class Body:
-    """The body of a message under construction, with the counts that Arrow's head wants."""
+    """Body of a message under construction, with the counts that Arrow's head needs."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -60,15 +60,15 @@ class Body:
         self._buffers: list[int] = []
 
     def field(self, rows: int, nulls: int = 0) -> None:
-        """The next field in Arrow's order."""
+        """Add the next field in Arrow's order."""
         self._nodes += (rows, nulls)
 
     def no_validity(self) -> None:
-        """The buffer of null bits that all but unions and nulls have in Arrow, and that is left out."""
+        """Add an empty validity buffer: Arrow has one for all fields but unions and nulls."""
         self._buffers += (self.size, 0)
 
     def put(self, pieces: Iterable[Piece], size: int) -> None:
-        """The next buffer: ``size`` bytes in all."""
+        """Add the next buffer: ``size`` bytes in all."""
         padding = -self.size % ALIGNMENT
         if padding:
             self.pieces.append(bytes(padding))
@@ -78,12 +78,12 @@ class Body:
         self.size += size
 
     def put_array(self, values: array.array[Any] | npt.NDArray[Any]) -> None:
-        """The next buffer: the bytes of ``values``, contiguous."""
+        """Add the next buffer: the bytes of ``values``, contiguous."""
         view = memoryview(values).cast("B") if isinstance(values, array.array) else _bytes_of(values)
         self.put((view,), len(view))
 
     def message(self, header: Header) -> list[Piece]:
-        """The whole message; runs of small pieces are joined."""
+        """Assemble the whole message; runs of small pieces are joined."""
         least = max(self.size, -(-self.cells // CELLS_PER_BYTE))
         padding = least + -least % 8 - self.size
         schema = schema_message(encode_header(header))
@@ -100,11 +100,11 @@ class Body:
 
 
 _Shredder: TypeAlias = Callable[[Body, Sequence[Any], Path, int], Node]
-"""Writes a column of values of one kind; the arguments are those of :func:`shred`."""
+"""Writer of a column of values of one kind; the arguments are those of :func:`encode_column`."""
 
 
 def shred(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
-    """Writes ``column``, the values of all elements at ``path``; ``depth`` counts Arrow's fields above it."""
+    """Write ``column``, the values of all elements at ``path``; ``depth`` counts Arrow's fields above it."""
     if depth > MAX_DEPTH:
         raise CodecError(
             f"{path_text(path[:4])}... is nested too deeply (about {MAX_DEPTH} levels); flatten it in .map(...)"
@@ -132,7 +132,7 @@ def _name(kind: type) -> str:
 
 
 def _find_shredder(kind: type) -> _Shredder | None:
-    """What writes instances of ``kind``; None if nothing does."""
+    """Find the encoder for instances of ``kind``; None if they have no form as bytes."""
     fields = fields_of(kind)
     if fields is not None:
         return _named(kind.__name__, fields)
@@ -146,7 +146,7 @@ _shredder: Callable[[type], _Shredder | None] = lru_cache(maxsize=1024)(_find_sh
 
 
 def _union(body: Body, column: Sequence[Any], labels: Sequence[Hashable], path: Path, depth: int) -> Union:
-    """The column as one part per label, the parts shredded on their own."""
+    """Write the column as one part per label, each part encoded by itself."""
     codes = {label: code for code, label in enumerate(dict.fromkeys(labels))}
     if len(codes) > _UNION_MAX:
         codes = {label: code * _UNION_MAX // len(codes) for label, code in codes.items()}
@@ -202,7 +202,7 @@ def _sequences(
 
 @lru_cache(maxsize=1024)
 def _named(name: str, fields: tuple[str, ...]) -> _Shredder:
-    """What writes namedtuples of this name and these fields: one, so that a column of them is no union."""
+    """Encode namedtuples of this name and these fields: always by the same function, so that a column is no union."""
 
     def shredder(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
         node = _sequences("tuple", body, column, path, depth)
@@ -217,7 +217,7 @@ def _nothing(body: Body, column: Sequence[None], path: Path, depth: int) -> Noth
 
 
 def _numbers(code: str, body: Body, column: Sequence[Any], path: Path, depth: int) -> Fixed | Blobs:
-    """Python ints (as 64 bits, if all fit) and floats."""
+    """Write Python ints (as 64 bits, if all fit) or floats."""
     try:
         values = array.array(code, column)
     except OverflowError:
@@ -294,7 +294,7 @@ def _arrays(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
 
 
 def _as_array(value: Any, path: Path) -> npt.NDArray[Any]:
-    """An array-like as an array that shares its memory if it can."""
+    """Convert an array-like to an array that shares its memory if it can."""
     if isinstance(value, np.ma.MaskedArray):
         raise CodecError(
             f"{_place(path)} is a masked array, whose mask would be lost; use .filled(...), or send data and mask"
@@ -319,7 +319,7 @@ def _described(dtype: np.dtype[Any], path: Path) -> Any:
 
 
 def _gather(arrays: list[npt.NDArray[Any]], size: int) -> list[Piece]:
-    """The bytes of all arrays: of large ones in place, of small ones joined."""
+    """Collect the bytes of all arrays: large ones in place, small ones joined."""
     if size >= GATHER * len(arrays):
         return [_bytes_of(each) for each in arrays]
     try:
@@ -329,7 +329,7 @@ def _gather(arrays: list[npt.NDArray[Any]], size: int) -> list[Piece]:
 
 
 def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
-    """The bytes of an array in C order, copied only if they don't lie so."""
+    """Bytes of an array in C order, copied only if they don't lie so."""
     if not values.nbytes:
         return memoryview(b"")
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
@@ -360,7 +360,7 @@ def _strings(
 
 
 def _blobs(body: Body, kind: BlobKind, data: Sequence[bytes], sizes: list[int]) -> Blobs:
-    """Strings of ``sizes`` bytes; ``data`` is their bytes in pieces of any size."""
+    """Write strings of ``sizes`` bytes; ``data`` is their bytes in pieces of any size."""
     body.field(len(sizes))
     body.no_validity()
     body.put_array(_offsets(sizes))

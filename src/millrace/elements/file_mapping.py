@@ -1,4 +1,4 @@
-"""Parts of files in this process's address space, and in that of another one to which they are shown.
+"""Memory-mapped files: shared mappings, copy-on-write snapshots, and the file ranges that another process can map too.
 
 Python's own ``mmap`` keeps a duplicate of the descriptor for each mapping, so a trainer with many of them would run out
 of descriptors, and it holds the interpreter's lock while a disk is waited for. So the system is called through ctypes.
@@ -24,20 +24,20 @@ from millrace.errors import ProtocolError
 
 _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 64
-"""Of the arrays in a message (:mod:`millrace.elements.layout`)."""
+"""Alignment in bytes of the arrays in a message (:mod:`millrace.elements.layout`)."""
 _LARGE_PAGE = 2 << 20
-"""Where a file lies in memory in pages of this size, they are found one by one instead of sixteen small ones each time;
-a mapping has to hold them wholly."""
+"""Size in bytes of a large page. Where a file lies in memory in such pages, one page fault maps a whole one instead of
+sixteen small pages; a mapping has to contain it wholly."""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ, of Linux 5.14 and later, which Python has no name for."""
 _MOST = 4096
-"""Snapshots at a time. Systems allow a process 65,530 mappings, and malloc needs some of them."""
+"""Most snapshots at a time. Systems allow a process 65,530 mappings, and malloc needs some of them."""
 _SHOWN_BYTES = 256 << 10
-"""What is smaller costs less to copy than to map once more."""
+"""Least size in bytes of a range worth mapping in another process; copying less costs less."""
 _BETWEEN_BYTES = 4 << 10
-"""That nobody wants, inside a range: the heads of messages."""
+"""Largest gap in bytes between two views of one range: the heads of messages."""
 _THERE, _OF_A_FILE = 1 << 63, 1 << 61
-"""Bits of a page in /proc/self/pagemap; the other one is also set for memory that is shared."""
+"""Bits of a page in /proc/self/pagemap: present, and file-mapped or shared memory."""
 _SAFE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010})
 """File systems of this machine itself: ext4, XFS, Btrfs, tmpfs, overlay, F2FS."""
 
@@ -50,7 +50,7 @@ if sys.platform == "linux":
     _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
 AVAILABLE = sys.platform == "linux" and _libc.madvise(None, 0, _POPULATE_READ) == 0
-"""Whether the system can say that a page cannot be read other than by a signal."""
+"""Whether the system can report an unreadable page without a signal."""
 _snapshots: dict[int, _Snapshot] = {}
 """By address; single operations on it need no lock."""
 
@@ -60,7 +60,7 @@ class Mapping:
 
     Args:
         fd: the file; it may be closed afterwards.
-        size: bytes from its start on.
+        size: bytes to map, from the file's start.
 
     Raises:
         OSError: it cannot be mapped.
@@ -74,15 +74,15 @@ class Mapping:
         self.kind = ctypes.c_ubyte * size
 
     def bytes(self, finalizer: Callable[..., object], argument: object) -> Bytes:
-        """All of it as an array; ``finalizer(argument)`` is called when the last view of it has died."""
+        """View the whole mapping as an array; ``finalizer(argument)`` is called when the last view of it has died."""
         return exported(self.kind.from_address(self.address), _over, finalizer, argument, self)
 
 
 class OpenFile:
-    """A descriptor that is closed when nobody refers to it any more.
+    """File descriptor that is closed when nobody refers to it any more.
 
     Args:
-        fd: open; nobody else closes it.
+        fd: an open descriptor; nobody else closes it.
     """
 
     __slots__ = ("__weakref__", "fd")
@@ -93,7 +93,7 @@ class OpenFile:
 
 
 class _Snapshot(NamedTuple):
-    """A mapping of the bytes of a file from ``begin`` on; the file's descriptor lives as long as whoever opened it."""
+    """Private mapping of a file from byte ``begin`` on; the descriptor lives as long as whoever opened it."""
 
     file: weakref.ref[OpenFile]
     begin: int
@@ -126,12 +126,12 @@ def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
 
 
 def whole(file: OpenFile, start: int, stop: int) -> Bytes:
-    """Bytes ``start`` to ``stop`` of somebody else's file, uint8: a snapshot, or read where there can be none.
+    """Bytes ``start`` to ``stop`` of another process's file, uint8: a snapshot, or read where none can be made.
 
-    Either way they are aligned as they are in the file, up to multiples of 64.
+    Either way they are aligned as they are in the file, up to multiples of 64 bytes.
 
     Raises:
-        ProtocolError: it is no file that has so many, or they cannot be read.
+        ProtocolError: if it is no regular file of at least ``stop`` bytes, or the bytes cannot be read.
     """
     found = os.fstat(file.fd)
     if not stat.S_ISREG(found.st_mode) or not 0 <= start < stop <= found.st_size:
@@ -158,10 +158,10 @@ class Range(NamedTuple):
     """Bytes of a file that this process has mapped.
 
     Attributes:
-        file: it.
-        start: where in it they begin.
-        size: how many.
-        views: those that lie in them, as (index, distance from ``start``).
+        file: the open file.
+        start: offset of the range in the file, in bytes.
+        size: bytes.
+        views: views that lie in the range, as (index, distance from ``start`` in bytes).
     """
 
     file: OpenFile
@@ -171,10 +171,11 @@ class Range(NamedTuple):
 
 
 def ranges(views: Iterable[tuple[int, Bytes]]) -> Iterator[Range]:
-    """Where in files those of ``views`` lie that are parts of snapshots: what another process can map as well.
+    """Find the file ranges of those of ``views`` that are parts of snapshots: another process can map them as well.
 
-    Views that follow one another closely share a range. Of what was written to since, or may have been, there is none:
-    the file has something else there.
+    Views that follow one another closely share a range. Views that were written to since, or may have been, are left
+    out:
+    the file holds other bytes there.
 
     Args:
         views: with an index each, which must not change meanwhile.
@@ -197,7 +198,7 @@ def ranges(views: Iterable[tuple[int, Bytes]]) -> Iterator[Range]:
 
 
 class _Place(NamedTuple):
-    """What is at ``address`` in this process is at byte ``at`` of the file."""
+    """Correspondence of an address of this process to byte ``at`` of the file."""
 
     file: OpenFile
     address: int
@@ -211,7 +212,7 @@ def _follows(end: _Place, place: _Place) -> bool:
 
 
 def _place(view: Bytes) -> _Place | None:
-    """Where a view begins, if it is one of a snapshot whose file is open still."""
+    """Position of a view's first byte in its file, if it is part of a snapshot whose file is still open."""
     at: object = view
     while True:
         if isinstance(at, np.ndarray):
@@ -232,7 +233,7 @@ def _place(view: Bytes) -> _Place | None:
 
 
 def _untouched(address: int, size: int) -> bool:
-    """Whether all these bytes are the file's own: the kernel gives who writes a page of his own, which is no file's."""
+    """Whether all these bytes are the file's own: who writes to a page gets a copy of it, which is no file's."""
     begin = address & -_PAGE
     end = (address + size + _PAGE - 1) & -_PAGE
     if (found := _states(begin, end)) is not None and not found[0]:
@@ -243,7 +244,7 @@ def _untouched(address: int, size: int) -> bool:
 
 
 def _states(begin: int, end: int) -> tuple[bool, bool] | None:
-    """Whether all pages from one address to another are (there, a file's); None: the system doesn't say."""
+    """Whether all pages between two addresses are (present, a file's); None: the system doesn't say."""
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             found = os.pread(pages.fileno(), 8 * (end - begin) // _PAGE, 8 * begin // _PAGE)

@@ -1,9 +1,9 @@
-"""How elements lie in a message: the header's types, dtypes as text, and the Arrow framing around them.
+"""Message layout: the header's types, dtypes as text, and the Arrow framing around them.
 
 A message is one Arrow IPC stream: a schema message, one record batch with a row per element, an end mark. The schema's
 metadata holds under :data:`KEY` a JSON :class:`Header`, from which alone (with the offsets in the body) elements are
 read back; the Arrow fields say the same in Arrow's words, for other readers. Buffers follow one another in the order
-in which Arrow walks the fields, each at the next multiple of :data:`ALIGNMENT` from the message's start.
+in which Arrow walks the fields, each at the next multiple of :data:`ALIGNMENT` bytes from the message's start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY = b"millrace"
 VERSION = 1
 ALIGNMENT = 64
 CELLS_PER_BYTE = 8
-"""A body has at least one byte per so many (row, node) pairs, so that a small message can't claim a billion Nones."""
+"""Most (row, node) pairs per byte of a body, so that a small message can't claim a billion Nones."""
 
 MAX_DEPTH = 56
 """Levels of Arrow fields: one for a container, one for each way in which its contents vary. Readers follow 64."""
@@ -35,7 +35,7 @@ GATHER = 16 * 1024
 """Bytes from which a value is sent from where it lies: below, copying costs less than one more entry for sendmsg."""
 
 PYTHON_DTYPES = {"int": "<i8", "float": "<f8", "complex": "<c16", "bool": "|b1"}
-"""As what Python's numbers lie in a message, by the kind of :class:`Fixed`."""
+"""Dtypes of Python's numbers in a message, by the kind of :class:`Fixed`."""
 
 FIXED_SIZE_MAX = 2**31 - 1
 _REMEMBERED_BYTES = 16 << 10
@@ -84,7 +84,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
 
 
 class Union(msgspec.Struct, frozen=True, array_like=True, tag="union"):
-    """Rows of different kinds: a code per row says whose next row it is."""
+    """Rows of different kinds: a code per row names the child that has its value."""
 
     children: tuple[Node, ...]
 
@@ -93,7 +93,7 @@ Node: TypeAlias = Fixed | Ragged | Blobs | Nothing | Record | Union
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """What the schema's metadata says about a message's elements."""
+    """Description of a message's elements, stored in the schema's metadata."""
 
     version: int
     rows: int
@@ -110,7 +110,7 @@ decode_header = msgspec.json.Decoder(Header).decode
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any:
-    """``dtype`` as JSON: its numpy name, or a dict for structured dtypes, subarrays and those of ml_dtypes.
+    """Describe ``dtype`` as JSON: its numpy name, or a dict for structured dtypes, subarrays and those of ml_dtypes.
 
     Raises:
         TypeError: for dtypes whose values are Python objects or pointers.
@@ -136,7 +136,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def parse_dtype(text: Any) -> np.dtype[Any]:
-    """What :func:`describe_dtype` described; ``text`` may come from anywhere.
+    """Parse a description by :func:`describe_dtype`; ``text`` may come from anywhere.
 
     Raises:
         CodecError: if it names a dtype of objects, or one of ml_dtypes where that package is missing.
@@ -184,7 +184,7 @@ def _ml_dtype(name: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=128)
 def schema_message(header: bytes) -> bytes:
-    """The schema message of a stream with this header; batches of one shape repeat it, hence the cache."""
+    """Build the schema message of a stream with this header; cached, for batches of one shape repeat it."""
     root = decode_header(header).root
     if isinstance(root, Record) and root.kind == "dict":
         fields = _fields(root)
@@ -223,7 +223,7 @@ def _arrow_type(node: Node) -> pa.DataType:
 
 
 def arrow_value_type(dtype: np.dtype[Any]) -> pa.DataType:
-    """Arrow's number of the same bytes, else a string of ``itemsize`` bytes (bools too: Arrow's are bits)."""
+    """Arrow's number type of the same bytes, else a string of ``itemsize`` bytes (bools too: Arrow's are bits)."""
     if dtype.kind in "iuf" and dtype.isnative and dtype.isbuiltin == 1 and dtype.itemsize <= 8:
         return pa.from_numpy_dtype(dtype)
     return pa.binary(dtype.itemsize)
@@ -243,16 +243,16 @@ _RECORD_BATCH = 3
 
 
 def batch_message(rows: int, nodes: list[int], buffers: list[int], body_size: int, start: int) -> bytes:
-    """The head of a record batch message, without its body.
+    """Build the head of a record batch message, without its body.
 
-    Written by hand because pyarrow's own writer aligns buffers to 8 bytes only.
+    This is written by hand because pyarrow's own writer aligns buffers to 8 bytes only.
 
     Args:
-        rows: of the batch.
+        rows: number of rows of the batch.
         nodes: (rows, nulls) of each field in Arrow's order, in one list.
         buffers: (offset in the body, bytes) of each buffer, in one list.
         body_size: bytes of the body, a multiple of 8.
-        start: where in the message this head will be; it is padded so that the body is at a multiple of 64.
+        start: offset of this head in the message, in bytes; it is padded so that the body is at a multiple of 64.
     """
     tables = _tables(rows, len(nodes) // 2, body_size)
     vectors = struct.pack(f"<{len(nodes)}q4xI{len(buffers)}q", *nodes, len(buffers) // 2, *buffers)
@@ -272,12 +272,12 @@ def _tables(rows: int, nodes: int, body_size: int) -> bytes:
 
 
 class Heads(NamedTuple):
-    """What precedes a message's body says.
+    """Content of the heads before a message's body.
 
     Attributes:
         header: of the schema.
-        start: of the body in the message.
-        stop: of the body.
+        start: offset of the body in the message, in bytes.
+        stop: offset of the body's end, in bytes.
         array: dtype and shape of each element, if all are arrays alike: then they follow one another from ``start`` on.
     """
 
@@ -288,7 +288,7 @@ class Heads(NamedTuple):
 
 
 def read_heads(raw: npt.NDArray[np.uint8]) -> Heads:
-    """The heads of the message that starts in ``raw``.
+    """Read the heads of the message that starts in ``raw``.
 
     Args:
         raw: uint8 of one dimension, at least all bytes before the body.
@@ -306,7 +306,7 @@ def read_heads(raw: npt.NDArray[np.uint8]) -> Heads:
 
 @lru_cache(maxsize=256)
 def _read_heads(heads: bytes) -> Heads:
-    """Messages of one shape and size repeat them, hence the cache."""
+    """Parse the heads; cached, for messages of one shape and size repeat them."""
     mark, size = _MARK.unpack_from(heads)
     if mark != -1:
         raise ValueError("no schema message at the start")
@@ -323,7 +323,7 @@ def _read_heads(heads: bytes) -> Heads:
 
 @lru_cache(maxsize=128)
 def _read_schema(message: bytes) -> Header:
-    """What a schema message's metadata say; batches of one shape repeat it, hence the cache."""
+    """Parse the metadata of a schema message; cached, for batches of one shape repeat it."""
     schema = pa.ipc.read_message(pa.BufferReader(message))
     if schema.type != "schema":  # read_schema would take it for one, and crash
         raise ValueError(f"a {schema.type} message where a schema should be")
@@ -342,7 +342,7 @@ def _read_schema(message: bytes) -> Header:
 
 
 def _read_batch_head(heads: bytes, at: int) -> tuple[int, int]:
-    """Where the body starts and stops, from the record batch message's head at ``at``; only our own are accepted."""
+    """Read the body's start and stop from the record batch head at ``at``; only heads of this layout are accepted."""
     mark, size = _MARK.unpack_from(heads, at)
     fields = _TABLES.unpack_from(heads, at + 8)
     body_size, rows, nodes = fields[10], fields[19], fields[21]
@@ -355,7 +355,7 @@ def _read_batch_head(heads: bytes, at: int) -> tuple[int, int]:
 
 
 def _check_version(text: bytes) -> None:
-    """Says so if the header that couldn't be read is of another version."""
+    """Raise CodecError if the header that couldn't be read is of another version."""
     found = json.loads(text)[0]
     if found != VERSION:
         raise CodecError(

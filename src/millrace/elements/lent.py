@@ -1,4 +1,4 @@
-"""Memory that one process fills once, and others on its host read where it lies.
+"""Sealed shared memory: one process fills it once, and other processes of its user on the host read it in place.
 
 It is an anonymous file (memfd) with a random name, sealed so that nobody can change it any more. Processes are told
 where its descriptor is, and open it through ``/proc``. That works for processes of one user on one host, and for nobody
@@ -30,13 +30,13 @@ _SEALS = 0 if not AVAILABLE else fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcnt
 
 
 class Loan(msgspec.Struct, frozen=True, array_like=True):
-    """Where memory is to be found.
+    """Address of sealed memory, for other processes.
 
     Attributes:
-        digest: of what it holds, as a blob's (BLAKE2b, 128 bits, hexadecimal).
+        digest: hash of the contents, as a blob's (BLAKE2b, 128 bits, hexadecimal).
         size: bytes.
-        name: of the memory, which no other has.
-        pid: of a process that has it open.
+        name: name of the memory, which no other has.
+        pid: id of a process that has it open.
         fd: its descriptor there.
     """
 
@@ -48,11 +48,11 @@ class Loan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Memory:
-    """Sealed memory, as long as this object or a view of it lives. Copies in other processes open it for themselves.
+    """Sealed memory, alive as long as this object or a view of it. Copies in other processes open it for themselves.
 
     Args:
-        file: it.
-        digest: of what it holds.
+        file: the memory's file.
+        digest: hash of the contents.
         size: bytes, at least 1.
         name: see :class:`Loan`.
     """
@@ -62,11 +62,11 @@ class Memory:
 
     @property
     def loan(self) -> Loan:
-        """Where others find it, as long as this object lives."""
+        """Address by which others find the memory, as long as this object lives."""
         return Loan(self.digest, self.size, self._name, os.getpid(), self._file.fd)
 
     def view(self) -> Bytes:
-        """All of it, uint8, which can't be written to."""
+        """Map the whole memory as a read-only array of uint8."""
         return np.frombuffer(mmap.mmap(self._file.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ class Memory:
 
 
 def fill(pieces: Iterable[Bytes], size: int) -> Memory:
-    """Memory that holds these pieces one after the other, ``size`` bytes in all; they are hashed on the way.
+    """Make memory that holds these pieces one after the other, ``size`` bytes in all; they are hashed on the way.
 
     Raises:
         OSError: there is no room.
@@ -98,7 +98,7 @@ def fill(pieces: Iterable[Bytes], size: int) -> Memory:
 
 
 def opened(loan: Loan) -> Memory | None:
-    """The memory, if it can be opened here: by a process of the same user on the same host, as long as it is there.
+    """Open the memory, if possible here: in a process of the same user on the same host, as long as it is there.
 
     What a process of another user says of it is not believed, even if this one may look into all of them.
     """

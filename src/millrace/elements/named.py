@@ -1,4 +1,4 @@
-"""Namedtuples by what makes them up, a name and fields: so they can be rebuilt where their class is not."""
+"""Namedtuple classes rebuilt from a name and fields, for processes that don't have the original class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def fields_of(kind: type) -> tuple[str, ...] | None:
-    """The fields of a namedtuple's class; None if it is none, or none that can be rebuilt from them."""
+    """Fields of a namedtuple's class; None if it is none, or cannot be rebuilt from them."""
     fields = getattr(kind, "_fields", None)
     if not issubclass(kind, tuple) or not isinstance(fields, tuple):
         return None
@@ -22,7 +22,7 @@ def fields_of(kind: type) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=1024)
 def named(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """A namedtuple's class, always the same one for a name and fields, which runs no code but Python's own.
+    """Namedtuple class, always the same one for a name and fields; making it runs no code but Python's own.
 
     Raises:
         ValueError: if one of them is no identifier.
@@ -34,10 +34,10 @@ def named(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
 
 
 def named_by(keys: Sequence[str | int], count: int) -> Callable[..., tuple[Any, ...]]:
-    """What makes the namedtuple that a message describes as (name, fields) and that has ``count`` values.
+    """Return the class of the namedtuple that a message describes as (name, fields) and that has ``count`` values.
 
     Raises:
-        ValueError: there is none.
+        ValueError: if there is none.
     """
     name, *fields = map(str, keys)
     if len(fields) != count:
@@ -46,7 +46,7 @@ def named_by(keys: Sequence[str | int], count: int) -> Callable[..., tuple[Any, 
 
 
 def rebuilt(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> tuple[Any, ...]:
-    """One of them, by a function that pickle can name."""
+    """Build such a namedtuple; pickle can refer to this function by its name."""
     return named(name, fields)(*values)
 
 

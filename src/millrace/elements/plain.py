@@ -1,4 +1,4 @@
-"""Elements as whoever reads them gets them: the same kinds of containers and values in process and on a service."""
+"""Plain elements: the containers and value types that users get, alike in process and on a service."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     (bytes, lambda value: bytes(memoryview(value))),
 )
-"""What makes the plain value of a subclass, without a look at what the subclass made of it."""
+"""Conversions from a subclass to the plain value, past whatever the subclass overrides."""
 
 
 def plain(elements: list[Any]) -> list[Any]:
-    """The elements with subclasses of containers, numbers and strings as what they are subclasses of.
+    """Replace subclasses of containers, numbers and strings by what they are subclasses of.
 
-    Namedtuples stay; what is a leaf by itself (arrays, numpy's scalars, any other object) stays, too. The same list if
-    there is nothing to change. Looks at elements column by column, some 50 ns a leaf.
+    Namedtuples stay; so do leaves (arrays, numpy's scalars, any other object). The result is the same list if there is
+    nothing to change. Elements are inspected column by column, about 50 ns a leaf.
     """
     made = _column(elements)
     return elements if made is None else made
 
 
 def _column(column: Sequence[Any]) -> list[Any] | None:
-    """The values of one place in all elements; None: they are as they should be."""
+    """Convert the values at one place of all elements; None: they are plain already."""
     kinds = set(map(type, column))
     if all(map(_stays, kinds)):
         return None
@@ -86,7 +86,7 @@ def _one(value: Any) -> Any:
 
 
 def _rebuilt(kind: Any, values: Sequence[Any]) -> Any:
-    """A namedtuple, past a constructor of the user's own, which may take something else."""
+    """Build a namedtuple past a constructor of the user's own, which may take other arguments."""
     return tuple.__new__(kind, values)
 
 
@@ -96,14 +96,14 @@ def _keys_stay(column: Sequence[dict[Any, Any]]) -> bool:
 
 
 def plain_key(key: Any) -> Any:
-    """A key of a dict as what it is a subclass of, if that is text or a whole number."""
+    """Convert a dict's key to the plain type, if it is text or a whole number."""
     if type(key) in _KEYS or not isinstance(key, str | int):
         return key
     return str.__str__(key) if isinstance(key, str) else int.__int__(key)
 
 
 def _is_leaf(kind: type) -> bool:
-    """Whether values of this type are leaves that nothing is done to."""
+    """Whether values of this type are leaves to be left as they are."""
     if kind in _AS_THEY_ARE or issubclass(kind, np.generic):
         return True
     return not issubclass(kind, (dict, list, tuple, *(base for base, _ in _PLAIN)))

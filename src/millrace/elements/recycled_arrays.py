@@ -1,8 +1,8 @@
-"""Arrays over memory that is used again once the last view of it has died.
+"""Arrays over memory that is reused once the last view of it has died.
 
 Numpy collapses chains of bases, so what dies last of an array's views is the buffer exporter they come from: here a
-ctypes array with a finalizer. Finalizers run in any thread, inside anything, and in forked children: what they call
-leaves a word in a queue, and does nothing else.
+ctypes array with a finalizer. Finalizers run in any thread, inside anything, and in forked children: they put a word
+into a queue, and do nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def exported(exporter: ctypes.Array[ctypes.c_ubyte], finalizer: Callable[..., object], *arguments: object) -> Bytes:
-    """The bytes of ``exporter``; ``finalizer(*arguments)`` is called when the last view of them has died.
+    """View the bytes of ``exporter``; ``finalizer(*arguments)`` is called when the last view of them has died.
 
     The arguments live until then.
     """
@@ -27,6 +27,6 @@ def exported(exporter: ctypes.Array[ctypes.c_ubyte], finalizer: Callable[..., ob
 
 
 def rounded(size: int) -> int:
-    """At most an eighth more, and whole pages, so that what is about of one size can take the same memory in turn."""
+    """Round a size in bytes up by an eighth at most, to whole pages, so that similar sizes can reuse one memory."""
     step = 1 << max(size.bit_length() - 4, 12)
     return -(-size // step) * step

@@ -1,6 +1,6 @@
-"""Single elements of a message, where every leaf is as long in each: read without what is beside them.
+"""Access to single elements of a message whose leaves have fixed sizes, without reading their neighbours.
 
-The columns of such a message are known from its head alone, so that one element's bytes are too.
+The columns of such a message are known from its head alone, so the byte range of one element is, too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from millrace.elements.named import named_by
 from millrace.elements.recycled_arrays import Bytes
 
 _MOST_LEAVES = 16
-"""Each is a read of its own."""
+"""Most leaves of an element; each costs a read of its own."""
 
 
 class Leaf(NamedTuple):
-    """A column of a message.
+    """Column of a message.
 
     Attributes:
-        start: of the first element's values, in bytes from the start of the message.
-        nbytes: of each element's; those of the next one follow at once.
+        start: offset of the first element's values, in bytes from the start of the message.
+        nbytes: bytes of one element's values; those of the next one follow at once.
     """
 
     start: int
@@ -34,12 +34,12 @@ class Leaf(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """How the elements of a message lie there.
+    """Positions of the elements in a message.
 
     Attributes:
-        elements: of the message.
+        elements: number of elements of the message.
         leaves: one or more.
-        root: what elements are made of.
+        root: structure of an element.
     """
 
     elements: int
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
 
 def fixed_rows(message: npt.NDArray[np.uint8]) -> Rows | None:
-    """How to read single elements of ``message``; None if that cannot be told from its head.
+    """Layout by which single elements of ``message`` can be read; None if its head does not determine it.
 
     Raises:
         As :func:`millrace.elements.layout.read_heads`, and CodecError for a dtype that cannot be had here.
@@ -63,7 +63,7 @@ def fixed_rows(message: npt.NDArray[np.uint8]) -> Rows | None:
 
 
 def _walk(node: Node, rows: int, start: int, leaves: list[Leaf]) -> bool:
-    """Adds the node's columns in the order of the body; False: they are not all of one size in each element."""
+    """Add the node's columns in the order of the body; False: they are not all of one size in each element."""
     match node:
         case Fixed():
             if not isinstance(node.dtype, str) or min(node.shape, default=0) < 0:
@@ -85,12 +85,12 @@ def _walk(node: Node, rows: int, start: int, leaves: list[Leaf]) -> bool:
 
 
 Maker = Callable[[Iterator[Bytes]], Any]
-"""Makes one element of the bytes of its leaves, in their order; arrays are views of them."""
+"""Function that makes one element of the bytes of its leaves, in their order; arrays are views of them."""
 
 
 @functools.lru_cache(maxsize=256)
 def maker(node: Node) -> Maker:
-    """How to make elements; what is the same for all of them is found out here, once."""
+    """Compile a function that makes elements of this structure."""
     match node:
         case Fixed(kind="array"):
             shape, dtype = node.shape, _dtype(node)

@@ -1,4 +1,4 @@
-"""A checksum that tells two runs of the same task apart, cheap enough to be taken of every message."""
+"""Sampled checksum: tells two runs of the same task apart, and is cheap enough to be taken of every message."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 _WHOLE_BYTES = 4096
-"""Of a leaf up to this size every byte counts."""
+"""Size in bytes up to which every byte of a leaf counts."""
 _SAMPLES = 16
 _SAMPLE_BYTES = 128
 
 
 def imprint(element: Any, checksum: int = 0) -> int:
-    """Checksum (CRC-32) of an element as :func:`millrace.elements.codec.decode` gives it, to be compared here and now.
+    """Checksum (CRC-32) of an element as :func:`millrace.elements.codec.decode` returns it, never to be stored.
 
-    Structure, types, shapes and dtypes count, and all bytes of leaves up to 4 KiB. Of larger ones it is 16 samples of
-    128 bytes at even distances, and the end: a function that draws anew for each picture of a batch is found, one that
-    changes a single byte of megabytes may not be. Some microseconds, however large the leaves are.
+    Structure, types, shapes and dtypes count, and all bytes of leaves up to 4 KiB. Of larger leaves 16 samples of 128
+    bytes at even distances count, and the end: a function that draws anew for each picture of a batch is found, one
+    that
+    changes a single byte of megabytes may not be. It takes some microseconds, however large the leaves are.
 
     Args:
         element: a tree of dicts, lists and tuples, with arrays, ``bytes``, ``str``, numbers and None as leaves.
-        checksum: of what came before.
+        checksum: checksum so far, to be continued.
     """
     kind = type(element)
     if kind is dict:

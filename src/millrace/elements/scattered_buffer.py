@@ -1,4 +1,4 @@
-"""A message that lies in several places: some in memory shared with its sender, some where it was received."""
+"""Scattered buffer: a message in several places, some in memory shared with its sender, some where it was received."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from millrace.elements.recycled_arrays import Bytes
 
 
 class Pieces:
-    """Bytes that follow one another but lie apart, and are not copied until somebody asks for some across a border.
+    """Bytes that follow one another but lie apart; a range across a border is copied when somebody asks for it.
 
     Args:
         parts: uint8 arrays of one dimension, in order.
 
     Attributes:
-        nbytes: of all parts.
+        nbytes: bytes of all parts.
     """
 
     def __init__(self, parts: Sequence[Bytes]) -> None:
@@ -30,11 +30,11 @@ class Pieces:
 
     @property
     def head(self) -> Bytes:
-        """The first part."""
+        """First part."""
         return self._parts[0] if self._parts else np.empty(0, np.uint8)
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Bytes ``start`` to ``stop``: a view if they lie in one part, else a copy.
+        """View bytes ``start`` to ``stop`` if they lie in one part, else copy them.
 
         Raises:
             ValueError: if there are not so many.
@@ -47,7 +47,7 @@ class Pieces:
         return np.concatenate([self._cut(each, start, stop) for each in range(first, self._find(stop - 1) + 1)])
 
     def rows(self, start: int, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
-        """``count`` arrays of one shape that follow one another from byte ``start`` on; each a view where it can be."""
+        """Split the bytes from ``start`` on into ``count`` arrays of one shape, each of them a view where it can be."""
         size = math.prod(shape) * dtype.itemsize
         first = self._find(start)
         if count == 1 or first < 0 or start + count * size - self._starts[first] <= len(self._parts[first]):

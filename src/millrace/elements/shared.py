@@ -37,15 +37,15 @@ AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 """Whether this platform can pass memory so: Linux."""
 
 LEAST_BYTES = 256 << 10
-"""From this size on an array gets a segment; what is smaller is copied into one when it is sent."""
+"""Size in bytes from which an array gets a segment; smaller ones are copied into one when they are sent."""
 MAX_SEGMENTS = 512
-"""Of one arena; each costs the worker a file descriptor."""
+"""Most segments of one arena; each costs the worker a file descriptor."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Segment:
-    """One piece of shared memory. Made and changed by its arena only.
+    """One piece of shared memory, made and changed by its arena only.
 
     Attributes:
         number: never used again in the arena's life.
@@ -53,9 +53,9 @@ class Segment:
         fd: to pass to a consumer.
         close: closes ``fd``; the memory goes with the last view.
         mapping: in this process.
-        views: arrays that are being looked at here.
-        loans: that are not over.
-        lent: from where to where, since the segment was written anew.
+        views: number of live arrays over it in this process.
+        loans: number of loans that are not over.
+        lent: (start, stop) of each loan, in bytes, since the segment was last allocated.
         retired: it will not be written again.
     """
 
@@ -80,10 +80,10 @@ class Segment:
 
 
 class Arena:
-    """Allocates memory to be lent. Thread-safe.
+    """Allocator of memory to be lent. Thread-safe.
 
     Args:
-        limit: bytes of all segments together, those not counted that were retired.
+        limit: bytes of all segments together, without retired ones.
     """
 
     def __init__(self, limit: int) -> None:
@@ -99,18 +99,18 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Of the segments there are, in use or free."""
+        """Bytes of the segments there are, in use or free."""
         with self._lock:
             return self._bytes
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array to write a batch into, contents arbitrary: shared memory if it is large and there is room."""
+        """Allocate an array for a batch, contents arbitrary: in shared memory if it is large and there is room."""
         size = math.prod(shape) * dtype.itemsize
         memory = self.take(size) if size >= LEAST_BYTES and not dtype.hasobject else None
         return np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
 
     def take(self, size: int) -> Bytes | None:
-        """At least ``size`` bytes of one segment, from its start, until the last view has died; None without room."""
+        """Allocate a segment of at least ``size`` bytes until its last view has died; None without room."""
         with self._lock:
             self._collect()
             segment = self._reuse(size) or self._create(rounded(size))
@@ -121,16 +121,16 @@ class Arena:
             return segment.mapping.bytes(self._died.put, segment)
 
     def trim(self) -> None:
-        """Gives up what is free."""
+        """Release the segments that are free."""
         with self._lock:
             self._collect()
             while self._free:
                 self._give_up(self._free.pop())
 
     def lend(self, view: Bytes) -> tuple[Segment, int] | None:
-        """(segment, offset) of ``view``, lent until :meth:`give_back`; None if it can't be: copy it.
+        """Lend ``view`` until :meth:`give_back`: (segment, offset); None if it has to be copied.
 
-        That is, if it does not lie in a segment, or was lent before.
+        Memory outside of all segments cannot be lent, nor can memory that was lent before.
         """
         address = view.__array_interface__["data"][0]
         with self._lock:
@@ -150,7 +150,7 @@ class Arena:
             return segment, start
 
     def give_back(self, segment: Segment, *, retire: bool = False) -> None:
-        """A loan is over; with ``retire``, somebody may still look at what was lent."""
+        """End a loan; with ``retire``, somebody may still look at what was lent."""
         with self._lock:
             segment.loans -= 1
             if retire and not segment.retired:
@@ -160,7 +160,7 @@ class Arena:
             self._collect()
 
     def _collect(self) -> None:
-        """Hears of views that died."""
+        """Account for views that died."""
         while True:
             try:
                 segment = self._died.get_nowait()
@@ -211,7 +211,7 @@ class Arena:
         segment.close()
 
     def gone(self, numbers: set[int]) -> set[int]:
-        """Those of ``numbers`` that are no segments any more."""
+        """Members of ``numbers`` that are no segments any more."""
         with self._lock:
             return numbers - self._segments.keys()
 
@@ -232,7 +232,7 @@ class Arena:
 # -- the consumer's side -----------------------------------------------------------------------------------------------
 
 _forks = 0
-"""How often this process has forked: what was lent before may be looked at by a child for ever."""
+"""Number of forks of this process; what was lent before one may be looked at by a child for ever."""
 
 
 def _forked() -> None:
@@ -252,7 +252,7 @@ class Window:
         self._over: SimpleQueue[tuple[int, int]] = SimpleQueue()
 
     def adopt(self, number: int, size: int, fd: int) -> None:
-        """Maps a segment; ``fd`` is closed.
+        """Map a segment; ``fd`` is closed.
 
         Raises:
             ProtocolError: if it has fewer bytes, or could lose some.
@@ -267,11 +267,11 @@ class Window:
             os.close(fd)
 
     def forget(self, number: int) -> None:
-        """The segment will not be lent again. Views of it live on."""
+        """Unmap a segment that will not be lent again. Views of it live on."""
         self._maps.pop(number, None)
 
     def view(self, number: int, loan: int) -> Bytes:
-        """All of a segment as an array, writable; the loan is over when the last view of it has died.
+        """View a whole segment as a writable array; the loan is over when the last view of it has died.
 
         Raises:
             ProtocolError: if the segment was not passed.
@@ -281,7 +281,7 @@ class Window:
         return self._maps[number].bytes(self._over.put, (loan, _forks))
 
     def over(self) -> tuple[list[int], list[int]]:
-        """Loans that are over since the last call: (nobody sees them any more, a forked child may)."""
+        """Take the loans that ended since the last call: (nobody sees them any more, a forked child may)."""
         returned: list[int] = []
         doubtful: list[int] = []
         while True:

@@ -2,7 +2,7 @@
 
 An element is a *leaf* or a dict, list, tuple or namedtuple of elements. Whatever is not one of these containers is a
 leaf: numpy arrays and scalars, ``bytes``, ``str``, ``int``, ``float``, ``complex``, ``bool``, ``None``, and array-likes
-such as torch tensors. Within a pipeline containers keep their kind; what is handed out holds plain ones and namedtuples
+such as torch tensors. Within a pipeline containers keep their kind; users get plain ones and namedtuples
 (:mod:`millrace.elements.plain`), in the order of dict keys. Subclasses of dict and list, and of tuple other than
 namedtuples, are rebuilt as the plain container.
 """
@@ -24,7 +24,7 @@ Path: TypeAlias = tuple[Any, ...]
 _NUMBER_BYTES = 32
 _ARRAY_BYTES = 112
 _ROUNDING = 15
-"""Of what Python allocates, at most; a string of one byte weighs 48 bytes rather than 34."""
+"""Most bytes by which Python rounds an allocation up; a string of one byte takes 48 bytes rather than 34."""
 _DTYPE, _NBYTES = attrgetter("dtype"), attrgetter("nbytes")
 _CONTAINER_BYTES = 64
 _SLOT_BYTES = 8
@@ -52,7 +52,7 @@ _LEAF = Spec(None)
 
 
 def _find_container(kind: type) -> type | None:
-    """The container that instances of ``kind`` are treated as; None if they are leaves."""
+    """Container that instances of ``kind`` are treated as; None if they are leaves."""
     if issubclass(kind, tuple):
         return kind if hasattr(kind, "_fields") else tuple
     return next((plain for plain in (dict, list) if issubclass(kind, plain)), None)
@@ -74,7 +74,7 @@ def _build(container: type, children: Iterable[Any]) -> Any:
 
 
 def flatten(element: Any) -> tuple[list[Any], Spec]:
-    """The leaves of ``element`` and its structure.
+    """Split ``element`` into its leaves and its structure.
 
     Leaves come by position, and by sorted key within a dict, so that elements of equal structure have their leaves in
     the same order: ``unflatten(spec_of_a, leaves_of_b)`` is right whenever the two specs are equal.
@@ -95,7 +95,7 @@ def _flatten(element: Any, leaves: list[Any]) -> Spec:
 
 
 def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
-    """The element of structure ``spec`` with these leaves, in the order of :func:`flatten`.
+    """Build the element of structure ``spec`` with these leaves, in the order of :func:`flatten`.
 
     Raises:
         ValueError: if there are more or fewer leaves than ``spec`` has.
@@ -121,7 +121,7 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 
 def tree_map(fn: Callable[..., Any], element: Any, *others: Any) -> Any:
-    """``fn`` of each leaf, or of the leaves at the same place of several elements, in the structure of the first.
+    """Apply ``fn`` to each leaf, or to the leaves at the same place of several elements, in the structure of the first.
 
     Raises:
         ValueError: if the structures differ; the message names the first place where they do, e.g. ``["image"][0]``.
@@ -169,34 +169,17 @@ def _describe(element: Any) -> str:
     return f"a {container.__name__} of {len(element)}"
 
 
-def leaf_paths(element: Any) -> list[str]:
-    """Where each leaf is, in the order of :func:`flatten`: e.g. ``["image"][0]``; ``(root)`` if it is the element."""
-    return [path_text(path) for path in _paths(element, ())]
-
-
-def _paths(element: Any, path: Path) -> Iterator[Path]:
-    container = _container(type(element))
-    if container is None:
-        yield path
-    elif container is dict:
-        for key in _sorted_keys(element):
-            yield from _paths(element[key], (*path, key))
-    else:
-        for index, child in enumerate(element):
-            yield from _paths(child, (*path, index))
-
-
 def path_text(path: Path) -> str:
-    """A path as it would be written in Python, e.g. ``["image"][0]``."""
+    """Path as it would be written in Python, e.g. ``["image"][0]``."""
     return "".join([f'["{step}"]' if isinstance(step, str) else f"[{step!r}]" for step in path]) or "(root)"
 
 
 def nbytes(element: Any) -> int:
-    """About how many bytes of memory ``element`` holds.
+    """Estimated memory of ``element`` in bytes.
 
     Numbers count 32, arrays their data and a small overhead, strings what Python allocates for them, containers their
-    slots and what is in them. Dict keys are not counted: elements of one pipeline share them. Of other objects it is
-    what ``nbytes`` or ``sys.getsizeof`` says, which for a Pillow image is its shell only.
+    slots and what is in them. Dict keys are not counted: elements of one pipeline share them. Other objects count what
+    ``nbytes`` or ``sys.getsizeof`` says, which for a Pillow image is its shell only.
     """
     kind = type(element)
     if kind in _NUMBERS:
@@ -229,11 +212,11 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 class Numbers(list[Any]):
-    """A list that holds numbers alone, as whoever made it knows; so nobody has to look at each of them."""
+    """List of numbers only, as its maker knows; so nobody has to look at each of them."""
 
 
 def nbytes_of(elements: Sequence[Any]) -> int:
-    """The sum of :func:`nbytes` over many elements; counted column by column, some 50 ns a leaf."""
+    """Sum of :func:`nbytes` over many elements; counted column by column, about 50 ns a leaf."""
     if type(elements) is Numbers:
         return _NUMBER_BYTES * len(elements)
     kinds = set(map(type, elements))
@@ -258,7 +241,7 @@ def nbytes_of(elements: Sequence[Any]) -> int:
 
 
 def sizes_of(elements: Sequence[Any]) -> list[int]:
-    """:func:`nbytes` of each of many elements; counted column by column where they are alike."""
+    """List :func:`nbytes` of each of many elements; counted column by column where they are alike."""
     kinds = set(map(type, elements))
     if kinds <= _NUMBERS:
         return [_NUMBER_BYTES] * len(elements)
@@ -279,7 +262,7 @@ def sizes_of(elements: Sequence[Any]) -> list[int]:
 
 
 def by_key(elements: Sequence[Any]) -> list[tuple[Any, list[Any]]] | None:
-    """(key, values) of each key of the first of ``elements``; None if they are not all dicts with the same keys."""
+    """Group values by key of the first of ``elements``; None if they are not all dicts with the same keys."""
     first = elements[0]
     if set(map(type, elements)) == {dict}:
         try:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.elements import tree
-from millrace.elements.tree import Numbers, flatten, leaf_paths, nbytes, nbytes_of, sizes_of, tree_map, unflatten
+from millrace.elements.tree import Numbers, flatten, nbytes, nbytes_of, sizes_of, tree_map, unflatten
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # what users write
 
@@ -34,7 +34,6 @@ def test_unflatten_undoes_flatten_and_keeps_the_order_of_keys(element: Any):
     values, spec = flatten(element)
     rebuilt = unflatten(spec, values)
     assert repr(rebuilt) == repr(element)  # types and the order of keys too
-    assert len(values) == len(leaf_paths(element))
 
 
 def test_structures_are_equal_whatever_the_order_of_keys():
@@ -69,12 +68,6 @@ def test_keys_of_different_types_have_an_order():
 def test_wrong_number_of_leaves(given: list[int], what: str):
     with pytest.raises(ValueError, match=what):
         unflatten(flatten((1, [2]))[1], given)
-
-
-def test_leaf_paths():
-    element = {"image": (b"", [1, 2]), 7: None, "empty": ()}
-    assert leaf_paths(element) == ["[7]", '["image"][0]', '["image"][1][0]', '["image"][1][1]']
-    assert leaf_paths(3) == ["(root)"]
 
 
 def test_tree_map_of_one_keeps_structure_and_order():
