@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.local_workers import TrainingHost
-    from millrace.elements.lent import Memory
+    from millrace.elements.lent import SealedMemory
     from millrace.pipeline import Pipeline
     from millrace.wire.data.compression import Compression
 
@@ -112,7 +112,7 @@ class ServedPipeline(Readable):
         self._buffer_bytes = pipeline.graph.options().buffer_bytes or 0
         from millrace.client.bundling import ship
 
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, SealedMemory] = {}
         self._share_arrays()
         self._structure, self._bundle = ship(pipeline.graph, sharding)
         self._embedded: LocalService | None = None

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from millrace.blocks.block_format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
 from millrace.blocks.block_keys import KEY_BYTES, Keys, KeyTable, block_name
 from millrace.blocks.stores.block_store import Block
-from millrace.elements.codec import decode, rows_of
+from millrace.elements.codec import decode, row_layout
 from millrace.elements.recycled_arrays import Bytes
-from millrace.elements.row_access import Rows, maker
+from millrace.elements.row_access import RowLayout, maker
 from millrace.errors import BlockDamagedError, CodecError
 from millrace.wire.data.compression import Compression
 
@@ -41,7 +41,7 @@ class Seen:
     def __init__(self, version: object, messages: int) -> None:
         self.version = version
         self.verified = np.zeros(messages, np.bool_)
-        self.rows: list[Rows | None] = [None] * messages
+        self.rows: list[RowLayout | None] = [None] * messages
 
 
 class BlockIndex:
@@ -344,10 +344,10 @@ class BlockReader:
             seen = self.index.seen = Seen(version, len(seen.rows))
         return seen
 
-    def _row(self, message: int, data: Bytes) -> Rows | None:
+    def _row(self, message: int, data: Bytes) -> RowLayout | None:
         """How single elements of a message can be read, if they can."""
         try:
-            found = rows_of(data)
+            found = row_layout(data)
         except CodecError as error:
             raise _damaged(self._block, f"message {message} of {len(self.index.checksums)}: {error}") from error
         if found is None or found.elements != self.index.rows[message + 1] - self.index.rows[message]:
@@ -367,7 +367,7 @@ class BlockReader:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared(rows: Rows) -> Rows:
+def _shared(rows: RowLayout) -> RowLayout:
     """The same object for all messages that are alike: there may be millions."""
     return rows
 

@@ -28,7 +28,7 @@ class Lookup(Protocol):
         """These blocks are there; of several catalogs, where the first has its own."""
 
 
-class Union:
+class MergedIndex:
     """Several lookups as one. An item that more than one of them have is read from the first.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.elements.lent import Memory
+from millrace.elements.lent import SealedMemory
 from millrace.functions.bundles import pack, unpack
 from millrace.functions.signature import describe
 from millrace.graph import serialize
@@ -12,7 +12,7 @@ from millrace.graph.nodes import FromArrays, Graph, Node
 from millrace.sources.arrays import Arrays, opened
 
 
-def shared(graph: Graph) -> dict[str, Memory]:
+def shared(graph: Graph) -> dict[str, SealedMemory]:
     """The memory of its arrays by digest, for processes of this host; it is there as long as somebody keeps it.
 
     Raises:
@@ -42,7 +42,7 @@ def ship(graph: Graph, sharding: object) -> tuple[bytes, bytes]:
     return structure, pack(values, names)
 
 
-def unship(structure: bytes, bundle: bytes, memories: Mapping[str, Memory]) -> Node:
+def unship(structure: bytes, bundle: bytes, memories: Mapping[str, SealedMemory]) -> Node:
     """The last node of the graph. Runs the user's code."""
     values = opened(unpack(bundle), lambda digest: memories[digest].view())
     return serialize.unpack(structure, values).root

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.elements import codec
-from millrace.elements.sampled_checksum import imprint
+from millrace.elements.sampled_checksum import sampled_checksum
 from millrace.errors import CodecError, ProtocolError
 from millrace.protocol.messages import TaskProgress
 
@@ -72,7 +72,7 @@ class Arrival:
         """
         elements = self.decode(self.payload)
         if not self.task.complete:  # else it is not run again, or only as the dispatcher does not know yet
-            self.task.noted = self.end - 1, imprint(elements[-1])
+            self.task.noted = self.end - 1, sampled_checksum(elements[-1])
         return elements[self.skip :] if self.skip else elements
 
 
@@ -81,7 +81,7 @@ class TaskInbox:
     """One task: ``held`` outputs have arrived, of which ``messages`` wait; all of it once ``complete``.
 
     ``again``: it is complete, and runs once more at a worker that is still to be told so, or would keep its outputs.
-    ``noted``: (number, imprint) of an output that went to the user; of the last one of each message.
+    ``noted``: (number, checksum) of an output that went to the user; of the last one of each message.
     ``rerun``: it runs once more, and the last output held is still to be compared with what that run gives.
     """
 
@@ -212,15 +212,15 @@ class EpochInbox:
             return
         before = inbox.noted[1] if inbox.noted[0] == number else None
         if inbox.messages:
-            before = self._imprint_of(inbox.messages[-1].payload, -1)
-        now = self._imprint_of(payload, number - index) if index <= number else None
+            before = self._checksum_of(inbox.messages[-1].payload, -1)
+        now = self._checksum_of(payload, number - index) if index <= number else None
         if before is not None and now is not None:  # else it is in the user's hands this very moment
             self.reruns.append(Rerun(task, number, Outcome.SAME if before == now else Outcome.OTHER, changed))
 
-    def _imprint_of(self, payload: Any, place: int) -> int | None:
+    def _checksum_of(self, payload: Any, place: int) -> int | None:
         """Imprint of one element of a message; None if it cannot be read, which whoever reads it all is told."""
         try:
-            return imprint(self._decode(payload)[place])
+            return sampled_checksum(self._decode(payload)[place])
         except (CodecError, IndexError):
             return None
 

@@ -17,7 +17,7 @@ from millrace.client.consumer_progress import Tally
 from millrace.client.epoch_buffer import Arrival
 from millrace.client.job_session import CLOSE, Conversation
 from millrace.client.states import state_of
-from millrace.elements.lent import Memory
+from millrace.elements.lent import SealedMemory
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, pack, parse_all, said
@@ -82,7 +82,7 @@ class ConsumerSession:
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
         progress: bool = False,
-        arrays: Sequence[Memory] = (),
+        arrays: Sequence[SealedMemory] = (),
     ) -> None:
         self._conversation = Conversation(
             address,

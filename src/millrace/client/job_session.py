@@ -26,7 +26,7 @@ from millrace.client.notices import Notices
 from millrace.client.receiver import Feed
 from millrace.client.rerun_check import Reruns
 from millrace.client.status_query import ask_why
-from millrace.elements.lent import Memory
+from millrace.elements.lent import SealedMemory
 from millrace.errors import (
     AuthenticationError,
     JobFailedError,
@@ -115,7 +115,7 @@ class Conversation:
         linger: bool = False,
         states: Sequence[Checkpoint] = (),
         progress: bool = False,
-        arrays: Sequence[Memory] = (),
+        arrays: Sequence[SealedMemory] = (),
     ) -> None:
         self._spec, self._linger, self._arrays = spec, linger, arrays
         self._gone = gone

@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.dispatcher.blob_store import BlobStore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
-from millrace.elements.lent import Loan
+from millrace.elements.lent import MemoryLoan
 from millrace.wire.control import blob_transfer as wire
 from millrace.wire.control.control_server import Call
 
@@ -37,7 +37,7 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
         here = store().borrow(offer.loan)
         return here and (not offer.joins or store().promise(offer.loan.digest))
 
-    async def locate(digest: str) -> Loan | None:
+    async def locate(digest: str) -> MemoryLoan | None:
         return await store().locate(digest)
 
     asked: dict[str, tuple[Any, Callable[..., Any]]] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from millrace.dispatcher.shortage import UnwritableError, unusable
 from millrace.dispatcher.work_dir import sync_folder
-from millrace.elements.lent import Loan, Memory, opened
+from millrace.elements.lent import MemoryLoan, SealedMemory, open_loan
 from millrace.errors import ProtocolError, ServiceError
 from millrace.private_folder import private
 from millrace.wire.control.blob_transfer import digest_of
@@ -99,7 +99,7 @@ class BlobStore:
         self._memory: dict[str, bytes] = {}
         self._holders: dict[str, set[str]] = {}
         self._promised: Counter[str] = Counter()
-        self._lent: dict[str, Memory] = {}
+        self._lent: dict[str, SealedMemory] = {}
         self._awaited: dict[str, asyncio.Event] = {}
 
     def __len__(self) -> int:
@@ -152,7 +152,7 @@ class BlobStore:
             self._memory[digest] = data
         self._came(digest)
 
-    def borrow(self, loan: Loan) -> bool:
+    def borrow(self, loan: MemoryLoan) -> bool:
         """Keep memory of another process's, which takes none here; False: it can't be reached, or there are too many.
 
         It stays as long as a job needs it, whatever becomes of that process.
@@ -161,14 +161,14 @@ class BlobStore:
             self._forget(digest)
         if self.has(loan.digest):
             return True
-        memory = opened(loan) if len(self._lent) < MOST_BORROWED else None
+        memory = open_loan(loan) if len(self._lent) < MOST_BORROWED else None
         if memory is None:
             return False
         self._lent[loan.digest], self._sizes[loan.digest] = memory, 0
         self._came(loan.digest)
         return True
 
-    async def locate(self, digest: str) -> Loan | None:
+    async def locate(self, digest: str) -> MemoryLoan | None:
         """Where others on this host find it, if it is memory.
 
         A dispatcher that was started anew waits until a consumer has lent it again, or given it.

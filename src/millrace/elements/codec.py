@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.elements.decode_columns import Reader
+from millrace.elements.decode_columns import ColumnDecoder
 from millrace.elements.encode_columns import Body, Piece, shred
 from millrace.elements.layout import END, VERSION, Header, read_heads
-from millrace.elements.row_access import Rows, fixed_rows
-from millrace.elements.scattered_buffer import Pieces
+from millrace.elements.row_access import RowLayout, fixed_row_layout
+from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.errors import CodecError
 
 _MALFORMED = (
@@ -52,14 +52,14 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
     return body.message(Header(VERSION, len(elements), root))
 
 
-def rows_of(message: npt.NDArray[np.uint8]) -> Rows | None:
-    """Layout by which single elements of ``message`` can be read; see :func:`millrace.elements.row_access.fixed_rows`.
+def row_layout(message: npt.NDArray[np.uint8]) -> RowLayout | None:
+    """Layout for reading single elements of ``message``; see :func:`millrace.elements.row_access.fixed_row_layout`.
 
     Raises:
         CodecError: if these are not the first bytes of a message.
     """
     try:
-        return fixed_rows(message)
+        return fixed_row_layout(message)
     except CodecError:
         raise
     except _MALFORMED as error:
@@ -67,7 +67,7 @@ def rows_of(message: npt.NDArray[np.uint8]) -> Rows | None:
 
 
 def decode(
-    message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Pieces,
+    message: bytes | bytearray | memoryview | npt.NDArray[np.uint8] | ScatteredBuffer,
     start: int = 0,
     stop: int | None = None,
     *,
@@ -89,18 +89,18 @@ def decode(
         CodecError: if the bytes are not a whole message of this version, whatever they are.
     """
     try:
-        raw = message.head if isinstance(message, Pieces) else np.frombuffer(message, np.uint8)
+        raw = message.head if isinstance(message, ScatteredBuffer) else np.frombuffer(message, np.uint8)
         header, begin, end, array = read_heads(raw)
         alone = array is not None and header.rows == 1 and start == 0 and stop != 0
         if array is not None and alone and not own and raw[end : end + len(END)].tobytes() == END:
             dtype, shape = array  # what large elements mostly are
             return [np.ndarray(shape, dtype, raw, begin)]
-        pieces = message if isinstance(message, Pieces) else Pieces([raw])
+        pieces = message if isinstance(message, ScatteredBuffer) else ScatteredBuffer([raw])
         if pieces.view(end, end + len(END)).tobytes() != END:
             raise ValueError("no end mark after the elements")
         first, last, _ = slice(start, stop).indices(header.rows)
         wanted = slice(first, max(first, last))
-        return Reader(pieces, begin, end, own=own).read(header.root, header.rows, wanted)
+        return ColumnDecoder(pieces, begin, end, own=own).read(header.root, header.rows, wanted)
     except CodecError:
         raise
     except _MALFORMED as error:

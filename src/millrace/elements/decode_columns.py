@@ -27,12 +27,12 @@ from millrace.elements.layout import (
     parse_dtype,
 )
 from millrace.elements.named import named_by
-from millrace.elements.scattered_buffer import Pieces
+from millrace.elements.scattered_buffer import ScatteredBuffer
 
 _INT64 = np.dtype("<i8")
 
 
-class Reader:
+class ColumnDecoder:
     """Cursor over the buffers of a body; it believes no count that the body's size doesn't bear out.
 
     Args:
@@ -42,7 +42,7 @@ class Reader:
         own: arrays are copies.
     """
 
-    def __init__(self, message: Pieces, start: int, stop: int, *, own: bool = False) -> None:
+    def __init__(self, message: ScatteredBuffer, start: int, stop: int, *, own: bool = False) -> None:
         self._message = message
         self._start = start
         self._size = stop - start

@@ -99,11 +99,11 @@ class Body:
         return [*message, b"".join(run)]
 
 
-_Shredder: TypeAlias = Callable[[Body, Sequence[Any], Path, int], Node]
+_Encoder: TypeAlias = Callable[[Body, Sequence[Any], Path, int], Node]
 """Writer of a column of values of one kind; the arguments are those of :func:`encode_column`."""
 
 
-def shred(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
+def encode_column(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
     """Write ``column``, the values of all elements at ``path``; ``depth`` counts Arrow's fields above it."""
     if depth > MAX_DEPTH:
         raise CodecError(
@@ -111,9 +111,9 @@ def shred(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
         )
     body.cells += len(column)
     kinds = set(map(type, column))
-    shredders = {_shredder(kind) for kind in kinds}
+    shredders = {_encoder(kind) for kind in kinds}
     if len(shredders) > 1:
-        return _union(body, column, [_shredder(type(value)) for value in column], path, depth)
+        return _union(body, column, [_encoder(type(value)) for value in column], path, depth)
     shredder = shredders.pop() if shredders else _nothing
     if shredder is None:
         raise CodecError(
@@ -131,18 +131,18 @@ def _name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _find_shredder(kind: type) -> _Shredder | None:
+def _find_encoder(kind: type) -> _Encoder | None:
     """Find the encoder for instances of ``kind``; None if they have no form as bytes."""
     fields = fields_of(kind)
     if fields is not None:
         return _named(kind.__name__, fields)
-    for base, shredder in _SHREDDERS:
+    for base, shredder in _ENCODERS:
         if issubclass(kind, base):
             return shredder
     return _arrays if hasattr(kind, "__array__") else None
 
 
-_shredder: Callable[[type], _Shredder | None] = lru_cache(maxsize=1024)(_find_shredder)
+_encoder: Callable[[type], _Encoder | None] = lru_cache(maxsize=1024)(_find_encoder)
 
 
 def _union(body: Body, column: Sequence[Any], labels: Sequence[Hashable], path: Path, depth: int) -> Union:
@@ -159,7 +159,7 @@ def _union(body: Body, column: Sequence[Any], labels: Sequence[Hashable], path: 
     body.field(len(column))
     body.put((bytes(types),), len(types))
     body.put_array(positions)
-    return Union(tuple([shred(body, part, path, depth + 1) for part in parts]))
+    return Union(tuple([encode_column(body, part, path, depth + 1) for part in parts]))
 
 
 def _dicts(body: Body, column: Sequence[dict[Any, Any]], path: Path, depth: int) -> Node:
@@ -172,7 +172,7 @@ def _dicts(body: Body, column: Sequence[dict[Any, Any]], path: Path, depth: int)
     if depth:  # the fields of a message of dicts are the schema's own
         body.field(len(column))
         body.no_validity()
-    children = [shred(body, list(map(itemgetter(key), column)), (*path, key), depth + 1) for key in keys]
+    children = [encode_column(body, list(map(itemgetter(key), column)), (*path, key), depth + 1) for key in keys]
     return Record("dict", tuple(map(plain_key, keys)), tuple(children))
 
 
@@ -197,11 +197,13 @@ def _sequences(
     body.field(len(column))
     body.no_validity()
     columns = zip(*column, strict=True)
-    return Record(kind, (), tuple([shred(body, part, (*path, at), depth + 1) for at, part in enumerate(columns)]))
+    return Record(
+        kind, (), tuple([encode_column(body, part, (*path, at), depth + 1) for at, part in enumerate(columns)])
+    )
 
 
 @lru_cache(maxsize=1024)
-def _named(name: str, fields: tuple[str, ...]) -> _Shredder:
+def _named(name: str, fields: tuple[str, ...]) -> _Encoder:
     """Encode namedtuples of this name and these fields: always by the same function, so that a column is no union."""
 
     def shredder(body: Body, column: Sequence[Any], path: Path, depth: int) -> Node:
@@ -375,7 +377,7 @@ def _offsets(sizes: list[int]) -> npt.NDArray[np.int64]:
     return offsets
 
 
-_SHREDDERS: tuple[tuple[type, _Shredder], ...] = (
+_ENCODERS: tuple[tuple[type, _Encoder], ...] = (
     # numpy's scalars first: np.float64 is a float, np.str_ a str
     (np.str_, _numpy_text),
     (np.bytes_, partial(_strings, "numpy_bytes")),

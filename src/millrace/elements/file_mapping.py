@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.elements.recycled_arrays import Bytes, exported
+from millrace.elements.recycled_arrays import Bytes, export
 from millrace.errors import ProtocolError
 
 _PAGE = mmap.PAGESIZE
@@ -75,7 +75,7 @@ class Mapping:
 
     def bytes(self, finalizer: Callable[..., object], argument: object) -> Bytes:
         """View the whole mapping as an array; ``finalizer(argument)`` is called when the last view of it has died."""
-        return exported(self.kind.from_address(self.address), _over, finalizer, argument, self)
+        return export(self.kind.from_address(self.address), _over, finalizer, argument, self)
 
 
 class OpenFile:
@@ -118,14 +118,14 @@ def snapshot(file: OpenFile, start: int, stop: int) -> Bytes | None:
             return None
         raise
     _snapshots[address] = _Snapshot(weakref.ref(file), begin)
-    view = exported((ctypes.c_ubyte * size).from_address(address), _unmap, address, size)[start - begin : stop - begin]
+    view = export((ctypes.c_ubyte * size).from_address(address), _unmap, address, size)[start - begin : stop - begin]
     # What lies behind the end of the file, or cannot be read from the disk, is said here, and raises no signal.
     skipped = (start - begin) & -_PAGE
     wanted = stop - begin - skipped
     return view if _libc.madvise(address + skipped, wanted, _POPULATE_READ) == 0 else None
 
 
-def whole(file: OpenFile, start: int, stop: int) -> Bytes:
+def map_or_read(file: OpenFile, start: int, stop: int) -> Bytes:
     """Bytes ``start`` to ``stop`` of another process's file, uint8: a snapshot, or read where none can be made.
 
     Either way they are aligned as they are in the file, up to multiples of 64 bytes.
@@ -154,7 +154,7 @@ def whole(file: OpenFile, start: int, stop: int) -> Bytes:
     return made
 
 
-class Range(NamedTuple):
+class MappedRange(NamedTuple):
     """Bytes of a file that this process has mapped.
 
     Attributes:
@@ -170,7 +170,7 @@ class Range(NamedTuple):
     views: list[tuple[int, int]]
 
 
-def ranges(views: Iterable[tuple[int, Bytes]]) -> Iterator[Range]:
+def mapped_ranges(views: Iterable[tuple[int, Bytes]]) -> Iterator[MappedRange]:
     """Find the file ranges of those of ``views`` that are parts of snapshots: another process can map them as well.
 
     Views that follow one another closely share a range. Views that were written to since, or may have been, are left
@@ -194,7 +194,7 @@ def ranges(views: Iterable[tuple[int, Bytes]]) -> Iterator[Range]:
         (_, first, _), (_, last, count) = group[0], group[-1]
         size = last.at + count - first.at
         if size >= _SHOWN_BYTES and _untouched(first.address, size):
-            yield Range(first.file, first.at, size, [(index, place.at - first.at) for index, place, _ in group])
+            yield MappedRange(first.file, first.at, size, [(index, place.at - first.at) for index, place, _ in group])
 
 
 class _Place(NamedTuple):
@@ -256,7 +256,7 @@ def _states(begin: int, end: int) -> tuple[bool, bool] | None:
     return bool(all_of & _THERE), bool(all_of & _OF_A_FILE)
 
 
-def stays(fd: int) -> bool:
+def stays_readable(fd: int) -> bool:
     """Whether a file lies where :func:`snapshot` can be trusted to stay readable."""
     if not AVAILABLE:
         return False

@@ -29,7 +29,7 @@ AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 _SEALS = 0 if not AVAILABLE else fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Loan(msgspec.Struct, frozen=True, array_like=True):
+class MemoryLoan(msgspec.Struct, frozen=True, array_like=True):
     """Address of sealed memory, for other processes.
 
     Attributes:
@@ -47,7 +47,7 @@ class Loan(msgspec.Struct, frozen=True, array_like=True):
     fd: int
 
 
-class Memory:
+class SealedMemory:
     """Sealed memory, alive as long as this object or a view of it. Copies in other processes open it for themselves.
 
     Args:
@@ -61,19 +61,19 @@ class Memory:
         self._file, self.digest, self.size, self._name = file, digest, size, name
 
     @property
-    def loan(self) -> Loan:
+    def loan(self) -> MemoryLoan:
         """Address by which others find the memory, as long as this object lives."""
-        return Loan(self.digest, self.size, self._name, os.getpid(), self._file.fd)
+        return MemoryLoan(self.digest, self.size, self._name, os.getpid(), self._file.fd)
 
     def view(self) -> Bytes:
         """Map the whole memory as a read-only array of uint8."""
         return np.frombuffer(mmap.mmap(self._file.fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.loan,)
+        return _reopen, (self.loan,)
 
 
-def fill(pieces: Iterable[Bytes], size: int) -> Memory:
+def fill(pieces: Iterable[Bytes], size: int) -> SealedMemory:
     """Make memory that holds these pieces one after the other, ``size`` bytes in all; they are hashed on the way.
 
     Raises:
@@ -94,10 +94,10 @@ def fill(pieces: Iterable[Bytes], size: int) -> Memory:
     fcntl.fcntl(made.fd, fcntl.F_ADD_SEALS, _SEALS)
     # Sealed memory can be mapped, on every kernel, through a descriptor that is for reading alone.
     file = OpenFile(os.open(f"/proc/self/fd/{made.fd}", os.O_RDONLY | os.O_CLOEXEC))
-    return Memory(file, hashed.hexdigest(), size, name)
+    return SealedMemory(file, hashed.hexdigest(), size, name)
 
 
-def opened(loan: Loan) -> Memory | None:
+def open_loan(loan: MemoryLoan) -> SealedMemory | None:
     """Open the memory, if possible here: in a process of the same user on the same host, as long as it is there.
 
     What a process of another user says of it is not believed, even if this one may look into all of them.
@@ -115,11 +115,11 @@ def opened(loan: Loan) -> Memory | None:
             return None
     except OSError:
         return None
-    return Memory(file, loan.digest, loan.size, loan.name)
+    return SealedMemory(file, loan.digest, loan.size, loan.name)
 
 
-def _reopened(loan: Loan) -> Memory:
-    memory = opened(loan)
+def _reopen(loan: MemoryLoan) -> SealedMemory:
+    memory = open_loan(loan)
     if memory is None:
         raise ShippingError(
             f"arrays that process {loan.pid} shares can't be reached from this one: that takes the same user on the "

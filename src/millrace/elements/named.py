@@ -45,10 +45,10 @@ def named_by(keys: Sequence[str | int], count: int) -> Callable[..., tuple[Any, 
     return named(name, tuple(fields))
 
 
-def rebuilt(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> tuple[Any, ...]:
+def rebuild(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> tuple[Any, ...]:
     """Build such a namedtuple; pickle can refer to this function by its name."""
     return named(name, fields)(*values)
 
 
 def _reduce(self: Any) -> tuple[Any, ...]:
-    return rebuilt, (type(self).__name__, self._fields, tuple(self))
+    return rebuild, (type(self).__name__, self._fields, tuple(self))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 
-def exported(exporter: ctypes.Array[ctypes.c_ubyte], finalizer: Callable[..., object], *arguments: object) -> Bytes:
+def export(exporter: ctypes.Array[ctypes.c_ubyte], finalizer: Callable[..., object], *arguments: object) -> Bytes:
     """View the bytes of ``exporter``; ``finalizer(*arguments)`` is called when the last view of them has died.
 
     The arguments live until then.
@@ -26,7 +26,7 @@ def exported(exporter: ctypes.Array[ctypes.c_ubyte], finalizer: Callable[..., ob
     return np.frombuffer(memoryview(exporter), np.uint8)
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Round a size in bytes up by an eighth at most, to whole pages, so that similar sizes can reuse one memory."""
     step = 1 << max(size.bit_length() - 4, 12)
     return -(-size // step) * step

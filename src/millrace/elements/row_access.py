@@ -33,7 +33,7 @@ class Leaf(NamedTuple):
     nbytes: int
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """Positions of the elements in a message.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     root: Node
 
 
-def fixed_rows(message: npt.NDArray[np.uint8]) -> Rows | None:
+def fixed_row_layout(message: npt.NDArray[np.uint8]) -> RowLayout | None:
     """Layout by which single elements of ``message`` can be read; None if its head does not determine it.
 
     Raises:
@@ -59,7 +59,7 @@ def fixed_rows(message: npt.NDArray[np.uint8]) -> Rows | None:
         return None
     if not 0 < len(leaves) <= _MOST_LEAVES or leaves[-1].start + header.rows * leaves[-1].nbytes > stop:
         return None
-    return Rows(header.rows, tuple(leaves), header.root)
+    return RowLayout(header.rows, tuple(leaves), header.root)
 
 
 def _walk(node: Node, rows: int, start: int, leaves: list[Leaf]) -> bool:

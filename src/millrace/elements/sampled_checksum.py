@@ -14,7 +14,7 @@ _SAMPLES = 16
 _SAMPLE_BYTES = 128
 
 
-def imprint(element: Any, checksum: int = 0) -> int:
+def sampled_checksum(element: Any, checksum: int = 0) -> int:
     """Checksum (CRC-32) of an element as :func:`millrace.elements.codec.decode` returns it, never to be stored.
 
     Structure, types, shapes and dtypes count, and all bytes of leaves up to 4 KiB. Of larger leaves 16 samples of 128
@@ -29,11 +29,11 @@ def imprint(element: Any, checksum: int = 0) -> int:
     kind = type(element)
     if kind is dict:
         for key, value in element.items():
-            checksum = imprint(value, crc32(repr(key).encode(), checksum))
+            checksum = sampled_checksum(value, crc32(repr(key).encode(), checksum))
         return crc32(b"}", checksum)
     if isinstance(element, list | tuple):
         for value in element:
-            checksum = imprint(value, checksum)
+            checksum = sampled_checksum(value, checksum)
         return crc32(b"]" if kind is list else b")", checksum)
     if kind is np.ndarray and not element.dtype.hasobject:
         checksum = crc32(f"{element.dtype.str}{element.shape}".encode(), checksum)

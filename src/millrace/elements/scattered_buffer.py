@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millrace.elements.recycled_arrays import Bytes
 
 
-class Pieces:
+class ScatteredBuffer:
     """Bytes that follow one another but lie apart; a range across a border is copied when somebody asks for it.
 
     Args:

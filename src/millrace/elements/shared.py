@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.elements.file_mapping import Mapping
-from millrace.elements.recycled_arrays import Bytes, rounded
+from millrace.elements.recycled_arrays import Bytes, round_up
 from millrace.errors import ProtocolError
 
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
@@ -113,7 +113,7 @@ class Arena:
         """Allocate a segment of at least ``size`` bytes until its last view has died; None without room."""
         with self._lock:
             self._collect()
-            segment = self._reuse(size) or self._create(rounded(size))
+            segment = self._reuse(size) or self._create(round_up(size))
             if segment is None:
                 return None
             segment.lent.clear()
@@ -210,7 +210,7 @@ class Arena:
         self._index()
         segment.close()
 
-    def gone(self, numbers: set[int]) -> set[int]:
+    def removed(self, numbers: set[int]) -> set[int]:
         """Members of ``numbers`` that are no segments any more."""
         with self._lock:
             return numbers - self._segments.keys()
@@ -244,7 +244,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_forked)
 
 
-class Window:
+class BorrowedSegments:
     """One connection's view of the segments that were passed on it. ``view`` is for one thread, the rest for any."""
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ class Window:
             raise ProtocolError(f"the peer lent memory of segment {number}, which it has not passed")
         return self._maps[number].bytes(self._over.put, (loan, _forks))
 
-    def over(self) -> tuple[list[int], list[int]]:
+    def take_ended(self) -> tuple[list[int], list[int]]:
         """Take the loans that ended since the last call: (nobody sees them any more, a forked child may)."""
         returned: list[int] = []
         doubtful: list[int] = []

@@ -32,7 +32,7 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class TreeSpec:
     """Structure of an element. Equal for two elements of the same structure, whatever the order of their dict keys.
 
     Attributes:
@@ -44,11 +44,11 @@ class Spec:
 
     container: type | None
     keys: tuple[Hashable, ...] = ()
-    children: tuple[Spec, ...] = ()
+    children: tuple[TreeSpec, ...] = ()
     order: tuple[Hashable, ...] = field(default=(), compare=False)
 
 
-_LEAF = Spec(None)
+_LEAF = TreeSpec(None)
 
 
 def _find_container(kind: type) -> type | None:
@@ -73,7 +73,7 @@ def _build(container: type, children: Iterable[Any]) -> Any:
     return make(children)
 
 
-def flatten(element: Any) -> tuple[list[Any], Spec]:
+def flatten(element: Any) -> tuple[list[Any], TreeSpec]:
     """Split ``element`` into its leaves and its structure.
 
     Leaves come by position, and by sorted key within a dict, so that elements of equal structure have their leaves in
@@ -83,18 +83,18 @@ def flatten(element: Any) -> tuple[list[Any], Spec]:
     return leaves, _flatten(element, leaves)
 
 
-def _flatten(element: Any, leaves: list[Any]) -> Spec:
+def _flatten(element: Any, leaves: list[Any]) -> TreeSpec:
     container = _container(type(element))
     if container is None:
         leaves.append(element)
         return _LEAF
     if container is dict:
         keys = _sorted_keys(element)
-        return Spec(dict, keys, tuple([_flatten(element[key], leaves) for key in keys]), tuple(element))
-    return Spec(container, (), tuple([_flatten(child, leaves) for child in element]))
+        return TreeSpec(dict, keys, tuple([_flatten(element[key], leaves) for key in keys]), tuple(element))
+    return TreeSpec(container, (), tuple([_flatten(child, leaves) for child in element]))
 
 
-def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
+def unflatten(spec: TreeSpec, leaves: Iterable[Any]) -> Any:
     """Build the element of structure ``spec`` with these leaves, in the order of :func:`flatten`.
 
     Raises:
@@ -110,7 +110,7 @@ def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
     return element
 
 
-def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
+def _unflatten(spec: TreeSpec, leaves: Iterator[Any]) -> Any:
     if spec.container is None:
         return next(leaves)
     children = [_unflatten(child, leaves) for child in spec.children]
@@ -211,13 +211,13 @@ def _leaf_bytes(leaf: Any) -> int:
     return sys.getsizeof(leaf)
 
 
-class Numbers(list[Any]):
+class NumberList(list[Any]):
     """List of numbers only, as its maker knows; so nobody has to look at each of them."""
 
 
 def nbytes_of(elements: Sequence[Any]) -> int:
     """Sum of :func:`nbytes` over many elements; counted column by column, about 50 ns a leaf."""
-    if type(elements) is Numbers:
+    if type(elements) is NumberList:
         return _NUMBER_BYTES * len(elements)
     kinds = set(map(type, elements))
     if kinds <= _NUMBERS:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.lent import AVAILABLE, Memory, fill
+from millrace.elements.lent import AVAILABLE, SealedMemory, fill
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.tree import path_text
 from millrace.errors import PipelineError, ShippingError
@@ -104,7 +104,7 @@ class Arrays:
             array.flags.writeable = False
         self.count = len(self.arrays[0])
         self._digest = ""
-        self._memory: weakref.ref[Memory] | None = None
+        self._memory: weakref.ref[SealedMemory] | None = None
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[Any]:
         """The rows at ``positions``."""
@@ -127,7 +127,7 @@ class Arrays:
         )
         return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
 
-    def share(self) -> Memory:
+    def share(self) -> SealedMemory:
         """A copy of them that other processes of this host can map; the same one as long as somebody keeps it.
 
         Raises:

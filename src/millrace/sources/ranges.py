@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from millrace.elements.tree import Numbers
+from millrace.elements.tree import NumberList
 from millrace.graph.nodes import Range
 from millrace.planning.split_table import SplitTable, positions_table
 from millrace.sources.source import Seen, nobody
@@ -33,7 +33,7 @@ class _Range:
             return [self._numbers[i] for i in positions] if positions.step < 0 else self._slice(positions)
         if not self._fits:  # Python's ints have no bound, numpy's do
             return [self._numbers[i] for i in positions.tolist()]
-        return Numbers((self._numbers.start + self._numbers.step * positions).tolist())
+        return NumberList((self._numbers.start + self._numbers.step * positions).tolist())
 
     def _slice(self, positions: range) -> list[int]:
-        return Numbers(self._numbers[positions.start : positions.stop : positions.step])
+        return NumberList(self._numbers[positions.start : positions.stop : positions.step])

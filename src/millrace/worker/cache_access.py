@@ -93,7 +93,7 @@ class Caches:
             told += self._end(lease, lease.cache.place, using)
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
-        from millrace.blocks.merged_index import Union
+        from millrace.blocks.merged_index import MergedIndex
         from millrace.engine.cache.cache_writer import Kept
         from millrace.engine.cache.cached_items import Point
 
@@ -103,7 +103,7 @@ class Caches:
         catalogs = {place: self._catalog(store, place, writer) for place, writer in writers.items()}
         mine = catalogs[use.place]
         point = Point(
-            use.node, bytes.fromhex(fingerprint), use.random, Union([*catalogs.values()]) if use.also else mine
+            use.node, bytes.fromhex(fingerprint), use.random, MergedIndex([*catalogs.values()]) if use.also else mine
         )
         kept = Kept(store, folder, use.room, self.compression, use.writer) if use.room and add else None
         return Using(point, kept, catalogs)

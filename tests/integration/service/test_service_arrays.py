@@ -20,7 +20,7 @@ from tests.integration.service.service_driving import WAIT_S, Reading
 
 import millrace as mr
 from millrace.elements import lent
-from millrace.elements.lent import Loan
+from millrace.elements.lent import MemoryLoan
 from millrace.wire.control import blob_transfer
 
 COUNT = 600
@@ -75,8 +75,8 @@ def until_nobody_holds(pids: list[int]) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is on another host than the service, which so doesn't find its memory."""
-    there = property(lambda memory: Loan(memory.digest, memory.size, "elsewhere", 1 << 22, 0))
-    monkeypatch.setattr(lent.Memory, "loan", there)
+    there = property(lambda memory: MemoryLoan(memory.digest, memory.size, "elsewhere", 1 << 22, 0))
+    monkeypatch.setattr(lent.SealedMemory, "loan", there)
 
 
 @pytest.mark.parametrize("service", [2], indirect=True)

@@ -19,7 +19,7 @@ import pytest
 
 from millrace.elements import codec, file_mapping, shared
 from millrace.elements.file_mapping import OpenFile
-from millrace.elements.scattered_buffer import Pieces
+from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
 from millrace.wire.auth import OWN
@@ -115,7 +115,7 @@ def test_small_messages_are_sent_as_they_are():
     elements = [5, "text"]
     with Giver(lambda arena, number: codec.encode(elements)) as giver, bulk_connect(giver.server.address) as connection:
         payload = ask(connection, 5)
-        assert not isinstance(payload, Pieces)
+        assert not isinstance(payload, ScatteredBuffer)
         assert codec.decode(payload) == elements
     assert giver.arena.bytes == 0
 
@@ -206,19 +206,19 @@ def test_a_server_elsewhere_is_reached_by_tcp():
         giver.server._local_name = "nobody-listens-here"
         with bulk_connect(giver.server.address) as connection:
             payload = ask(connection, 3)
-            assert not isinstance(payload, Pieces)
+            assert not isinstance(payload, ScatteredBuffer)
             assert (codec.decode(payload)[0]["x"] == 3).all()
 
 
 def test_memory_is_not_shared_unless_asked_for():
     with Giver(batch) as giver, bulk_connect(giver.server.address, local=False) as connection:
-        assert not isinstance(ask(connection, 3), Pieces)
+        assert not isinstance(ask(connection, 3), ScatteredBuffer)
 
 
 def test_the_token_is_demanded_there_too():
     with Giver(batch, token="secret") as giver:
         with bulk_connect(giver.server.address, "secret") as connection:
-            assert isinstance(ask(connection, 3), Pieces)
+            assert isinstance(ask(connection, 3), ScatteredBuffer)
         sock = socket.socket(socket.AF_UNIX)
         with sock:
             sock.connect(f"\0{giver.server._local_name}")
@@ -407,7 +407,7 @@ def test_slips_and_descriptors_find_each_other_however_they_arrive(size):
         for number, batch in enumerate(sent):
             note, payload = receiving.receive(NOTE, bytearray, 1 << 20)
             assert note == Note(number)
-            start = payload.view(0, 300) if isinstance(payload, Pieces) else payload[:300]
+            start = payload.view(0, 300) if isinstance(payload, ScatteredBuffer) else payload[:300]
             assert bytes(start) == batch[:300].tobytes()
             held.append(payload)
         assert arena.bytes > 1 << 20, "segments were passed"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.blocks.block_index import Found
-from millrace.blocks.merged_index import Union
+from millrace.blocks.merged_index import MergedIndex
 
 
 class Items:
@@ -32,7 +32,7 @@ some = st.frozensets(st.integers(0, 30), max_size=12)
 
 @given(st.lists(st.tuples(some, some), min_size=1, max_size=4), st.lists(st.integers(0, 30), max_size=20))
 def test_each_item_is_read_from_the_first_that_has_it(parts, asked):
-    union = Union([Items(name, numbers, lost) for name, (numbers, lost) in enumerate(parts)])
+    union = MergedIndex([Items(name, numbers, lost) for name, (numbers, lost) in enumerate(parts)])
     found = union.find(np.array(asked, np.uint8).reshape(-1, 1).repeat(16, axis=1))
     holders = [next((name for name, (there, _) in enumerate(parts) if number in there), -1) for number in asked]
     assert (found.block >= 0).tolist() == [holder >= 0 for holder in holders]
@@ -46,7 +46,7 @@ def test_each_item_is_read_from_the_first_that_has_it(parts, asked):
 
 
 def test_new_blocks_are_of_the_first():
-    union = Union([Items("mine", []), Items("theirs", [1])])
+    union = MergedIndex([Items("mine", []), Items("theirs", [1])])
     union.learn(["1", "2"])
     found = union.find(np.array([[1], [2]], np.uint8).repeat(16, axis=1))
     assert union.read(found) == [["mine", 1], ["mine", 2]]

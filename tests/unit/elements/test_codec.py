@@ -17,10 +17,10 @@ import torch
 
 import millrace
 from millrace.elements import layout
-from millrace.elements.codec import decode, encode, rows_of
+from millrace.elements.codec import decode, encode, row_layout
 from millrace.elements.named import named_by
 from millrace.elements.row_access import maker as rows_maker
-from millrace.elements.sampled_checksum import imprint
+from millrace.elements.sampled_checksum import sampled_checksum
 from millrace.errors import CodecError
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # what users write
@@ -180,13 +180,13 @@ def test_namedtuples_keep_their_names_and_their_fields(count):
     for again in (pickle.loads(pickle.dumps(back)), copy.deepcopy(back)):
         assert again == back
         assert {type(each) for each in again} == {type(back[0])}
-    assert imprint(back[0]) != imprint(Box(Point(7, 0.5), "b"))
+    assert sampled_checksum(back[0]) != sampled_checksum(Box(Point(7, 0.5), "b"))
 
 
 def test_namedtuples_of_numbers_alone():
     message = np.frombuffer(joined([Point(at, at / 2) for at in range(5)]), np.uint8)
     assert [each.y for each in decode(message)] == [at / 2 for at in range(5)]
-    rows = rows_of(message)
+    rows = row_layout(message)
     assert rows is not None
     leaves = (message[leaf.start + 3 * leaf.nbytes :][: leaf.nbytes] for leaf in rows.leaves)
     assert rows_maker(rows.root)(leaves).y == 1.5

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.elements import file_mapping
-from millrace.elements.file_mapping import OpenFile, ranges, snapshot, stays, whole
+from millrace.elements.file_mapping import OpenFile, map_or_read, mapped_ranges, snapshot, stays_readable
 from millrace.errors import ProtocolError
 
 pytestmark = pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
@@ -98,12 +98,12 @@ def test_what_cannot_be_mapped_is_none():
 
 def test_only_disks_of_this_machine_are_trusted():
     with open("/proc/self/status") as status:
-        assert not stays(status.fileno())
+        assert not stays_readable(status.fileno())
     reader, writer = os.pipe()
-    assert not stays(reader)
+    assert not stays_readable(reader)
     os.close(reader)
     os.close(writer)
-    assert not stays(reader), "a descriptor that is none"
+    assert not stays_readable(reader), "a descriptor that is none"
 
 
 # -- shown to another process ------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def mapped(file, start, stop):
 
 def shown(*views):
     """(start, size, views) of the ranges in which these lie."""
-    return [each[1:] for each in ranges(enumerate(views))]
+    return [each[1:] for each in mapped_ranges(enumerate(views))]
 
 
 def test_views_that_lie_together_share_a_range(file):
@@ -159,7 +159,7 @@ def test_what_was_written_to_is_shown_by_no_file(file, writes):
     parts = [found[at : at + (512 << 10)] for at in range(0, 3 << 20, 512 << 10)]
     for at, part in zip(range(0, 3 << 20, 512 << 10), parts, strict=True):
         for start, size, _ in shown(part):
-            assert np.array_equal(whole(opening, start, start + size), part)
+            assert np.array_equal(map_or_read(opening, start, start + size), part)
         touched = any(start // PAGE * PAGE < at + (512 << 10) and start + count > at for start, count in writes)
         assert touched or shown(part), "what nobody touched need not be copied"
     assert np.array_equal(found, expected)
@@ -179,11 +179,11 @@ def test_without_the_kernels_word_nothing_is_shown(file, monkeypatch):
 @pytest.mark.parametrize("mapped", [True, False])
 def test_somebody_elses_file_is_mapped_or_read(file, monkeypatch, mapped):
     monkeypatch.setattr(file_mapping, "_MOST", 4096 if mapped else 0)
-    found = whole(file, 100, 3 << 20)
+    found = map_or_read(file, 100, 3 << 20)
     assert np.array_equal(found, DATA[100 : 3 << 20])
     assert found.ctypes.data % 64 == 100 % 64
     found[:] = 0
-    assert np.array_equal(whole(file, 100, 3 << 20), DATA[100 : 3 << 20])
+    assert np.array_equal(map_or_read(file, 100, 3 << 20), DATA[100 : 3 << 20])
 
 
 def test_what_the_system_does_not_let_map_is_read(file, monkeypatch):
@@ -191,18 +191,18 @@ def test_what_the_system_does_not_let_map_is_read(file, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(file_mapping, "snapshot", refuse)
-    assert np.array_equal(whole(file, 100, 3 << 20), DATA[100 : 3 << 20])
+    assert np.array_equal(map_or_read(file, 100, 3 << 20), DATA[100 : 3 << 20])
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, len(DATA) + 1), (-1, 10), (10, 10), (20, 10), (1 << 62, 1 << 63)])
 def test_a_file_that_has_not_so_much_is_refused(file, start, stop):
     with pytest.raises(ProtocolError, match="does not hold"):
-        whole(file, start, stop)
+        map_or_read(file, start, stop)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
     reader, writer = map(OpenFile, os.pipe())
     for other in (reader, opened("/dev/zero"), opened(tmp_path)):
         with pytest.raises(ProtocolError, match="does not hold"):
-            whole(other, 0, 1)
+            map_or_read(other, 0, 1)
     del writer

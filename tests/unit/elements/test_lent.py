@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.elements import lent
-from millrace.elements.lent import Loan, fill, opened
+from millrace.elements.lent import MemoryLoan, fill, open_loan
 from millrace.errors import ShippingError
 
 PIECES = [np.arange(100, dtype=np.uint8), np.zeros(28, np.uint8)]
@@ -17,7 +17,7 @@ WHOLE = np.concatenate(PIECES)
 
 def test_whoever_is_told_of_it_reads_it_where_it_is() -> None:
     memory = fill(PIECES, 128)
-    found = opened(memory.loan)
+    found = open_loan(memory.loan)
     assert found is not None
     np.testing.assert_array_equal(found.view(), WHOLE)
     assert os.path.samestat(os.stat(_path(found.loan)), os.stat(_path(memory.loan)))
@@ -31,9 +31,9 @@ def test_a_view_keeps_it_and_nothing_else_does() -> None:
     del memory
     assert not os.path.exists(path)
     np.testing.assert_array_equal(view, WHOLE)
-    assert opened(loan) is None
+    assert open_loan(loan) is None
     with pytest.raises(ShippingError, match=f"arrays that process {os.getpid()} shares can't be reached"):
-        lent._reopened(loan)
+        lent._reopen(loan)
 
 
 def test_it_can_be_written_by_nobody() -> None:
@@ -58,15 +58,15 @@ def test_what_is_something_else_is_not_opened(monkeypatch: pytest.MonkeyPatch) -
             msgspec.structs.replace(memory.loan, fd=read),
             msgspec.structs.replace(memory.loan, fd=unsealed),
             msgspec.structs.replace(memory.loan, pid=1 << 40),
-            Loan("", 0, "", -1, -1),
+            MemoryLoan("", 0, "", -1, -1),
         ):
-            assert opened(other) is None
+            assert open_loan(other) is None
     finally:
         for fd in (read, written, unsealed):
             os.close(fd)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert opened(memory.loan) is None, "a process of another user is not believed"
+    assert open_loan(memory.loan) is None, "a process of another user is not believed"
 
 
-def _path(loan: Loan) -> str:
+def _path(loan: MemoryLoan) -> str:
     return f"/proc/{loan.pid}/fd/{loan.fd}"

@@ -1,4 +1,4 @@
-"""An imprint is the same for what is the same, and another one for what differs."""
+"""A sampled checksum is the same for what is the same, and another one for what differs."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from tests.unit.elements.test_codec_properties import elements, fingerprint
 
 from millrace.elements.codec import decode, encode
-from millrace.elements.sampled_checksum import imprint
+from millrace.elements.sampled_checksum import sampled_checksum
 
 
 def received(element):
@@ -14,11 +14,11 @@ def received(element):
 
 
 @given(elements, elements)
-def test_imprints_are_equal_where_elements_are(one, other):
+def test_checksums_are_equal_where_elements_are(one, other):
     one, other = received(one), received(other)
-    assert imprint(one) == imprint(received(one))
+    assert sampled_checksum(one) == sampled_checksum(received(one))
     # By chance one in 4 billion pairs is wrong, which Hypothesis does not find.
-    assert (imprint(one) == imprint(other)) == (fingerprint(one) == fingerprint(other))
+    assert (sampled_checksum(one) == sampled_checksum(other)) == (fingerprint(one) == fingerprint(other))
 
 
 def batch(**changes):
@@ -35,11 +35,11 @@ def test_of_large_leaves_samples_count():
         "name": "n" * 8000 + "m" * 1000,
         "raw": b"r" * 8999 + b"s",
     }
-    assert imprint(received(batch())) == imprint(received(batch()))
+    assert sampled_checksum(received(batch())) == sampled_checksum(received(batch()))
     for name, value in changes.items():
-        assert imprint(received(batch())) != imprint(received(batch(**{name: value}))), name
+        assert sampled_checksum(received(batch())) != sampled_checksum(received(batch(**{name: value}))), name
 
 
 @pytest.mark.parametrize("other", [{"b": 1}, [1], (1,), 1, {"a": 1.0}, {"a": True}, {"a": [1]}])
 def test_structure_and_types_count(other):
-    assert imprint({"a": 1}) != imprint(other)
+    assert sampled_checksum({"a": 1}) != sampled_checksum(other)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from millrace.elements import codec
-from millrace.elements.scattered_buffer import Pieces
+from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.errors import CodecError
 
 
 def cut(data, cuts):
     bounds = [0, *sorted(min(each, len(data)) for each in cuts), len(data)]
-    return Pieces([data[start:stop].copy() for start, stop in itertools.pairwise(bounds)])
+    return ScatteredBuffer([data[start:stop].copy() for start, stop in itertools.pairwise(bounds)])
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=6), st.data())
@@ -38,7 +38,7 @@ def test_rows_are_what_they_are_in_one_place(data, cuts, draw):
 
 def test_stretches_within_a_part_are_views():
     part = np.arange(100, dtype=np.uint8)
-    pieces = Pieces([np.zeros(7, np.uint8), part])
+    pieces = ScatteredBuffer([np.zeros(7, np.uint8), part])
     assert np.shares_memory(pieces.view(7, 107), part)
     assert all(np.shares_memory(row, part) for row in pieces.rows(17, 3, (4,), np.dtype(np.uint8)))
     assert not np.shares_memory(pieces.view(6, 20), part)
@@ -47,7 +47,7 @@ def test_stretches_within_a_part_are_views():
 @pytest.mark.parametrize(("start", "stop"), [(-1, 1), (0, 4), (2, 1)])
 def test_bytes_that_are_not_there_are_refused(start, stop):
     with pytest.raises(ValueError, match="bytes"):
-        Pieces([np.zeros(3, np.uint8)]).view(start, stop)
+        ScatteredBuffer([np.zeros(3, np.uint8)]).view(start, stop)
 
 
 LEAVES = st.one_of(
@@ -83,7 +83,7 @@ def test_a_message_in_pieces_is_the_message(elements, draw):
 def test_large_arrays_of_several_elements_are_views_where_they_lie():
     images = [np.full((64, 1024), i, np.uint8) for i in range(3)]
     buffers = [np.frombuffer(buffer, np.uint8) for buffer in codec.encode([{"x": image, "y": 1} for image in images])]
-    decoded = codec.decode(Pieces(buffers))
+    decoded = codec.decode(ScatteredBuffer(buffers))
     assert all(np.shares_memory(element["x"], image) for element, image in zip(decoded, images, strict=True))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millrace.elements import shared
-from millrace.elements.shared import LEAST_BYTES, Arena, Window
+from millrace.elements.shared import LEAST_BYTES, Arena, BorrowedSegments
 from millrace.errors import ProtocolError
 
 pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
@@ -32,7 +32,7 @@ class Reader:
 
     def __init__(self, arena):
         self.arena = arena
-        self.window = Window()
+        self.window = BorrowedSegments()
         self.loans = {}
         self.shown = set()
 
@@ -50,7 +50,7 @@ class Reader:
         return self.window.view(segment.number, number)[start : start + view.nbytes]
 
     def give_back(self):
-        for retire, numbers in zip((False, True), self.window.over(), strict=True):
+        for retire, numbers in zip((False, True), self.window.take_ended(), strict=True):
             for number in numbers:
                 self.arena.give_back(self.loans.pop(number), retire=retire)
 
@@ -58,7 +58,7 @@ class Reader:
         """The connection ends."""
         while self.loans:
             self.arena.give_back(self.loans.popitem()[1], retire=True)
-        self.window = Window()
+        self.window = BorrowedSegments()
         self.shown.clear()
 
 
@@ -251,7 +251,7 @@ def test_memory_that_could_shrink_is_refused():
     fd = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
     os.posix_fallocate(fd, 0, SIZE)
     with pytest.raises(ProtocolError, match="for good"):
-        Window().adopt(0, SIZE, fd)
+        BorrowedSegments().adopt(0, SIZE, fd)
     with pytest.raises(OSError, match="descriptor"):
         os.fstat(fd)
 
@@ -261,12 +261,12 @@ def test_memory_that_is_too_small_is_refused():
     os.posix_fallocate(fd, 0, SIZE)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     with pytest.raises(ProtocolError, match="does not hold"):
-        Window().adopt(0, SIZE + 1, fd)
+        BorrowedSegments().adopt(0, SIZE + 1, fd)
 
 
 def test_segments_that_were_not_passed_are_refused():
     with pytest.raises(ProtocolError, match="segment 3"):
-        Window().view(3, 0)
+        BorrowedSegments().view(3, 0)
 
 
 def test_what_is_free_can_be_given_up():

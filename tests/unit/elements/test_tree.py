@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.elements import tree
-from millrace.elements.tree import Numbers, flatten, nbytes, nbytes_of, sizes_of, tree_map, unflatten
+from millrace.elements.tree import NumberList, flatten, nbytes, nbytes_of, sizes_of, tree_map, unflatten
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # what users write
 
@@ -131,7 +131,7 @@ def test_size_of_many_alike_is_the_sum():
     assert nbytes_of(elements) == sum(map(nbytes, elements))
     assert sizes_of(elements) == list(map(nbytes, elements))
     assert nbytes_of(tuple(range(10))) == 320
-    assert nbytes_of(Numbers(range(10))) == nbytes_of(list(range(10))) == 320
+    assert nbytes_of(NumberList(range(10))) == nbytes_of(list(range(10))) == 320
 
 
 def test_importing_trees_does_not_import_pyarrow(monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millrace.blocks.stores.block_store import FULL, NAME, checked
 from millrace.elements.encode_columns import Piece
-from millrace.elements.file_mapping import OpenFile, snapshot, stays
+from millrace.elements.file_mapping import OpenFile, snapshot, stays_readable
 from millrace.elements.layout import ALIGNMENT
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import BlockMissingError, CacheError, MillraceError, StoreFullError
@@ -189,7 +189,7 @@ class _Block:
         with _errors(path):
             self._open: OpenFile | None = OpenFile(_opened(path))
             self.nbytes = os.fstat(self._file.fd).st_size
-            self._stays = stays(self._file.fd)
+            self._stays = stays_readable(self._file.fd)
 
     @property
     def _file(self) -> OpenFile:

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 import numpy as np
 
-from millrace.elements.lent import Loan, Memory, opened
+from millrace.elements.lent import MemoryLoan, SealedMemory, open_loan
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import ProtocolError, ShippingError
 from millrace.wire.control.control_client import ControlChannel
@@ -41,7 +41,7 @@ class Blob(msgspec.Struct, frozen=True):
 class Offer(msgspec.Struct, frozen=True):
     """Memory that the dispatcher may use. ``joins``: by a consumer that is about to join a job for the first time."""
 
-    loan: Loan
+    loan: MemoryLoan
     joins: bool = True
 
 
@@ -68,7 +68,7 @@ def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> st
     return digest
 
 
-def offer(channel: ControlChannel, memory: Memory, job: str, *, joins: bool = True) -> None:
+def offer(channel: ControlChannel, memory: SealedMemory, job: str, *, joins: bool = True) -> None:
     """Lets the dispatcher have arrays, which stay where they are if both are on one host, and else are sent.
 
     Args:
@@ -100,8 +100,8 @@ def fetch_memory(channel: ControlChannel, digest: str) -> Bytes:
     Raises:
         ServiceError: if the dispatcher can't be asked, or does not have them.
     """
-    loan: Loan | None = channel.call(LOCATE, digest, Loan | None, TIMEOUT_S)
-    memory = None if loan is None else opened(loan)
+    loan: MemoryLoan | None = channel.call(LOCATE, digest, MemoryLoan | None, TIMEOUT_S)
+    memory = None if loan is None else open_loan(loan)
     return np.frombuffer(fetch_blob(channel, digest), np.uint8) if memory is None else memory.view()
 
 

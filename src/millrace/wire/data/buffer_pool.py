@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from millrace.elements.recycled_arrays import Bytes, exported, rounded
+from millrace.elements.recycled_arrays import Bytes, export, round_up
 from millrace.wire.data.frames import aligned_buffer
 
 LEAST_BYTES = 64 << 10
@@ -44,13 +44,13 @@ class BufferPool:
         """Memory of any content: uint8, shape (size,), starting at a multiple of 64 bytes."""
         if size < LEAST_BYTES:
             return aligned_buffer(size)
-        room = rounded(size)
+        room = round_up(size)
         with self._lock:
             self._collect()
             memory = self._take(room) if room in self._idle else aligned_buffer(room)
             # ctypes makes a class for each size and keeps it: there are few, as sizes are rounded.
             kind = self._kinds.setdefault(room, ctypes.c_ubyte * room)
-        return exported(kind.from_buffer(memory), self._died.append, memory)[:size]
+        return export(kind.from_buffer(memory), self._died.append, memory)[:size]
 
     def _collect(self) -> None:
         """Takes back what has died meanwhile; what is over the limit is given up, the sizes longest unused first."""

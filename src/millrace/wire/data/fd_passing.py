@@ -31,8 +31,8 @@ import numpy as np
 from millrace.elements import file_mapping
 from millrace.elements.file_mapping import OpenFile
 from millrace.elements.recycled_arrays import Bytes
-from millrace.elements.scattered_buffer import Pieces
-from millrace.elements.shared import Arena, Segment, Window
+from millrace.elements.scattered_buffer import ScatteredBuffer
+from millrace.elements.shared import Arena, BorrowedSegments, Segment
 from millrace.errors import ProtocolError
 from millrace.wire.data.frames import ReadAhead, encode_head, receive_all, receive_frame, send_all
 
@@ -102,7 +102,7 @@ class LocalEnd:
         self._ahead = ReadAhead(sock, self._fetch)
         self._descriptors: list[int] = []
         self._arena = arena
-        self._window = Window()
+        self._window = BorrowedSegments()
         self._lent: dict[int, Segment] = {}
         self._shown: set[int] = set()
         self._numbers = count()
@@ -110,7 +110,7 @@ class LocalEnd:
     def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()) -> int:
         """Like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more."""
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
-        returned, doubtful = self._window.over()
+        returned, doubtful = self._window.take_ended()
         load = _Load() if self._arena is None else self._load(self._arena, views)
         while True:
             slip = _encoder.encode(
@@ -139,7 +139,7 @@ class LocalEnd:
         load = _Load()
         if sum(map(len, views)) < _COPIED_TOTAL:
             return load
-        if gone := arena.gone(self._shown):
+        if gone := arena.removed(self._shown):
             self._shown -= gone
             load.gone += gone
         places = [self._lend(arena, view, load) if len(view) >= _COPIED_PIECE else None for view in views]
@@ -168,7 +168,7 @@ class LocalEnd:
     def _show(self, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
         """Passes the files in which the larger ones of those lie that lie elsewhere, where there are such."""
         others = [(i, view) for i, view in enumerate(views) if places[i] is None and len(view) >= _COPIED_PIECE]
-        for found in file_mapping.ranges(others):
+        for found in file_mapping.mapped_ranges(others):
             if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
                 return
             number = next(self._numbers)
@@ -205,7 +205,7 @@ class LocalEnd:
         allocate: Callable[[int], Any],
         limit: int,
     ) -> tuple[H, Any]:
-        """Like :func:`millrace.wire.data.frames.receive_frame`, but that a payload may be :class:`Pieces`.
+        """Like :func:`millrace.wire.data.frames.receive_frame`, but that a payload may be :class:`ScatteredBuffer`.
 
         Raises:
             ProtocolError: also if a slip says what cannot be.
@@ -231,11 +231,11 @@ class LocalEnd:
 
     def _put_together(
         self, slip: Slip, files: list[tuple[tuple[int, int, int], OpenFile]], inline: Any, limit: int
-    ) -> Pieces:
+    ) -> ScatteredBuffer:
         if sum(part.size for part in slip.parts) > limit:
             raise ProtocolError(f"the peer announced a payload of over {limit} bytes")
         lent = {loan: self._window.view(segment, loan) for loan, segment in slip.loans}
-        lent |= {number: file_mapping.whole(file, start, start + size) for (number, start, size), file in files}
+        lent |= {number: file_mapping.map_or_read(file, start, start + size) for (number, start, size), file in files}
         lent[_INLINE] = _bytes_of(memoryview(inline))
         pieces = []
         for part in slip.parts:
@@ -243,7 +243,7 @@ class LocalEnd:
             if source is None or part.start < 0 or part.size < 0 or part.start + part.size > len(source):
                 raise ProtocolError(f"the peer announced bytes that it did not pass: {part}")
             pieces.append(source[part.start : part.start + part.size])
-        return Pieces(pieces)
+        return ScatteredBuffer(pieces)
 
     def _receive_slip(self) -> Slip:
         prefix = bytearray(_LENGTH.size)
@@ -287,7 +287,7 @@ class LocalEnd:
             _, segment = self._lent.popitem()
             assert self._arena is not None
             self._arena.give_back(segment, retire=True)
-        self._window = Window()
+        self._window = BorrowedSegments()
         while self._descriptors:
             os.close(self._descriptors.pop())
 
