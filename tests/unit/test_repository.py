@@ -85,7 +85,7 @@ def test_links_lead_somewhere(path: Path):
 
 
 ROOMS_TO_COME = {
-    *("blocks", "cli", "client", "clusters", "control", "dispatcher", "engine", "frameworks", "functions", "graph"),
+    *("blocks", "cli", "client", "clusters", "control", "dispatcher", "engine", "frameworks", "graph"),
     *("observe", "ops", "planning", "policies", "protocol", "simulation", "sources", "testing", "wire", "worker"),
     "(root)",
 }

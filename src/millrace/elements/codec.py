@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.elements.decode_columns import ColumnDecoder
-from millrace.elements.encode_columns import Body, Piece, shred
+from millrace.elements.encode_columns import Body, Piece, encode_column
 from millrace.elements.layout import END, VERSION, Header, read_heads
 from millrace.elements.row_access import RowLayout, fixed_row_layout
 from millrace.elements.scattered_buffer import ScatteredBuffer
@@ -46,7 +46,7 @@ def encode(elements: Sequence[Any]) -> list[Piece]:
     """
     body = Body()
     try:
-        root = shred(body, elements, (), 0)
+        root = encode_column(body, elements, (), 0)
     except RecursionError:
         raise CodecError("an element contains itself or is nested too deeply; flatten it in .map(...)") from None
     return body.message(Header(VERSION, len(elements), root))

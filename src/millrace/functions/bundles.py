@@ -1,7 +1,7 @@
-"""From the user's process to a worker's: functions and objects, with the user's own modules.
+"""Bundles: a pipeline's functions and objects, with the user's own modules, packed for the workers.
 
-A pipeline's functions travel together, as one *bundle*. What the main program or a notebook defines travels by value,
-as cloudpickle has it; what is defined in modules travels by name, and the user's modules come along as source. So a
+A pipeline's functions travel together, as one *bundle*. Functions of the main program or a notebook travel by value,
+as cloudpickle has it; those defined in modules travel by name, and the user's modules come along as source. So a
 module's code is executed anew on the worker: what the program changed in it after importing it isn't seen there.
 
 Unpickling runs code. Only workers call :func:`unpack`, and they run the user's code by design.
@@ -35,7 +35,7 @@ _TRAILER = struct.Struct("<I8s")  # length of the stamp, magic
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """What every version of millrace can read, whatever becomes of the rest. Only ever append to it."""
+    """Envelope of a bundle that every version of millrace can read. Only ever append fields to it."""
 
     format: int
     millrace: str
@@ -50,9 +50,9 @@ class _Contents(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(values: Sequence[Any], names: Sequence[str], *, max_bytes: int = MAX_BYTES) -> bytes:
-    """A bundle of a pipeline's functions and objects.
+    """Pack a pipeline's functions and objects into a bundle.
 
-    What several values share they share on the worker too.
+    Objects that several values share are shared on the worker too.
 
     Args:
         values: functions and objects.
@@ -60,7 +60,7 @@ def pack(values: Sequence[Any], names: Sequence[str], *, max_bytes: int = MAX_BY
         max_bytes: bound on the bundle.
 
     Returns:
-        The pickles one after the other, then what describes them.
+        The pickles one after the other, then the stamp that describes them.
 
     Raises:
         ShippingError: something cannot be pickled, is too large, or needs a module that cannot travel; the message
@@ -100,9 +100,9 @@ def pack(values: Sequence[Any], names: Sequence[str], *, max_bytes: int = MAX_BY
 
 
 def unpack(bundle: bytes) -> list[Any]:
-    """The values of a bundle, with the user's modules in force from now on instead of a former bundle's.
+    """Restore the values of a bundle; the user's modules replace those of the bundle before.
 
-    Runs the user's code. Call it while no function of another bundle runs.
+    This runs the user's code. Call it while no function of another bundle runs.
 
     Raises:
         ShippingError: a module that the bundle needs isn't installed here, or a value cannot be restored; the message
@@ -145,7 +145,7 @@ def _open(bundle: bytes) -> _Contents:
 
 
 def _sources(files: Iterable[str]) -> dict[str, str]:
-    """Text of the user's files and notebook cells whose code goes by value."""
+    """Texts of the user's files and notebook cells whose code goes by value."""
     texts = {file: "".join(linecache.getlines(file)) for file in sorted(files) if not is_installed(file)}
     return {file: text for file, text in texts.items() if 0 < len(text) <= _MAX_SOURCE}
 

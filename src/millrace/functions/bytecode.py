@@ -1,7 +1,7 @@
-"""Code objects in a form that shows what they compute, and the names through which they reach other things.
+"""Canonical bytecode: code objects in a form that shows what they compute, and the names that they refer to.
 
-Line numbers, file names, docstrings and what the function itself is called are left out; names of variables stay in,
-for libraries look them up in the frames of their callers.
+Line numbers, file names, docstrings and the function's own name are left out; names of variables stay in, for
+libraries look them up in the frames of their callers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IDLE = {"NOP", "EXTENDED_ARG", "CACHE"}
 """Instructions that only carry line numbers or parts of others."""
 
 _ABOUT_CLASSES = {"__firstlineno__", "__static_attributes__"}
-"""What the body of a class notes of its text, from Python 3.13 on; the latter in no order."""
+"""Names that the body of a class sets from its text, from Python 3.13 on; the latter in no order."""
 
 _LOADS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _LOADS_VARIABLE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
@@ -47,14 +47,14 @@ REFLECTIVE = {
     "get_type_hints": "annotations",
     "signature": "annotations",
 }
-"""Names by which code looks at what is written beside that which is computed, and at what of that."""
+"""Names by which code reads metadata of functions and classes, with the kind of metadata."""
 
 OPAQUE = {"__code__", "__globals__", "f_globals", "f_locals", "f_back", "_getframe", "currentframe", "getsource"}
-"""Names by which code reaches what cannot be followed."""
+"""Names by which code reaches objects that cannot be followed."""
 
 
 class Import(NamedTuple):
-    """An import inside a function: ``from ..module import names`` has ``level`` 2."""
+    """Import inside a function: ``from ..module import names`` has ``level`` 2."""
 
     level: int
     module: str
@@ -62,7 +62,7 @@ class Import(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """What code refers to, nested functions included.
+    """Names that code refers to, nested functions included.
 
     Attributes:
         globals: ``("np", "random", "rand")`` for ``np.random.rand``: names and the attributes looked up at once.
@@ -80,7 +80,7 @@ class Uses(NamedTuple):
 
 
 def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
-    """What ``code`` computes: a label, and those of its constants that have parts (nested code, tuples, sets)."""
+    """Describe what ``code`` computes: a label, and its constants that have parts (nested code, tuples, sets)."""
     kept = _steps(code)
     offsets = [step.offset for step in kept]
 
@@ -113,21 +113,21 @@ def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
 
 @functools.lru_cache(maxsize=512)  # for both that look at them
 def _steps(code: CodeType) -> Sequence[dis.Instruction]:
-    """The instructions that do something."""
+    """Instructions that do something."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in _IDLE]
     noted = {at for at, step in enumerate(steps) if step.opname == "STORE_NAME" and step.argval in _ABOUT_CLASSES}
     return [step for at, step in enumerate(steps) if at not in noted and at + 1 not in noted]
 
 
 def uses(code: CodeType) -> Uses:
-    """What ``code`` refers to by name, as far as the bytecode shows."""
+    """List what ``code`` refers to by name, as far as the bytecode shows."""
     found = Uses(set(), set(), set(), set(), set())
     _collect(code, frozenset(code.co_freevars), found)
     return found
 
 
 def _collect(code: CodeType, around: frozenset[str], found: Uses) -> None:
-    """Adds to ``found``; ``around`` are the variables of functions around the outermost code."""
+    """Add to ``found``; ``around`` are the variables of functions around the outermost code."""
     steps = _steps(code)
     for index, step in enumerate(steps):
         name = step.opname
@@ -157,7 +157,7 @@ def _collect(code: CodeType, around: frozenset[str], found: Uses) -> None:
 
 
 def _chain(steps: Sequence[dis.Instruction], index: int) -> tuple[tuple[str, ...], int]:
-    """``("np", "random", "rand")`` and the index of the step after it."""
+    """Follow attribute lookups: ``("np", "random", "rand")`` and the index of the step after it."""
     path = [steps[index].argval]
     index += 1
     while index < len(steps) and steps[index].opname in _LOADS_ATTRIBUTE:
@@ -167,20 +167,20 @@ def _chain(steps: Sequence[dis.Instruction], index: int) -> tuple[tuple[str, ...
 
 
 def _changes_attribute(steps: Sequence[dis.Instruction], index: int) -> bool:
-    """``x.a = 1`` or ``x.a += 1``, where the step before ``index`` has loaded x."""
+    """Whether ``x.a = 1`` or ``x.a += 1`` follows, where the step before ``index`` has loaded x."""
     following = [step.opname for step in steps[index : index + 2]]
     return following[:1] in (["STORE_ATTR"], ["DELETE_ATTR"]) or following == ["COPY", "LOAD_ATTR"]
 
 
 def _updates_item(steps: Sequence[dis.Instruction], index: int) -> bool:
-    """``x[k] += 1`` copies both x and k before anything else."""
+    """Whether ``x[k] += 1`` begins here: it copies both x and k before anything else."""
     return all((step.opname, step.arg) == ("COPY", 2) for step in steps[index : index + 2])
 
 
 def _container(steps: Sequence[dis.Instruction], index: int, around: frozenset[str]) -> str | None:
-    """The global or variable around the function whose item the step at ``index`` is about; None if it is none.
+    """Global or outer variable whose item the step at ``index`` changes; None if there is none.
 
-    On the stack are the key and, below it, the container. Followed back as far as no jump comes between.
+    On the stack are the key and, below it, the container. They are followed back as far as no jump comes between.
     """
     height, key = 0, None  # relative to the key; the container is at -1
     for at in range(index - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What the names in a function's code stand for: globals, modules, what it imports when it runs."""
+"""Closure scan: the values behind the names in a function's code, from globals, modules and imports inside it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from millrace.functions.user_modules import resolve
 
 
 class UntoldError(Exception):
-    """What this value does cannot be told by looking at it; the message goes on after "which"."""
+    """Nobody can tell by looking at this value what it computes; the message goes on after "which"."""
 
 
 class ReflectiveError(Exception):
-    """Code looks at what was left out.
+    """Code reads metadata that was left out.
 
     Attributes:
-        beside: at which of ``names``, ``docstrings``, ``annotations``.
+        metadata: the kinds of metadata to include, of ``names``, ``docstrings``, ``annotations``.
     """
 
-    def __init__(self, beside: frozenset[str]) -> None:
-        super().__init__(*beside)
-        self.beside = beside
+    def __init__(self, metadata: frozenset[str]) -> None:
+        super().__init__(*metadata)
+        self.metadata = metadata
 
 
 class Held(NamedTuple):
-    """Something that a value holds.
+    """Reference from a value to another one that it holds.
 
     Attributes:
-        kind: how, one of those that :class:`millrace.functions.pickle_diagnostics.Hop` knows.
+        kind: one of the kinds of :class:`millrace.functions.pickle_diagnostics.Hop`.
         name: e.g. ``MODEL``, ``[3]``.
-        value: what.
+        value: the value held.
     """
 
     kind: str
@@ -66,17 +66,17 @@ _CHANGING = {
 _CONTAINERS = (list, dict, set, bytearray, collections.deque)
 
 
-def followed(function: types.FunctionType, cells: dict[str, Any], beside: frozenset[str]) -> list[Held]:
-    """What the names in the code of a function of the user's stand for.
+def followed(function: types.FunctionType, cells: dict[str, Any], metadata: frozenset[str]) -> list[Held]:
+    """Resolve the names in the code of a user's function.
 
     Args:
         function: the function.
         cells: the variables around it, by name.
-        beside: see :class:`ReflectiveError`.
+        metadata: see :class:`ReadsMetadataError`.
 
     Raises:
-        UntoldError: it changes what outlives its call, or reaches what cannot be followed.
-        ReflectiveError: it looks at more than ``beside``.
+        UndecidableError: it changes what outlives its call, or reaches what cannot be followed.
+        ReadsMetadataError: it reads more than ``metadata``.
     """
     used = uses(function.__code__)
     if used.stores:
@@ -85,8 +85,8 @@ def followed(function: types.FunctionType, cells: dict[str, Any], beside: frozen
     if hidden:
         raise UntoldError(f"uses `{min(hidden)}`, by which it may reach anything")
     wanted = {REFLECTIVE[name] for name in used.names & REFLECTIVE.keys()}
-    if not wanted <= beside:
-        raise ReflectiveError(beside | wanted)
+    if not wanted <= metadata:
+        raise ReflectiveError(metadata | wanted)
     found: dict[str, Held] = {}
     for path in sorted(used.variables):
         _check_unchanged(cells.get(path[0], _MISSING), path)
@@ -109,11 +109,11 @@ def _check_unchanged(value: Any, path: tuple[str, ...]) -> None:
 
 
 class _Unset:
-    """Stands for a name that means nothing, or nothing yet."""
+    """Stand-in for a name that means nothing, or nothing yet."""
 
 
 def _look_up(space: dict[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
-    """(number of names used, value): what a name stands for, through modules as far as attributes lead."""
+    """Resolve a path through modules as far as attributes lead: (number of names used, value)."""
     value = space.get(path[0], _MISSING)
     if value is _MISSING:
         value = getattr(builtins, path[0], _Unset)
@@ -129,7 +129,7 @@ def _look_up(space: dict[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
 
 
 def _looks_out(value: Any) -> bool:
-    """Whether what an installed module holds has to be looked at: settings, what the user put there, what does all."""
+    """Whether a member of an installed module has to be looked at: settings, the user's values, dynamic functions."""
     if isinstance(value, (types.FunctionType, type)):
         return release(str(value.__module__)) is None or is_dynamic(value)
     return isinstance(value, types.ModuleType) or atom(value) is not None or is_dynamic(value)
@@ -141,7 +141,7 @@ def is_dynamic(value: Any) -> bool:
 
 
 def _imported(each: Import, package: str | None) -> Iterator[Held]:
-    """What an import inside a function brings: the user's modules are imported, as they will be when it is called."""
+    """References of an import inside a function; the user's modules are imported, as they will be when it is called."""
     name = resolve(each.module, each.level, package)
     label = "import " + "." * each.level + each.module
     if name is None:

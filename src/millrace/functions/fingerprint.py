@@ -1,8 +1,8 @@
-"""What a user's function or object computes, as 16 bytes: whatever of it changes, they change.
+"""Fingerprint of a user's function or object: 16 bytes that change with whatever it computes.
 
-Looked at are code, constants, defaults, variables around the function, and the globals and the user's own functions and
-modules that it refers to, all the way down; of installed packages name and version. Line numbers, files, comments,
-docstrings and annotations are not, nor is anything that differs between two runs of one program.
+Code, constants, defaults, variables around the function, and the globals and the user's own functions and modules that
+it refers to count, all the way down; of installed packages name and version count. Line numbers, files, comments,
+docstrings and annotations do not, nor does anything that differs between two runs of one program.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from millrace.functions.graph_hash import Node, digest_of, hashed
 from millrace.functions.value_graph import dissect
 
 _VERSION = b"1"
-"""Of this way of looking at things; count it up when a value gets another fingerprint than before."""
+"""Version of this algorithm; increment it when a value gets another fingerprint than before."""
 
 
 def fingerprint(value: Any) -> bytes:
-    """What ``value`` computes, or is, as 16 bytes: the same in all processes and on all machines of one Python 3.x.
+    """Hash what ``value`` computes, or is, into 16 bytes: the same in all processes and machines of one Python 3.x.
 
-    A function that was changed, or anything that it refers to, has another fingerprint; what of it is mere text has no
-    part in it, unless code that it reaches looks at that (``__doc__``, ``__name__``, ...). Order counts in dicts, and
-    1, 1.0 and True are three values. Modules of the user's that a function imports when it is called are imported.
+    A function that was changed, or refers to anything that was changed, has another fingerprint; text about it counts
+    only if code that it reaches reads that text (``__doc__``, ``__name__``, ...). Order counts in dicts, and 1, 1.0 and
+    True are three values. Modules of the user's that a function imports when it is called are imported.
 
     What a function reads when it runs (files, clocks, shared random generators) isn't seen, nor are packages that were
-    changed without a change of version. Large arrays are read once, at what SHA-256 does, 1 to 2 GB/s.
+    changed without a change of version. Large arrays are read once, at the speed of SHA-256, 1 to 2 GB/s.
 
     Raises:
-        UnsureError: that cannot be told, with the place and the way out.
+        UnsureError: nobody can tell what it computes; the message names the place and the way out.
     """
-    beside: frozenset[str] = frozenset()
+    metadata: frozenset[str] = frozenset()
     while True:
         try:
-            digest = digest_of(_nodes(value, beside))
+            digest = digest_of(_nodes(value, metadata))
         except ReflectiveError as error:
-            beside = error.beside
+            metadata = error.metadata
         except RecursionError:
             raise UnsureError(f"this {type(value).__name__} is nested too deeply to be compared with others") from None
         else:
             return hashed(_VERSION, b"%d.%d" % sys.version_info[:2], digest)
 
 
-def _nodes(root: Any, beside: frozenset[str]) -> list[Node]:
+def _nodes(root: Any, metadata: frozenset[str]) -> list[Node]:
     values = [root]  # kept alive, for an id is one's own as long as one lives
     numbers = {id(root): 0}
     found: list[tuple[int, Held] | None] = [None]
     nodes = []
     for number, value in enumerate(values):  # it grows
         try:
-            label, holds, ordered = dissect(value, beside)
+            label, holds, ordered = dissect(value, metadata)
         except UntoldError as error:
             raise UnsureError(_message(values, found, number, str(error))) from None
         children = []
@@ -66,7 +66,7 @@ def _nodes(root: Any, beside: frozenset[str]) -> list[Node]:
 
 
 def _message(values: list[Any], found: list[tuple[int, Held] | None], number: int, reason: str) -> str:
-    """Where the value is that nothing can be told of, why, and what to do."""
+    """Say which value cannot be judged, why, and what to do."""
     from millrace.functions.pickle_diagnostics import Hop, reached
 
     path: list[Hop] = []

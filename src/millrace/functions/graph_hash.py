@@ -1,8 +1,8 @@
-"""Digests of values that are given as a graph: two are alike if they look alike from their roots down.
+"""Hashes of values that are given as a graph: two are alike if they look alike from their roots down.
 
 What is shared and what is a copy makes no difference outside of cycles, and neither does the order in which anything
 was found. Cycles are cut as Tarjan has it ("Depth-first search and linear graph algorithms", 1972): nodes that reach
-one another have digests of what is seen on a walk from each.
+one another have hashes of what is seen on a walk from each.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 SIZE = 16
-"""Bytes of a digest."""
+"""Bytes of a hash."""
 
 
 class Node(NamedTuple):
     """One value, taken apart.
 
     Attributes:
-        label: what it is, but for what it holds.
+        label: the value itself, without what it holds.
         children: numbers of the nodes that it holds.
         ordered: whether their order matters; it does not in a set.
     """
@@ -31,7 +31,7 @@ class Node(NamedTuple):
 
 
 def hashed(*parts: bytes) -> bytes:
-    """BLAKE2b of some byte strings and of where each ends, 16 bytes."""
+    """Hash byte strings and their lengths with BLAKE2b, 16 bytes."""
     digest = hashlib.blake2b(digest_size=SIZE)
     for part in parts:
         digest.update(b"%d:" % len(part))
@@ -40,12 +40,12 @@ def hashed(*parts: bytes) -> bytes:
 
 
 def joined(parts: Iterable[str]) -> bytes:
-    """Some strings as one label, so that it can be seen where each ends."""
+    """Join strings into one label that shows where each ends."""
     return b"".join(map(_str, parts))
 
 
 def atom(value: Any) -> bytes | None:
-    """A value without parts as bytes that end by themselves; None if it is none of these."""
+    """Encode a value without parts as bytes that show their own end; None for any other value."""
     encode = _ATOMS.get(type(value))
     return None if encode is None else encode(value)
 
@@ -69,7 +69,7 @@ _ATOMS: dict[type, Callable[[Any], bytes]] = {
 
 
 def digest_of(nodes: Sequence[Node]) -> bytes:
-    """Digest of node 0, 16 bytes."""
+    """Hash node 0 and all that it reaches, 16 bytes."""
     digests: dict[int, bytes] = {}
     groups: dict[int, frozenset[int]] = {}
 
@@ -93,7 +93,7 @@ def _digest(node: Node, children: list[bytes]) -> bytes:
 
 
 def _in_cycle(nodes: Sequence[Node], start: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
-    """Digest of one of a ``group`` of nodes that reach one another: what a walk from it finds, in order."""
+    """Hash one of a ``group`` of nodes that reach one another: what a walk from it finds, in order."""
     places = {start: 0}
     found = [start]
     seen: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The user's modules on a worker: imported from text that came with the functions.
+"""Importer of the user's modules on a worker, from the text that came with the functions.
 
 Only a worker does this. One set of modules is in force at a time; installing another takes the former one's modules
 out of the interpreter.
@@ -18,9 +18,9 @@ from millrace.functions.user_modules import Module
 
 
 def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
-    """Makes ``modules`` importable, before everything of the same name that the interpreter would find by itself.
+    """Make ``modules`` importable, before everything of the same name that the interpreter would find by itself.
 
-    The same modules as those in force are left as they are, imported or not.
+    If they are in force already, they are left as they are, imported or not.
 
     Args:
         modules: the modules; names not among them are found as ever.
@@ -40,7 +40,7 @@ def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
 
 
 def uninstall() -> None:
-    """Takes the modules in force, if any, out of the interpreter, with all that they hold."""
+    """Take the modules in force, if any, out of the interpreter, with all that they hold."""
     former = current()
     if former is not None:
         former.forget_sources()
@@ -49,12 +49,13 @@ def uninstall() -> None:
 
 
 def current() -> BundleFinder | None:
-    """The finder in force, if any."""
+    """Finder in force, if any."""
     return next((finder for finder in sys.meta_path if isinstance(finder, BundleFinder)), None)
 
 
 class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
-    """Finds and loads modules from text. Their ``__file__`` is the user's, so tracebacks name and show what they know.
+    """Finder and loader of modules from text. Their ``__file__`` is the user's path, so tracebacks show the user's
+    files.
 
     Attributes:
         modules: by full name.
@@ -71,7 +72,7 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of the bundle; None for any other."""
+        """Return the spec of a module of the bundle; None for any other."""
         module = self.modules.get(fullname)
         if module is None:
             return None
@@ -95,7 +96,7 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return self._module(fullname).path
 
     def get_source(self, fullname: str) -> str:
-        """The module's text."""
+        """Text of the module."""
         return self._module(fullname).source
 
     def is_package(self, fullname: str) -> bool:
@@ -111,7 +112,7 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
     # -- coming and going
 
     def enter(self) -> None:
-        """Puts aside modules that are loaded under the bundle's names, with what is below them."""
+        """Put aside modules that are loaded under the bundle's names, with what is below them."""
         for name in self._loaded():
             # A namespace that is here already is shared: what the bundle has in it is found all the same.
             if self._is_namespace(name) and hasattr(sys.modules[name], "__path__"):
@@ -123,7 +124,7 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
                 _show(module.path, module.source)
 
     def leave(self) -> None:
-        """Takes the bundle's modules out of the interpreter and puts back what was there before."""
+        """Take the bundle's modules out of the interpreter and put back what was there before."""
         for name in self._loaded():
             if name not in self._shared:
                 sys.modules.pop(name, None)
@@ -132,13 +133,13 @@ class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
             linecache.cache.pop(module.path, None)
 
     def remember_sources(self, sources: Mapping[str, str]) -> None:
-        """Shows these files' lines in tracebacks, unless they are modules of the bundle."""
+        """Show these files' lines in tracebacks, unless they are modules of the bundle."""
         self._remembered = sorted(sources.keys() - {module.path for module in self.modules.values()})
         for path in self._remembered:
             _show(path, sources[path])
 
     def forget_sources(self) -> None:
-        """Takes back what :meth:`remember_sources` showed."""
+        """Take back what :meth:`remember_sources` showed."""
         for path in self._remembered:
             linecache.cache.pop(path, None)
 

@@ -1,4 +1,4 @@
-"""Which release of which package a module belongs to: what stands for code that is installed, in place of the code."""
+"""Package versions: the release that a module belongs to stands for installed code, in place of the code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from millrace.version import __version__
 
 @functools.cache
 def release(module: str) -> str | None:
-    """The release that a module comes from, e.g. ``pillow 11.0.0``; None if its code itself has to be looked at.
+    """Release that a module comes from, e.g. ``pillow 11.0.0``; None if its code itself has to be looked at.
 
-    That is so for the user's own modules, and for what lies among installed packages without having been installed.
-    Python's own modules are of a minor version, for patch releases compute the same.
+    The latter holds for the user's own modules, and for files among installed packages that no package installed.
+    Python's
+    own modules are of a minor version, for patch releases compute the same.
 
     Args:
         module: full name; it need not be imported.
@@ -32,7 +33,7 @@ def release(module: str) -> str | None:
 
 @functools.cache
 def _distributions(top: str) -> str | None:
-    """The distributions that have files of this package: the one of its name, or else all that list such files."""
+    """Distributions that have files of this package: the one of its name, or else all that list such files."""
     try:
         found = [importlib.metadata.distribution(top)]
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""Why something cannot travel: which lock, file or table, and how the user's function comes by it.
+"""Pickling diagnostics: which lock, file or table cannot travel, and how the user's function comes by it.
 
-Only runs once packing has failed. Imports cloudpickle: import this module late.
+This only runs once packing has failed. It imports cloudpickle: import this module late.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_HOPS = 8
 
 
 class Hop(NamedTuple):
-    """A step from one object to another that it holds.
+    """Step from one object to another that it holds.
 
     Attributes:
         kind: ``global``, ``variable``, ``default``, ``attribute``, ``self``, ``item`` or ``part``.
@@ -68,7 +68,7 @@ _OTHERWISE = (
 
 
 def unsendable(value: Any, name: str, error: Exception) -> str:
-    """The message about a ``value`` (of the operator ``name``) that could not be pickled because of ``error``."""
+    """Explain why ``value`` (of the operator ``name``) could not be pickled; ``error`` is what pickling raised."""
     tracer = _Tracer()
     try:
         tracer.dump(value)
@@ -86,11 +86,11 @@ def unsendable(value: Any, name: str, error: Exception) -> str:
 
 
 def reached(value: Any, culprit: Any, path: Sequence[Hop]) -> str:
-    """A sentence up to its verb about what is found in ``value``: ``function f uses the global `LOCK`, a lock, which``.
+    """Begin a sentence about a part of ``value``, up to its verb: ``function f uses the global `LOCK`, a lock, which``.
 
     Args:
         value: a function or object of the user's.
-        culprit: what the sentence is about.
+        culprit: the part that the sentence is about.
         path: how ``value`` leads to it; empty if it is ``value`` itself.
     """
     if not path:
@@ -101,7 +101,7 @@ def reached(value: Any, culprit: Any, path: Sequence[Hop]) -> str:
 
 
 def too_large(values: Sequence[Any], names: Sequence[str], max_bytes: int) -> str:
-    """The message about ``values`` that make more than ``max_bytes`` together: which part is to blame."""
+    """Explain which part of ``values``, more than ``max_bytes`` together, is to blame."""
     sizes = [_size(value) for value in values]
     size = max(sizes)
     first = sizes.index(size)
@@ -131,7 +131,7 @@ def too_large(values: Sequence[Any], names: Sequence[str], max_bytes: int) -> st
 
 
 def children(value: Any) -> Iterator[tuple[Hop, Any]]:
-    """What ``value`` holds, as far as pickle would follow it."""
+    """List what ``value`` holds, as far as pickle would follow it."""
     try:
         yield from _children(value)
     except Exception:  # noqa: BLE001 (a user's property or repr that fails must not hide what is to be said)
@@ -206,7 +206,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 class _Nothing:
-    """A file that only counts."""
+    """File that only counts the bytes written."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -216,7 +216,7 @@ class _Nothing:
 
 
 class _Tracer(Pickler):
-    """Notes what is pickled. Pickle asks about an object before it looks into it: what it asked last is the culprit."""
+    """Pickler that notes what pickle asks about; it asks before it looks inside, so the last object is the culprit."""
 
     def __init__(self) -> None:
         super().__init__(_Nothing())
@@ -230,7 +230,7 @@ class _Tracer(Pickler):
 
 
 def _path(value: Any, culprit: Any, seen: set[int]) -> list[Hop] | None:
-    """The shortest way from ``value`` to ``culprit`` through what pickle looked at; None if it isn't to be found."""
+    """Shortest path from ``value`` to ``culprit`` through what pickle looked at; None if there is none."""
     queue: deque[tuple[Any, list[Hop]]] = deque([(value, [])])
     visited = {id(value)}
     while queue and len(visited) < _MOST_VISITED:
@@ -270,7 +270,7 @@ def _subject(value: Any) -> str:
 
 
 def _route(value: Any, path: Sequence[Hop]) -> str:
-    """``augment -> self.model -> _lock``."""
+    """Path in words: ``augment -> self.model -> _lock``."""
     labels = [hop.label for hop in path]
     if labels[0] == "self" and len(labels) > 1:
         labels[:2] = [f"self.{labels[1]}"]

@@ -1,4 +1,4 @@
-"""Pickling by cloudpickle, with a record of what else must travel. Imports cloudpickle: import this module late."""
+"""Pickler: cloudpickle with a record of what else must travel. It imports cloudpickle: import this module late."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class TooLargeError(Exception):
 
 
 class Sink(io.BytesIO):
-    """A file in memory that takes up to ``max_bytes``."""
+    """File in memory that takes up to ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__()
         self._left = max_bytes
 
     def write(self, data: Any, /) -> int:
-        """Appends ``data``.
+        """Append ``data``.
 
         Raises:
             TooLargeError: it doesn't fit.
@@ -48,7 +48,7 @@ class Sink(io.BytesIO):
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles functions and classes of the main program by value, those of modules by name.
+    """Pickler of functions and classes of the main program by value, of those of modules by name.
 
     Values dumped one after the other by one pickler share what they have in common, globals of the main program
     included; load them one after the other with one unpickler.
@@ -64,7 +64,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         self.files: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to pickle ``obj``; called by pickle for everything but atoms and plain containers."""
+        """Choose how to pickle ``obj``; called by pickle for everything but atoms and plain containers."""
         if isinstance(obj, io.TextIOBase) and obj not in (sys.stdout, sys.stderr) and not isinstance(obj, io.StringIO):
             raise pickle.PicklingError("cannot pickle an open file")  # cloudpickle would send all that it holds
         if isinstance(obj, _LRU_CACHE) and not _is_importable(obj):
@@ -83,7 +83,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         return reduced
 
     def _reduce(self, obj: Any) -> Any:
-        """How pickle itself would go about ``obj``; records the module if that is by a name in one."""
+        """Reduce ``obj`` as pickle itself would; record the module if the result is a name in one."""
         reducer = self.dispatch_table.get(type(obj))
         if reducer is None and isinstance(obj, (type, FunctionType)):
             self.modules.add(_home(obj, obj.__qualname__))
@@ -103,7 +103,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 @contextmanager
 def main_by_value() -> Iterator[None]:
-    """Pickles functions of the main program by value under its other name too, which it has in spawned processes."""
+    """Pickle functions of the main program by value under its other name too, which it has in spawned processes."""
     module = sys.modules.get("__mp_main__")
     if module is None:
         yield
@@ -136,7 +136,7 @@ def imports_in(code: CodeType, package: str | None) -> Iterator[str]:
 
 
 def _home(obj: Any, name: str) -> str:
-    """The module that pickle names for ``obj``: the one that it says, or else the first that has it."""
+    """Module that pickle names for ``obj``: its ``__module__``, or else the first module that has it."""
     return str(pickle.whichmodule(obj, name))  # type: ignore[attr-defined]  # the stubs lack it
 
 

@@ -1,4 +1,4 @@
-"""What a user's function is called, where it was written, and how it wants to be called.
+"""Signatures of user functions: their name, where they were written, and how they are to be called.
 
 A function of one element is called as ``fn(element)``, or as ``fn(element, rng=generator)`` if it has a parameter of
 that name: by keyword, so that ``def augment(x, scale=2, *, rng)``, partials and wrappers work alike.
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from millrace.errors import PipelineError
 
 RNG = "rng"
-"""A parameter of this name asks for the element's random generator."""
+"""Name of the parameter that asks for the element's random generator."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Description(NamedTuple):
-    """A user's function, for messages and for whoever calls it; the fields of :class:`millrace.graph.nodes.Opaque`.
+    """User's function as messages and callers see it; the fields of :class:`millrace.graph.nodes.Opaque`.
 
     Attributes:
         name: e.g. ``decode``, ``Augment.apply``, ``partial(resize)``, ``lambda at train.py:12``.
@@ -37,9 +37,9 @@ class Description(NamedTuple):
 
 
 def describe(fn: Any, operator: str, arguments: Sequence[str] = ("element",)) -> Description:
-    """Looks at a function that the user gave to ``operator``, without calling it.
+    """Describe a function that the user gave to ``operator``, without calling it.
 
-    What has no signature to look at (ufuncs, many builtins) is taken to be right.
+    Functions without a signature (ufuncs, many builtins) are taken to be right.
 
     Args:
         fn: what the user gave.
@@ -68,7 +68,7 @@ def describe(fn: Any, operator: str, arguments: Sequence[str] = ("element",)) ->
 
 
 def name_of(value: Any) -> str:
-    """A short name for a function, class or object of the user's."""
+    """Short name for a user's function, class or object."""
     if isinstance(value, functools.partial):
         return f"partial({name_of(value.func)})"
     name = getattr(value, "__name__", None) if callable(value) else None
@@ -85,7 +85,7 @@ def name_of(value: Any) -> str:
 
 
 def where_of(value: Any) -> str:
-    """File and line of what defines ``value``, e.g. ``train.py:12``; empty for what isn't written in Python."""
+    """File and line that define ``value``, e.g. ``train.py:12``; empty if it isn't written in Python."""
     code = _code(value)
     return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code is not None else ""
 

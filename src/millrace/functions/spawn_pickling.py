@@ -1,4 +1,4 @@
-"""To a child process of this one: functions that pickle alone refuses, such as lambdas."""
+"""Pickling for spawned child processes, of functions that pickle alone refuses, such as lambdas."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def for_children(value: Any) -> Any:
-    """``value`` for the state of an object that is being pickled.
+    """Wrap ``value`` for the state of an object that is being pickled.
 
-    If that is because ``multiprocessing`` is spawning a child, which runs the same code on the same machine, functions
-    go by value where they have to. Otherwise whoever pickles decides: a worker's bundle has rules of its own.
+    If it is pickled because ``multiprocessing`` is spawning a child, which runs the same code on the same machine,
+    functions go by value where they have to. Otherwise whoever pickles decides: a worker's bundle has rules of its own.
     """
     from multiprocessing import context
 
@@ -18,7 +18,7 @@ def for_children(value: Any) -> Any:
 
 
 class _ByValue:
-    """Unpickles as what it holds."""
+    """Wrapper that unpickles as the value in it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

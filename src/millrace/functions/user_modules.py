@@ -1,8 +1,8 @@
-"""Which modules are the user's own, and which of them a set of functions needs.
+"""User modules: which modules are the user's own, and which of them a set of functions needs.
 
 A module is the user's unless it belongs to Python, to millrace, or is installed (lies in ``site-packages`` and the
-like). The user's modules travel as source text, along with those that they import in turn. What is installed does not
-travel: workers have it, or say that they lack it.
+like). The user's modules travel as source text, along with those that they import in turn. Installed packages do not
+travel: workers have them, or say that they lack them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import msgspec
 from millrace.errors import ShippingError
 
 NEVER_SHIPPED = frozenset({"__main__", "__mp_main__", "millrace"})
-"""The main program travels by value, function by function; millrace is installed wherever a worker runs."""
+"""Modules that never travel: the main program goes by value, function by function; millrace is installed on workers."""
 
 _KEPT = 1024
-"""Modules of which is remembered what their text says: a training that distributes again and again parses them once."""
+"""Modules whose imports stay cached: a training that distributes again and again parses them once."""
 
 
 class Module(msgspec.Struct, frozen=True, array_like=True):
-    """One module of the user's, as text.
+    """User's module as text.
 
     Attributes:
         name: full dotted name.
@@ -48,19 +48,19 @@ class Module(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_namespace(self) -> bool:
-        """A package without ``__init__.py``."""
+        """Whether it is a package without ``__init__.py``."""
         return self.is_package and not self.path
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """A module that something imports."""
+    """Module that something imports."""
 
     name: str
     users: tuple[str, ...]  # what wants it: the operator, then modules, each importing the next
 
 
 def collect(roots: Mapping[str, str]) -> list[Module]:
-    """The user's modules among ``roots``, and all of the user's modules that they import.
+    """Collect the user's modules among ``roots``, and all of the user's modules that they import.
 
     Imports are read from the source, wherever they stand in it; modules of the user's packages that are loaded travel
     along even if no import statement shows them (plugins). Nothing is imported to find out.
@@ -112,7 +112,7 @@ def is_installed(path: str) -> bool:
 def is_users(name: str) -> bool:
     """Whether a module is the user's own, the main program included; False also if there is none of this name.
 
-    Only where it lies is looked at: nothing is imported.
+    Only its location is looked at: nothing is imported.
     """
     if name in ("__main__", "__mp_main__"):
         return True
@@ -124,9 +124,9 @@ def is_users(name: str) -> bool:
 
 
 def resolve(name: str, level: int, package: str | None) -> str | None:
-    """The absolute name of an import: ``from ..a import b`` in ``package`` is ``("a", 2, package)``.
+    """Resolve the absolute name of an import: ``from ..a import b`` in ``package`` is ``("a", 2, package)``.
 
-    None if the dots lead out of the package.
+    The result is None if the dots lead out of the package.
     """
     if level == 0:
         return name
@@ -139,7 +139,7 @@ def resolve(name: str, level: int, package: str | None) -> str | None:
 
 @functools.lru_cache(_KEPT)
 def imports_of(module: Module) -> tuple[tuple[str, bool], ...]:
-    """(name, always) of everything that ``module`` may import; ``always``: as soon as it is imported itself.
+    """List (name, always) of everything that ``module`` may import; ``always``: as soon as it is imported itself.
 
     ``from a import b`` gives ``a``, and ``a.b`` as a possibility, for b may be a module or not.
     """
@@ -208,7 +208,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def _read(name: str, wanted: _Wanted, *, certain: bool) -> Module | None:
-    """The module if it is the user's and has source; None if it is not the user's to send, or is no module at all."""
+    """Read the module if it is the user's and has source; None if it is not the user's to send, or is no module."""
     if name.partition(".")[0] in NEVER_SHIPPED:
         return None
     spec = _find(name)
@@ -236,7 +236,7 @@ def _read(name: str, wanted: _Wanted, *, certain: bool) -> Module | None:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """The spec of a module, without importing it or its parents."""
+    """Find the spec of a module, without importing it or its parents."""
     module = sys.modules.get(name)
     if module is not None:
         spec = getattr(module, "__spec__", None)

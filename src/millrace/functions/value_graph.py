@@ -1,4 +1,4 @@
-"""What a value is and what it holds, as far as it decides what comes of using it."""
+"""Value graph: a value and the values that it holds, as far as they decide what using it computes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from millrace.functions.user_modules import is_installed
 
 
 class Anatomy(NamedTuple):
-    """A value taken apart.
+    """Value taken apart, one level deep.
 
     Attributes:
-        label: what it is, but for what it holds.
-        holds: what it holds.
-        ordered: whether the order of that matters.
+        label: the value itself, without what it holds.
+        holds: values that it holds.
+        ordered: whether their order matters.
     """
 
     label: bytes
@@ -55,7 +55,7 @@ _NOT_OF_A_CLASS = {
     "__static_attributes__",
     "_abc_impl",
 }
-"""Text, caches, and what Python makes of the rest."""
+"""Entries of a class that are text, caches, or made by Python from the rest."""
 _SIMPLE_DESCRIPTORS = (
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
@@ -65,25 +65,25 @@ _SIMPLE_DESCRIPTORS = (
 )
 
 
-def dissect(value: Any, beside: frozenset[str] = frozenset()) -> Anatomy:
-    """Takes ``value`` apart, one level deep.
+def dissect(value: Any, metadata: frozenset[str] = frozenset()) -> Anatomy:
+    """Take ``value`` apart, one level deep.
 
     Args:
         value: anything.
-        beside: what of functions and classes counts although it is not computed with: see :class:`ReflectiveError`.
+        metadata: metadata of functions and classes to include: see :class:`ReadsMetadataError`.
 
     Raises:
-        UntoldError: it holds what cannot be compared, or does what cannot be followed.
-        ReflectiveError: ``beside`` lacks something.
+        UndecidableError: it holds what cannot be compared, or does what cannot be followed.
+        ReadsMetadataError: ``metadata`` lacks something.
     """
     inside = atom(value)
     if inside is not None:
         return Anatomy(inside, [])
     kind = type(value)  # and not isinstance: proxies claim to be what they stand for
     if issubclass(kind, type):
-        return _class(value, beside)
+        return _class(value, metadata)
     if kind is types.FunctionType:
-        return _function(value, beside)
+        return _function(value, metadata)
     look = _EXACTLY.get(kind)
     if look is not None:
         return look(value)
@@ -98,7 +98,7 @@ def dissect(value: Any, beside: frozenset[str] = frozenset()) -> Anatomy:
 
 
 def _made(kind: str, holds: list[Held]) -> Anatomy:
-    """Of what is told by the names of what it holds."""
+    """Take apart a value that is told by the names of what it holds."""
     return Anatomy(joined([kind, *(held.name for held in holds)]), holds)
 
 
@@ -106,7 +106,7 @@ def _made(kind: str, holds: list[Held]) -> Anatomy:
 
 
 def _items(kind: str, values: Iterable[Any], place: Callable[[int], Any] = int) -> Anatomy:
-    """A container in order; ``place`` of an item's number is what a message calls it."""
+    """Take apart a container in order; ``place`` of an item's number is what a message calls it."""
     label, holds = [kind.encode()], []
     for number, value in enumerate(values):
         inside = _inline(value)
@@ -118,7 +118,7 @@ def _items(kind: str, values: Iterable[Any], place: Callable[[int], Any] = int) 
 
 
 def _inline(value: Any) -> bytes | None:
-    """An atom or a row of atoms, which are most of what long lists hold."""
+    """Encode an atom or a row of atoms, which are most of what long lists hold."""
     bracket = _ROWS.get(type(value))
     if bracket is None:
         return atom(value)
@@ -165,7 +165,7 @@ def _scalar(value: np.generic) -> Anatomy:
 
 
 def _tensor(value: Any) -> Anatomy | None:
-    """A tensor of PyTorch, if that is loaded."""
+    """Take apart a tensor of PyTorch, if that is loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not issubclass(type(value), torch.Tensor):
         return None
@@ -190,7 +190,7 @@ def _pattern(value: re.Pattern[Any]) -> Anatomy:
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-def _function(function: types.FunctionType, beside: frozenset[str]) -> Anatomy:
+def _function(function: types.FunctionType, metadata: frozenset[str]) -> Anatomy:
     home = function.__globals__.get("__name__")
     installed = release(home) if isinstance(home, str) and _is_of(function, home) else None
     if installed is not None:
@@ -213,16 +213,16 @@ def _function(function: types.FunctionType, beside: frozenset[str]) -> Anatomy:
     holds += [Held("attribute", name, value) for name, value in attributes]
     parts = [str(len(defaults)), *(name for name, _ in named), "", *cells, "", *(name for name, _ in attributes)]
     if installed is None:
-        found = followed(function, cells, beside)
+        found = followed(function, cells, metadata)
         parts += ["globals", *(held.name for held in found)]
         holds += found
     else:
         parts += [installed, str(home), function.__qualname__]
-    if "names" in beside:
+    if "names" in metadata:
         parts += [function.__name__, function.__qualname__]
-    if "docstrings" in beside:
+    if "docstrings" in metadata:
         holds.append(Held("part", "docstring", function.__doc__))
-    if "annotations" in beside:
+    if "annotations" in metadata:
         holds.append(Held("part", "annotations", function.__annotations__))
     return Anatomy(b"function" + joined(parts), holds)
 
@@ -249,7 +249,7 @@ def _code(code: types.CodeType) -> Anatomy:
 
 
 def _by_name(value: Any) -> Anatomy | None:
-    """Something that an installed module has under its own name."""
+    """Describe by its name a value that an installed module has under that name."""
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(home, str) or not isinstance(name, str) or home not in sys.modules:
         return None
@@ -320,13 +320,13 @@ def _partial(value: functools.partial[Any]) -> Anatomy:
 
 
 def _cached(value: Any) -> Anatomy:
-    """What ``functools.lru_cache`` makes of a function."""
+    """Take apart a function under ``functools.lru_cache``."""
     own = {name: item for name, item in vars(value).items() if name[:2] != "__" and name != "cache_parameters"}
     return _made("cached", [Held("part", "function", value.__wrapped__), *_attributes(own)])
 
 
 def _wrapper(kind: str, *names: str) -> Callable[[Any], Anatomy]:
-    """Of something that is made of the functions among these attributes."""
+    """Return a function that takes apart a value made of the functions among these attributes."""
 
     def look(value: Any) -> Anatomy:
         return _made(kind, [Held("part", name, getattr(value, name)) for name in names])
@@ -345,14 +345,14 @@ def _module(value: types.ModuleType) -> Anatomy:
 
 
 def _is_below(value: Any, package: str) -> bool:
-    """Modules of a package are among its names once something has imported them."""
+    """Whether ``value`` is a module of ``package``: it is among the package's names once something has imported it."""
     return isinstance(value, types.ModuleType) and value.__name__.startswith(f"{package}.")
 
 
 # -- classes and their instances ---------------------------------------------------------------------------------------
 
 
-def _class(cls: type, beside: frozenset[str]) -> Anatomy:
+def _class(cls: type, metadata: frozenset[str]) -> Anatomy:
     known = _by_name(cls)
     if known is not None:
         return known
@@ -370,11 +370,11 @@ def _class(cls: type, beside: frozenset[str]) -> Anatomy:
         holds.append(Held("part", "members", members))
         own = {name: item for name, item in own.items() if name not in {*_MEMBERS, *cls.__members__}}
     entries = sorted((name, item) for name, item in own.items() if name not in _NOT_OF_A_CLASS)
-    if "docstrings" in beside:
+    if "docstrings" in metadata:
         entries.append(("__doc__", cls.__doc__))
     holds += [Held("attribute", name, item) for name, item in entries]
     parts = [
-        cls.__qualname__ if "names" in beside else cls.__name__,
+        cls.__qualname__ if "names" in metadata else cls.__name__,
         str(home),
         str(len(cls.__bases__)),
         *(name for name, _ in entries),
@@ -387,7 +387,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 def _instance(value: Any) -> Anatomy:
-    """By what :mod:`pickle` would keep of it."""
+    """Take apart an instance by what :mod:`pickle` would keep of it."""
     cls = type(value)
     if _is_shared_generator(value):
         return Anatomy(b"shared generator", [_owner(cls)])
@@ -416,7 +416,7 @@ def _instance(value: Any) -> Anatomy:
 
 
 def _named(value: Any, name: str) -> Anatomy:
-    """Something that is pickled as a name, by the package whose module has it."""
+    """Describe a value that is pickled as a name, by the package whose module has it."""
     package = type(value).__module__.partition(".")[0]
     homes = [home for home, module in list(sys.modules.items()) if getattr(module, "__dict__", {}).get(name) is value]
     for home in sorted(homes, key=lambda home: (home.partition(".")[0] != package, home)):
@@ -430,7 +430,7 @@ _DEFAULT_STATE = getattr(object, "__getstate__")  # noqa: B009 - typeshed lacks 
 
 
 def _is_shared_generator(value: Any) -> bool:
-    """The generators behind ``random.random`` and ``np.random.rand``: another state in each process, on purpose."""
+    """Whether it is the generator behind ``random.random`` or ``np.random.rand``: its state differs in each process."""
     return value is getattr(random, "_inst", None) or value is getattr(np.random.mtrand, "_rand", None)
 
 
