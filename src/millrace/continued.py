@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.errors import PipelineError, StateError, UnknownLengthError
 from millrace.frameworks.base import Readable
-from millrace.functions.spawn_pickling import for_children
+from millrace.functions.spawn_pickling import picklable_for_spawn
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
 from millrace.graph.serialize import PASSING
@@ -193,7 +193,7 @@ class ContinuedPipeline(Readable):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process joins by itself; a process being spawned gets lambdas too."""
-        return {"served": self.served, "node": for_children(self.node), "_now": None}
+        return {"served": self.served, "node": picklable_for_spawn(self.node), "_now": None}
 
 
 def _onto(node: g.Node, source: g.Node) -> g.Node:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import UnknownLengthError
 from millrace.frameworks.base import Readable
-from millrace.functions.spawn_pickling import for_children
+from millrace.functions.spawn_pickling import picklable_for_spawn
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
 from millrace.planning.checkpoint import Checkpoint, graph_digest
@@ -72,7 +72,12 @@ class Pipeline(Readable):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process starts with this seed and this epoch; a process being spawned gets lambdas too."""
-        state = {**self.__dict__, "seed": self.seed, "node": for_children(self.node), "_passes": self._passes.copy()}
+        state = {
+            **self.__dict__,
+            "seed": self.seed,
+            "node": picklable_for_spawn(self.node),
+            "_passes": self._passes.copy(),
+        }
         return {name: value for name, value in state.items() if name != "graph"}
 
     @functools.cached_property

@@ -138,7 +138,6 @@ CLASSES_TWICE = {
     "Look": _TO_COME,  # policies, policies
     "Message": _TO_COME,  # protocol, worker
     "Meter": _TO_COME,  # client, demo.py
-    "Node": _TO_COME,  # functions, graph
     "Offer": _TO_COME,  # control, wire
     "Outcome": _TO_COME,  # client, simulation, simulation, simulation
     "Pace": _TO_COME,  # protocol, worker

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from millrace.errors import ShippingError, VersionMismatchError
-from millrace.functions.module_importer import current, install
-from millrace.functions.user_modules import Module, collect, is_installed
+from millrace.functions.module_importer import current_finder, install
+from millrace.functions.user_modules import Module, collect_modules, is_installed
 from millrace.version import __version__
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -87,7 +87,7 @@ def pack(values: Sequence[Any], names: Sequence[str], *, max_bytes: int = MAX_BY
             raise ShippingError(message) from error
         for module in sorted(pickler.modules):
             users.setdefault(module, name)
-    modules = collect(users)
+    modules = collect_modules(users)
     contents = _Contents(list(names), modules, _sources(pickler.files))
     python = _python_version()
     stamp = msgspec.msgpack.encode(_Stamp(_FORMAT, __version__, python, msgspec.Raw(msgspec.msgpack.encode(contents))))
@@ -161,7 +161,7 @@ def _modules_too_large(modules: Sequence[Module], max_bytes: int) -> str:
 
 def _unrestorable(name: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
-        finder = current()
+        finder = current_finder()
         if finder is not None and error.name.partition(".")[0] in finder.modules:
             return (
                 f"{name}: your module `{error.name}` did not come along to the worker, as no import statement names "

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from millrace.functions.graph_hash import atom, joined
+from millrace.functions.graph_hash import atom, join_label
 
 _FLAGS = (
     inspect.CO_VARARGS
@@ -61,7 +61,7 @@ class Import(NamedTuple):
     names: tuple[str, ...]
 
 
-class Uses(NamedTuple):
+class UsedNames(NamedTuple):
     """Names that code refers to, nested functions included.
 
     Attributes:
@@ -107,7 +107,7 @@ def canonical(code: CodeType) -> tuple[bytes, list[Any]]:
     ]
     shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS)
     spaces = (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
-    names = b"".join(b"%d;%b" % (len(space), joined(space)) for space in spaces)
+    names = b"".join(b"%d;%b" % (len(space), join_label(space)) for space in spaces)
     return b"code%d,%d,%d,%d;" % shape + names + b"".join(steps) + b"|" + b"".join(caught), constants
 
 
@@ -119,14 +119,14 @@ def _steps(code: CodeType) -> Sequence[dis.Instruction]:
     return [step for at, step in enumerate(steps) if at not in noted and at + 1 not in noted]
 
 
-def uses(code: CodeType) -> Uses:
+def used_names(code: CodeType) -> UsedNames:
     """List what ``code`` refers to by name, as far as the bytecode shows."""
-    found = Uses(set(), set(), set(), set(), set())
+    found = UsedNames(set(), set(), set(), set(), set())
     _collect(code, frozenset(code.co_freevars), found)
     return found
 
 
-def _collect(code: CodeType, around: frozenset[str], found: Uses) -> None:
+def _collect(code: CodeType, around: frozenset[str], found: UsedNames) -> None:
     """Add to ``found``; ``around`` are the variables of functions around the outermost code."""
     steps = _steps(code)
     for index, step in enumerate(steps):

@@ -12,17 +12,17 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from millrace.functions.bytecode import OPAQUE, REFLECTIVE, Import, uses
+from millrace.functions.bytecode import OPAQUE, REFLECTIVE, Import, used_names
 from millrace.functions.graph_hash import atom
 from millrace.functions.package_versions import release
 from millrace.functions.user_modules import resolve
 
 
-class UntoldError(Exception):
+class UndecidableError(Exception):
     """Nobody can tell by looking at this value what it computes; the message goes on after "which"."""
 
 
-class ReflectiveError(Exception):
+class ReadsMetadataError(Exception):
     """Code reads metadata that was left out.
 
     Attributes:
@@ -34,7 +34,7 @@ class ReflectiveError(Exception):
         self.metadata = metadata
 
 
-class Held(NamedTuple):
+class Reference(NamedTuple):
     """Reference from a value to another one that it holds.
 
     Attributes:
@@ -66,7 +66,7 @@ _CHANGING = {
 _CONTAINERS = (list, dict, set, bytearray, collections.deque)
 
 
-def followed(function: types.FunctionType, cells: dict[str, Any], metadata: frozenset[str]) -> list[Held]:
+def code_references(function: types.FunctionType, cells: dict[str, Any], metadata: frozenset[str]) -> list[Reference]:
     """Resolve the names in the code of a user's function.
 
     Args:
@@ -78,25 +78,25 @@ def followed(function: types.FunctionType, cells: dict[str, Any], metadata: froz
         UndecidableError: it changes what outlives its call, or reaches what cannot be followed.
         ReadsMetadataError: it reads more than ``metadata``.
     """
-    used = uses(function.__code__)
+    used = used_names(function.__code__)
     if used.stores:
-        raise UntoldError(f"changes `{min(used.stores)}`, which outlives its call")
+        raise UndecidableError(f"changes `{min(used.stores)}`, which outlives its call")
     hidden = used.names & OPAQUE
     if hidden:
-        raise UntoldError(f"uses `{min(hidden)}`, by which it may reach anything")
+        raise UndecidableError(f"uses `{min(hidden)}`, by which it may reach anything")
     wanted = {REFLECTIVE[name] for name in used.names & REFLECTIVE.keys()}
     if not wanted <= metadata:
-        raise ReflectiveError(metadata | wanted)
-    found: dict[str, Held] = {}
+        raise ReadsMetadataError(metadata | wanted)
+    found: dict[str, Reference] = {}
     for path in sorted(used.variables):
         _check_unchanged(cells.get(path[0], _MISSING), path)
     for path in sorted(used.globals):
         depth, value = _look_up(function.__globals__, path)
         if value is sys and path[depth : depth + 1] == ("modules",):
-            raise UntoldError("uses `sys.modules`, by which it may reach anything")
+            raise UndecidableError("uses `sys.modules`, by which it may reach anything")
         _check_unchanged(value, path[depth - 1 :])
         name = ".".join(path[:depth])
-        found[name] = Held("global", name, value)
+        found[name] = Reference("global", name, value)
     package = function.__globals__.get("__package__")
     for each in sorted(used.imports):
         found.update((held.name, held) for held in _imported(each, package))
@@ -105,7 +105,7 @@ def followed(function: types.FunctionType, cells: dict[str, Any], metadata: froz
 
 def _check_unchanged(value: Any, path: tuple[str, ...]) -> None:
     if isinstance(value, _CONTAINERS) and len(path) > 1 and path[1] in _CHANGING:
-        raise UntoldError(f"changes `{path[0]}`, which outlives its call")
+        raise UndecidableError(f"changes `{path[0]}`, which outlives its call")
 
 
 class _Unset:
@@ -140,24 +140,24 @@ def is_dynamic(value: Any) -> bool:
     return any(value is each for each in _DYNAMIC)
 
 
-def _imported(each: Import, package: str | None) -> Iterator[Held]:
+def _imported(each: Import, package: str | None) -> Iterator[Reference]:
     """References of an import inside a function; the user's modules are imported, as they will be when it is called."""
     name = resolve(each.module, each.level, package)
     label = "import " + "." * each.level + each.module
     if name is None:
-        raise UntoldError(f"has `{label}` in it, which leads out of its package")
+        raise UndecidableError(f"has `{label}` in it, which leads out of its package")
     known = release(name)
     if known is not None or importlib.util.find_spec(name.partition(".")[0]) is None:
-        yield Held("part", label, f"{known} {name}")
+        yield Reference("part", label, f"{known} {name}")
         return
     try:
         module = importlib.import_module(name)
         if not each.names or "*" in each.names:
-            yield Held("part", label, module)
+            yield Reference("part", label, module)
             return
         for wanted in each.names:
             if not hasattr(module, wanted):
                 importlib.import_module(f"{name}.{wanted}")
-            yield Held("part", f"{label}: {wanted}", getattr(module, wanted))
+            yield Reference("part", f"{label}: {wanted}", getattr(module, wanted))
     except Exception as error:  # noqa: BLE001 - modules run any code when they are imported
-        raise UntoldError(f"has `{label}` in it, which fails here ({type(error).__name__}: {error})") from None
+        raise UndecidableError(f"has `{label}` in it, which fails here ({type(error).__name__}: {error})") from None

@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 from millrace.errors import UnsureError
-from millrace.functions.closure_scan import Held, ReflectiveError, UntoldError
-from millrace.functions.graph_hash import Node, digest_of, hashed
-from millrace.functions.value_graph import dissect
+from millrace.functions.closure_scan import ReadsMetadataError, Reference, UndecidableError
+from millrace.functions.graph_hash import ValueNode, hash_graph, hash_parts
+from millrace.functions.value_graph import take_apart
 
 _VERSION = b"1"
 """Version of this algorithm; increment it when a value gets another fingerprint than before."""
@@ -35,24 +35,24 @@ def fingerprint(value: Any) -> bytes:
     metadata: frozenset[str] = frozenset()
     while True:
         try:
-            digest = digest_of(_nodes(value, metadata))
-        except ReflectiveError as error:
+            digest = hash_graph(_nodes(value, metadata))
+        except ReadsMetadataError as error:
             metadata = error.metadata
         except RecursionError:
             raise UnsureError(f"this {type(value).__name__} is nested too deeply to be compared with others") from None
         else:
-            return hashed(_VERSION, b"%d.%d" % sys.version_info[:2], digest)
+            return hash_parts(_VERSION, b"%d.%d" % sys.version_info[:2], digest)
 
 
-def _nodes(root: Any, metadata: frozenset[str]) -> list[Node]:
+def _nodes(root: Any, metadata: frozenset[str]) -> list[ValueNode]:
     values = [root]  # kept alive, for an id is one's own as long as one lives
     numbers = {id(root): 0}
-    found: list[tuple[int, Held] | None] = [None]
+    found: list[tuple[int, Reference] | None] = [None]
     nodes = []
     for number, value in enumerate(values):  # it grows
         try:
-            label, holds, ordered = dissect(value, metadata)
-        except UntoldError as error:
+            label, holds, ordered = take_apart(value, metadata)
+        except UndecidableError as error:
             raise UnsureError(_message(values, found, number, str(error))) from None
         children = []
         for held in holds:
@@ -61,11 +61,11 @@ def _nodes(root: Any, metadata: frozenset[str]) -> list[Node]:
                 values.append(held.value)
                 found.append((number, held))
             children.append(child)
-        nodes.append(Node(label, children, ordered))
+        nodes.append(ValueNode(label, children, ordered))
     return nodes
 
 
-def _message(values: list[Any], found: list[tuple[int, Held] | None], number: int, reason: str) -> str:
+def _message(values: list[Any], found: list[tuple[int, Reference] | None], number: int, reason: str) -> str:
     """Say which value cannot be judged, why, and what to do."""
     from millrace.functions.pickle_diagnostics import Hop, reached
 

@@ -16,7 +16,7 @@ SIZE = 16
 """Bytes of a hash."""
 
 
-class Node(NamedTuple):
+class ValueNode(NamedTuple):
     """One value, taken apart.
 
     Attributes:
@@ -30,7 +30,7 @@ class Node(NamedTuple):
     ordered: bool = True
 
 
-def hashed(*parts: bytes) -> bytes:
+def hash_parts(*parts: bytes) -> bytes:
     """Hash byte strings and their lengths with BLAKE2b, 16 bytes."""
     digest = hashlib.blake2b(digest_size=SIZE)
     for part in parts:
@@ -39,7 +39,7 @@ def hashed(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def joined(parts: Iterable[str]) -> bytes:
+def join_label(parts: Iterable[str]) -> bytes:
     """Join strings into one label that shows where each ends."""
     return b"".join(map(_str, parts))
 
@@ -68,31 +68,31 @@ _ATOMS: dict[type, Callable[[Any], bytes]] = {
 }
 
 
-def digest_of(nodes: Sequence[Node]) -> bytes:
+def hash_graph(nodes: Sequence[ValueNode]) -> bytes:
     """Hash node 0 and all that it reaches, 16 bytes."""
     digests: dict[int, bytes] = {}
     groups: dict[int, frozenset[int]] = {}
 
     def of(number: int) -> bytes:
         if number not in digests:
-            digests[number] = _in_cycle(nodes, number, groups[number], of)
+            digests[number] = _hash_in_cycle(nodes, number, groups[number], of)
         return digests[number]
 
-    for group in _groups(nodes):
+    for group in _components(nodes):
         first = group[0]
         if len(group) == 1 and first not in nodes[first].children:
             below = [of(child) for child in nodes[first].children]
-            digests[first] = _digest(nodes[first], below)
+            digests[first] = _hash_node(nodes[first], below)
         else:
             groups.update(dict.fromkeys(group, frozenset(group)))
     return of(0)
 
 
-def _digest(node: Node, children: list[bytes]) -> bytes:
-    return hashed(node.label, *(children if node.ordered else sorted(children)))
+def _hash_node(node: ValueNode, children: list[bytes]) -> bytes:
+    return hash_parts(node.label, *(children if node.ordered else sorted(children)))
 
 
-def _in_cycle(nodes: Sequence[Node], start: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
+def _hash_in_cycle(nodes: Sequence[ValueNode], start: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
     """Hash one of a ``group`` of nodes that reach one another: what a walk from it finds, in order."""
     places = {start: 0}
     found = [start]
@@ -110,15 +110,15 @@ def _in_cycle(nodes: Sequence[Node], start: int, group: frozenset[int], of: Call
                 places[child] = len(places)
                 found.append(child)
             below.append(b"%d" % places[child])
-        seen.append(hashed(node.label, *below))
-    return hashed(b"cycle", *seen)
+        seen.append(hash_parts(node.label, *below))
+    return hash_parts(b"cycle", *seen)
 
 
-def _rank(nodes: Sequence[Node], number: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
-    return hashed(nodes[number].label) if number in group else of(number)
+def _rank(nodes: Sequence[ValueNode], number: int, group: frozenset[int], of: Callable[[int], bytes]) -> bytes:
+    return hash_parts(nodes[number].label) if number in group else of(number)
 
 
-def _groups(nodes: Sequence[Node]) -> Iterator[list[int]]:
+def _components(nodes: Sequence[ValueNode]) -> Iterator[list[int]]:
     """Strongly connected components of what node 0 reaches, each after all that it leads to."""
     low: dict[int, int] = {}
     index: dict[int, int] = {}

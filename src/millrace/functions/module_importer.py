@@ -27,7 +27,7 @@ def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
         sources: by file name, the text of functions that came by value, for tracebacks.
     """
     wanted = {module.name: module for module in modules}
-    finder = current()
+    finder = current_finder()
     if finder is not None and finder.modules != wanted:
         uninstall()
         finder = None
@@ -41,21 +41,20 @@ def install(modules: Sequence[Module], sources: Mapping[str, str]) -> None:
 
 def uninstall() -> None:
     """Take the modules in force, if any, out of the interpreter, with all that they hold."""
-    former = current()
+    former = current_finder()
     if former is not None:
         former.forget_sources()
         sys.meta_path.remove(former)
         former.leave()
 
 
-def current() -> BundleFinder | None:
+def current_finder() -> BundleFinder | None:
     """Finder in force, if any."""
     return next((finder for finder in sys.meta_path if isinstance(finder, BundleFinder)), None)
 
 
 class BundleFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
-    """Finder and loader of modules from text. Their ``__file__`` is the user's path, so tracebacks show the user's
-    files.
+    """Finder and loader of modules from text. Their ``__file__`` is the user's path, for tracebacks.
 
     Attributes:
         modules: by full name.

@@ -205,7 +205,7 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-class _Nothing:
+class _ByteCounter:
     """File that only counts the bytes written."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class _Tracer(Pickler):
     """Pickler that notes what pickle asks about; it asks before it looks inside, so the last object is the culprit."""
 
     def __init__(self) -> None:
-        super().__init__(_Nothing())
+        super().__init__(_ByteCounter())
         self.last: Any = None
         self.seen: set[int] = set()
 
@@ -247,12 +247,12 @@ def _path(value: Any, culprit: Any, seen: set[int]) -> list[Hop] | None:
 
 def _size(value: Any) -> int:
     """Pickled size in bytes, as far as it can be pickled."""
-    nothing = _Nothing()
+    counter = _ByteCounter()
     try:
-        Pickler(nothing).dump(value)
+        Pickler(counter).dump(value)
     except Exception:  # noqa: BLE001 (it is about size here; the message is made of the parts that have one)
-        return nothing.bytes
-    return nothing.bytes
+        return counter.bytes
+    return counter.bytes
 
 
 def _subject(value: Any) -> str:

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 
-def for_children(value: Any) -> Any:
+def picklable_for_spawn(value: Any) -> Any:
     """Wrap ``value`` for the state of an object that is being pickled.
 
     If it is pickled because ``multiprocessing`` is spawning a child, which runs the same code on the same machine,

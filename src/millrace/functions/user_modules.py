@@ -59,7 +59,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     users: tuple[str, ...]  # what wants it: the operator, then modules, each importing the next
 
 
-def collect(roots: Mapping[str, str]) -> list[Module]:
+def collect_modules(roots: Mapping[str, str]) -> list[Module]:
     """Collect the user's modules among ``roots``, and all of the user's modules that they import.
 
     Imports are read from the source, wherever they stand in it; modules of the user's packages that are loaded travel

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millrace.functions.bytecode import canonical
-from millrace.functions.closure_scan import Held, UntoldError, followed, is_dynamic
-from millrace.functions.graph_hash import atom, joined
+from millrace.functions.closure_scan import Reference, UndecidableError, code_references, is_dynamic
+from millrace.functions.graph_hash import atom, join_label
 from millrace.functions.package_versions import release
 from millrace.functions.user_modules import is_installed
 
 
-class Anatomy(NamedTuple):
+class ValueParts(NamedTuple):
     """Value taken apart, one level deep.
 
     Attributes:
@@ -35,7 +35,7 @@ class Anatomy(NamedTuple):
     """
 
     label: bytes
-    holds: list[Held]
+    holds: list[Reference]
     ordered: bool = True
 
 
@@ -65,7 +65,7 @@ _SIMPLE_DESCRIPTORS = (
 )
 
 
-def dissect(value: Any, metadata: frozenset[str] = frozenset()) -> Anatomy:
+def take_apart(value: Any, metadata: frozenset[str] = frozenset()) -> ValueParts:
     """Take ``value`` apart, one level deep.
 
     Args:
@@ -78,7 +78,7 @@ def dissect(value: Any, metadata: frozenset[str] = frozenset()) -> Anatomy:
     """
     inside = atom(value)
     if inside is not None:
-        return Anatomy(inside, [])
+        return ValueParts(inside, [])
     kind = type(value)  # and not isinstance: proxies claim to be what they stand for
     if issubclass(kind, type):
         return _class(value, metadata)
@@ -97,24 +97,24 @@ def dissect(value: Any, metadata: frozenset[str] = frozenset()) -> Anatomy:
     return _tensor(value) or _instance(value)
 
 
-def _made(kind: str, holds: list[Held]) -> Anatomy:
+def _made(kind: str, holds: list[Reference]) -> ValueParts:
     """Take apart a value that is told by the names of what it holds."""
-    return Anatomy(joined([kind, *(held.name for held in holds)]), holds)
+    return ValueParts(join_label([kind, *(held.name for held in holds)]), holds)
 
 
 # -- containers and numbers --------------------------------------------------------------------------------------------
 
 
-def _items(kind: str, values: Iterable[Any], place: Callable[[int], Any] = int) -> Anatomy:
+def _items(kind: str, values: Iterable[Any], place: Callable[[int], Any] = int) -> ValueParts:
     """Take apart a container in order; ``place`` of an item's number is what a message calls it."""
     label, holds = [kind.encode()], []
     for number, value in enumerate(values):
         inside = _inline(value)
         if inside is None:
             inside = b"@"
-            holds.append(Held("item", f"[{place(number)}]", value))
+            holds.append(Reference("item", f"[{place(number)}]", value))
         label.append(inside)
-    return Anatomy(b"".join(label), holds)
+    return ValueParts(b"".join(label), holds)
 
 
 def _inline(value: Any) -> bytes | None:
@@ -133,38 +133,38 @@ def _flat(pairs: Any) -> Iterator[Any]:
     return itertools.chain.from_iterable(pairs.items())
 
 
-def _dict(value: Any) -> Anatomy:
+def _dict(value: Any) -> ValueParts:
     keys = [repr(key) if type(key) is str else "..." for key in value]
     return _items("dict", _flat(value), lambda number: keys[number // 2])
 
 
-def _set(value: Any) -> Anatomy:
+def _set(value: Any) -> ValueParts:
     kind = b"frozenset" if isinstance(value, frozenset) else b"set"
-    holds = [Held("item", "[...]", item) for item in value]
-    return Anatomy(kind, holds, ordered=False)
+    holds = [Reference("item", "[...]", item) for item in value]
+    return ValueParts(kind, holds, ordered=False)
 
 
-def _subclass_of_set(value: Any) -> Anatomy:
+def _subclass_of_set(value: Any) -> ValueParts:
     plain = frozenset(value)
-    holds = [Held("part", "class", type(value)), Held("part", "items", plain)]
+    holds = [Reference("part", "class", type(value)), Reference("part", "items", plain)]
     return _made("set", [*holds, *_attributes(getattr(value, "__dict__", {}))])
 
 
-def _array(value: Any) -> Anatomy:
+def _array(value: Any) -> ValueParts:
     if value.dtype.hasobject or value.dtype.kind == "T":
-        content = Held("part", "items", value.tolist())
+        content = Reference("part", "items", value.tolist())
     else:
         # SHA-256, for processors have instructions for it: three times as fast as BLAKE2b.
-        content = Held("part", "bytes", hashlib.sha256(np.ascontiguousarray(value).view(np.uint8).data).digest())
+        content = Reference("part", "bytes", hashlib.sha256(np.ascontiguousarray(value).view(np.uint8).data).digest())
     shape = b"array" + b"".join(b"%d," % size for size in value.shape)
-    return Anatomy(shape, [Held("part", "dtype", value.dtype), content])
+    return ValueParts(shape, [Reference("part", "dtype", value.dtype), content])
 
 
-def _scalar(value: np.generic) -> Anatomy:
-    return Anatomy(b"scalar", [Held("part", "value", np.asarray(value))])
+def _scalar(value: np.generic) -> ValueParts:
+    return ValueParts(b"scalar", [Reference("part", "value", np.asarray(value))])
 
 
-def _tensor(value: Any) -> Anatomy | None:
+def _tensor(value: Any) -> ValueParts | None:
     """Take apart a tensor of PyTorch, if that is loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not issubclass(type(value), torch.Tensor):
@@ -172,25 +172,25 @@ def _tensor(value: Any) -> Anatomy | None:
     try:
         plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise UntoldError(f"is a tensor whose bytes cannot be read ({error})") from None
-    label = joined(["tensor", str(value.dtype), str(tuple(value.shape)), str(value.device.type)])
-    return Anatomy(label, [Held("part", "class", type(value)), Held("part", "bytes", plain)])
+        raise UndecidableError(f"is a tensor whose bytes cannot be read ({error})") from None
+    label = join_label(["tensor", str(value.dtype), str(tuple(value.shape)), str(value.device.type)])
+    return ValueParts(label, [Reference("part", "class", type(value)), Reference("part", "bytes", plain)])
 
 
-def _enum_member(value: enum.Enum) -> Anatomy:
+def _enum_member(value: enum.Enum) -> ValueParts:
     # By its value too: flags have members without names, and members of installed classes are not looked up there.
-    label = joined(["member", str(value.name)])
-    return Anatomy(label, [Held("part", "class", type(value)), Held("attribute", "value", value.value)])
+    label = join_label(["member", str(value.name)])
+    return ValueParts(label, [Reference("part", "class", type(value)), Reference("attribute", "value", value.value)])
 
 
-def _pattern(value: re.Pattern[Any]) -> Anatomy:
-    return Anatomy(b"pattern%d;" % value.flags, [Held("part", "pattern", value.pattern)])
+def _pattern(value: re.Pattern[Any]) -> ValueParts:
+    return ValueParts(b"pattern%d;" % value.flags, [Reference("part", "pattern", value.pattern)])
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-def _function(function: types.FunctionType, metadata: frozenset[str]) -> Anatomy:
+def _function(function: types.FunctionType, metadata: frozenset[str]) -> ValueParts:
     home = function.__globals__.get("__name__")
     installed = release(home) if isinstance(home, str) and _is_of(function, home) else None
     if installed is not None:
@@ -198,22 +198,22 @@ def _function(function: types.FunctionType, metadata: frozenset[str]) -> Anatomy
         if known is not None:
             return known
     code, defaults = function.__code__, function.__defaults__ or ()
-    holds = [Held("part", "code", code)]
+    holds = [Reference("part", "code", code)]
     holds += [
-        Held("default", name, value)
+        Reference("default", name, value)
         for name, value in zip(
             code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True
         )
     ]
     named = sorted((function.__kwdefaults__ or {}).items())
-    holds += [Held("default", name, value) for name, value in named]
+    holds += [Reference("default", name, value) for name, value in named]
     cells = _cells(function)
-    holds += [Held("variable", name, value) for name, value in cells.items()]
+    holds += [Reference("variable", name, value) for name, value in cells.items()]
     attributes = sorted(vars(function).items())
-    holds += [Held("attribute", name, value) for name, value in attributes]
+    holds += [Reference("attribute", name, value) for name, value in attributes]
     parts = [str(len(defaults)), *(name for name, _ in named), "", *cells, "", *(name for name, _ in attributes)]
     if installed is None:
-        found = followed(function, cells, metadata)
+        found = code_references(function, cells, metadata)
         parts += ["globals", *(held.name for held in found)]
         holds += found
     else:
@@ -221,10 +221,10 @@ def _function(function: types.FunctionType, metadata: frozenset[str]) -> Anatomy
     if "names" in metadata:
         parts += [function.__name__, function.__qualname__]
     if "docstrings" in metadata:
-        holds.append(Held("part", "docstring", function.__doc__))
+        holds.append(Reference("part", "docstring", function.__doc__))
     if "annotations" in metadata:
-        holds.append(Held("part", "annotations", function.__annotations__))
-    return Anatomy(b"function" + joined(parts), holds)
+        holds.append(Reference("part", "annotations", function.__annotations__))
+    return ValueParts(b"function" + join_label(parts), holds)
 
 
 def _is_of(function: types.FunctionType, home: str) -> bool:
@@ -243,12 +243,12 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def _code(code: types.CodeType) -> Anatomy:
+def _code(code: types.CodeType) -> ValueParts:
     label, constants = canonical(code)
-    return Anatomy(label, [Held("part", "constant", constant) for constant in constants])
+    return ValueParts(label, [Reference("part", "constant", constant) for constant in constants])
 
 
-def _by_name(value: Any) -> Anatomy | None:
+def _by_name(value: Any) -> ValueParts | None:
     """Describe by its name a value that an installed module has under that name."""
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(home, str) or not isinstance(name, str) or home not in sys.modules:
@@ -257,15 +257,15 @@ def _by_name(value: Any) -> Anatomy | None:
     if known is None:
         return None
     if is_dynamic(value):
-        raise UntoldError("may run or reach anything")
+        raise UndecidableError("may run or reach anything")
     try:
         found = operator.attrgetter(name)(sys.modules[home])
     except AttributeError:
         return None
-    return Anatomy(joined(["installed", known, home, name]), []) if found is value else None
+    return ValueParts(join_label(["installed", known, home, name]), []) if found is value else None
 
 
-def _builtin(value: Any) -> Anatomy:
+def _builtin(value: Any) -> ValueParts:
     known = _by_name(value)
     if known is not None:
         return known
@@ -274,9 +274,9 @@ def _builtin(value: Any) -> Anatomy:
         home = owner.__name__ if owner is not None else value.__module__
         known_release = release(home) if isinstance(home, str) else None
         if known_release is None:
-            raise UntoldError(_COMPILED)
-        return Anatomy(joined(["installed", known_release, str(home), value.__qualname__]), [])
-    return Anatomy(joined(["method", value.__name__]), [Held("self", "self", owner)])
+            raise UndecidableError(_COMPILED)
+        return ValueParts(join_label(["installed", known_release, str(home), value.__qualname__]), [])
+    return ValueParts(join_label(["method", value.__name__]), [Reference("self", "self", owner)])
 
 
 def is_compiled(method: types.MethodType) -> bool:
@@ -290,57 +290,59 @@ def is_compiled(method: types.MethodType) -> bool:
     return bool(getattr(method.__self__, name, None) == method)
 
 
-def _method(value: types.MethodType) -> Anatomy:
+def _method(value: types.MethodType) -> ValueParts:
     if is_compiled(value) and _by_name(value.__func__) is None:
         return _method_of_builtin(value)
-    return Anatomy(b"bound", [Held("part", "function", value.__func__), Held("self", "self", value.__self__)])
+    return ValueParts(
+        b"bound", [Reference("part", "function", value.__func__), Reference("self", "self", value.__self__)]
+    )
 
 
-def _method_of_builtin(value: Any) -> Anatomy:
-    return Anatomy(joined(["method", value.__name__]), [Held("self", "self", value.__self__)])
+def _method_of_builtin(value: Any) -> ValueParts:
+    return ValueParts(join_label(["method", value.__name__]), [Reference("self", "self", value.__self__)])
 
 
-def _descriptor(value: Any) -> Anatomy:
+def _descriptor(value: Any) -> ValueParts:
     owner = value.__objclass__
     if type(value) is not types.MemberDescriptorType and release(owner.__module__) is None:
-        raise UntoldError(_COMPILED)
-    return Anatomy(joined(["descriptor", type(value).__name__, value.__name__]), [_owner(owner)])
+        raise UndecidableError(_COMPILED)
+    return ValueParts(join_label(["descriptor", type(value).__name__, value.__name__]), [_owner(owner)])
 
 
-def _owner(cls: type) -> Held:
-    return Held("part", "class", cls)
+def _owner(cls: type) -> Reference:
+    return Reference("part", "class", cls)
 
 
-def _partial(value: functools.partial[Any]) -> Anatomy:
+def _partial(value: functools.partial[Any]) -> ValueParts:
     named = sorted(value.keywords.items())
-    holds = [Held("part", "function", value.func)]
-    holds += [Held("default", f"argument {number}", item) for number, item in enumerate(value.args)]
-    holds += [Held("default", name, item) for name, item in named]
+    holds = [Reference("part", "function", value.func)]
+    holds += [Reference("default", f"argument {number}", item) for number, item in enumerate(value.args)]
+    holds += [Reference("default", name, item) for name, item in named]
     return _made(f"partial of {len(named)}", [*holds, *_attributes(vars(value))])
 
 
-def _cached(value: Any) -> Anatomy:
+def _cached(value: Any) -> ValueParts:
     """Take apart a function under ``functools.lru_cache``."""
     own = {name: item for name, item in vars(value).items() if name[:2] != "__" and name != "cache_parameters"}
-    return _made("cached", [Held("part", "function", value.__wrapped__), *_attributes(own)])
+    return _made("cached", [Reference("part", "function", value.__wrapped__), *_attributes(own)])
 
 
-def _wrapper(kind: str, *names: str) -> Callable[[Any], Anatomy]:
+def _wrapper(kind: str, *names: str) -> Callable[[Any], ValueParts]:
     """Return a function that takes apart a value made of the functions among these attributes."""
 
-    def look(value: Any) -> Anatomy:
-        return _made(kind, [Held("part", name, getattr(value, name)) for name in names])
+    def look(value: Any) -> ValueParts:
+        return _made(kind, [Reference("part", name, getattr(value, name)) for name in names])
 
     return look
 
 
-def _module(value: types.ModuleType) -> Anatomy:
+def _module(value: types.ModuleType) -> ValueParts:
     name = value.__name__
     known = release(name)
     if known is not None:
-        return Anatomy(joined(["installed", known, name]), [])
+        return ValueParts(join_label(["installed", known, name]), [])
     own = sorted((key, item) for key, item in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
-    holds = [Held("attribute", key, item) for key, item in own if not _is_below(item, name)]
+    holds = [Reference("attribute", key, item) for key, item in own if not _is_below(item, name)]
     return _made("module", holds)
 
 
@@ -352,54 +354,54 @@ def _is_below(value: Any, package: str) -> bool:
 # -- classes and their instances ---------------------------------------------------------------------------------------
 
 
-def _class(cls: type, metadata: frozenset[str]) -> Anatomy:
+def _class(cls: type, metadata: frozenset[str]) -> ValueParts:
     known = _by_name(cls)
     if known is not None:
         return known
     home = release(cls.__module__)
     if not cls.__flags__ & _HEAP_TYPE:
         if home is None:
-            raise UntoldError(_COMPILED)
-        return Anatomy(joined(["installed", home, cls.__module__, cls.__qualname__]), [])
-    holds = [Held("part", "class", type(cls))] if type(cls) is not type else []
-    holds += [Held("part", base.__name__, base) for base in cls.__bases__]
+            raise UndecidableError(_COMPILED)
+        return ValueParts(join_label(["installed", home, cls.__module__, cls.__qualname__]), [])
+    holds = [Reference("part", "class", type(cls))] if type(cls) is not type else []
+    holds += [Reference("part", base.__name__, base) for base in cls.__bases__]
     own = dict(vars(cls))
     own["__annotations__"] = inspect.get_annotations(cls)  # packages make parsers of them
     if issubclass(cls, enum.Enum):
         members = [(name, member.value) for name, member in cls.__members__.items()]
-        holds.append(Held("part", "members", members))
+        holds.append(Reference("part", "members", members))
         own = {name: item for name, item in own.items() if name not in {*_MEMBERS, *cls.__members__}}
     entries = sorted((name, item) for name, item in own.items() if name not in _NOT_OF_A_CLASS)
     if "docstrings" in metadata:
         entries.append(("__doc__", cls.__doc__))
-    holds += [Held("attribute", name, item) for name, item in entries]
+    holds += [Reference("attribute", name, item) for name, item in entries]
     parts = [
         cls.__qualname__ if "names" in metadata else cls.__name__,
         str(home),
         str(len(cls.__bases__)),
         *(name for name, _ in entries),
     ]
-    return Anatomy(b"class" + joined(parts), holds)
+    return ValueParts(b"class" + join_label(parts), holds)
 
 
 _MEMBERS = ("_member_map_", "_value2member_map_")  # they grow as combinations of flags are made
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
-def _instance(value: Any) -> Anatomy:
+def _instance(value: Any) -> ValueParts:
     """Take apart an instance by what :mod:`pickle` would keep of it."""
     cls = type(value)
     if _is_shared_generator(value):
-        return Anatomy(b"shared generator", [_owner(cls)])
+        return ValueParts(b"shared generator", [_owner(cls)])
     try:
         reducer = copyreg.dispatch_table.get(cls)
         reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
     except Exception as error:  # noqa: BLE001 - user code may raise anything
-        raise UntoldError(f"has no state that could be compared ({error})") from None
+        raise UndecidableError(f"has no state that could be compared ({error})") from None
     if isinstance(reduced, str):
         return _named(value, reduced)
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-    holds = [_owner(cls), Held("part", "constructor", make), Held("part", "arguments", tuple(arguments))]
+    holds = [_owner(cls), Reference("part", "constructor", make), Reference("part", "arguments", tuple(arguments))]
     new = copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
     if state is not None and getattr(cls, "__getstate__", None) is _DEFAULT_STATE and make is new:
         slots: dict[str, Any] = {}
@@ -407,23 +409,23 @@ def _instance(value: Any) -> Anatomy:
             state, slots = state
         holds += _attributes({**(state or {}), **slots})
     elif state is not None:
-        holds.append(Held("part", "state", state))
+        holds.append(Reference("part", "state", state))
     if items is not None:
-        holds.append(Held("part", "items", list(items)))
+        holds.append(Reference("part", "items", list(items)))
     if pairs is not None:
-        holds.append(Held("part", "items", [tuple(pair) for pair in pairs]))
+        holds.append(Reference("part", "items", [tuple(pair) for pair in pairs]))
     return _made("instance", holds)
 
 
-def _named(value: Any, name: str) -> Anatomy:
+def _named(value: Any, name: str) -> ValueParts:
     """Describe a value that is pickled as a name, by the package whose module has it."""
     package = type(value).__module__.partition(".")[0]
     homes = [home for home, module in list(sys.modules.items()) if getattr(module, "__dict__", {}).get(name) is value]
     for home in sorted(homes, key=lambda home: (home.partition(".")[0] != package, home)):
         known = release(package) and release(home)
         if known is not None:
-            return Anatomy(joined(["named", known, name]), [_owner(type(value))])
-    raise UntoldError(f"is known by the name `{name}` alone")
+            return ValueParts(join_label(["named", known, name]), [_owner(type(value))])
+    raise UndecidableError(f"is known by the name `{name}` alone")
 
 
 _DEFAULT_STATE = getattr(object, "__getstate__")  # noqa: B009 - typeshed lacks it
@@ -434,11 +436,11 @@ def _is_shared_generator(value: Any) -> bool:
     return value is getattr(random, "_inst", None) or value is getattr(np.random.mtrand, "_rand", None)
 
 
-def _attributes(state: dict[Any, Any]) -> list[Held]:
-    return [Held("attribute", str(name), state[name]) for name in sorted(state, key=str)]
+def _attributes(state: dict[Any, Any]) -> list[Reference]:
+    return [Reference("attribute", str(name), state[name]) for name in sorted(state, key=str)]
 
 
-_EXACTLY: dict[type, Callable[[Any], Anatomy]] = {
+_EXACTLY: dict[type, Callable[[Any], ValueParts]] = {
     list: lambda value: _items("list", value),
     tuple: lambda value: _items("tuple", value),
     dict: _dict,
@@ -463,7 +465,7 @@ _EXACTLY: dict[type, Callable[[Any], Anatomy]] = {
     re.Pattern: _pattern,
     **dict.fromkeys(_SIMPLE_DESCRIPTORS, _descriptor),
 }
-_KINDS: list[tuple[type, Callable[[Any], Anatomy]]] = [
+_KINDS: list[tuple[type, Callable[[Any], ValueParts]]] = [
     (types.ModuleType, _module),
     (enum.Enum, _enum_member),
     (set, _subclass_of_set),

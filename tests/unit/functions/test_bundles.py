@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from millrace.errors import ShippingError, VersionMismatchError
 from millrace.functions import bundles
 from millrace.functions.bundles import pack, unpack
-from millrace.functions.module_importer import current
+from millrace.functions.module_importer import current_finder
 from millrace.functions.pickling import imports_in
 from millrace.version import __version__
 
@@ -26,7 +26,7 @@ from millrace.version import __version__
 @pytest.fixture(autouse=True)
 def clean():
     yield
-    finder = current()
+    finder = current_finder()
     if finder is not None:
         sys.meta_path.remove(finder)
         finder.leave()

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from millrace.functions.module_importer import current, install, uninstall
+from millrace.functions.module_importer import current_finder, install, uninstall
 from millrace.functions.user_modules import Module
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -21,7 +21,7 @@ def clean():
     before = dict(sys.modules)
     yield
     install([], {})
-    finder = current()
+    finder = current_finder()
     assert finder is not None
     sys.meta_path.remove(finder)
     assert {name for name in sys.modules if name.startswith("mr_")} == {n for n in before if n.startswith("mr_")}
@@ -54,7 +54,7 @@ def test_what_is_taken_out_is_gone_with_all_that_it_holds():
     uninstall()
     gc.collect()
     assert gone() is None
-    assert current() is None
+    assert current_finder() is None
     assert "mr_a" not in sys.modules
     assert not {"/u/mr_a.py", "/u/cell.py"} & linecache.cache.keys()
 
@@ -180,7 +180,7 @@ def test_a_namespace_is_shared_with_what_is_installed(tmp_path, monkeypatch):
 def test_what_is_not_in_the_bundle_is_found_as_ever():
     install([Module("mr_a", "import json, colorsys\n", "/u/mr_a.py")], {})
     assert importlib.import_module("mr_a").colorsys is importlib.import_module("colorsys")
-    finder = current()
+    finder = current_finder()
     assert finder is not None
     with pytest.raises(ImportError, match="mr_other is not in the bundle"):
         finder.get_source("mr_other")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import ShippingError
-from millrace.functions.user_modules import Module, collect, imports_of, is_installed, resolve
+from millrace.functions.user_modules import Module, collect_modules, imports_of, is_installed, resolve
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def project(tmp_path, monkeypatch):
 
 
 def names(*roots):
-    return [module.name for module in collect(dict.fromkeys(roots, "map(f)"))]
+    return [module.name for module in collect_modules(dict.fromkeys(roots, "map(f)"))]
 
 
 def test_what_is_installed_stays(project):
@@ -78,7 +78,7 @@ def test_the_users_modules_travel_with_all_they_import(project):
         mrlazy="",
         mralone="",
     )
-    modules = collect({"mrone": "map(f)"})
+    modules = collect_modules({"mrone": "map(f)"})
     assert [module.name for module in modules] == [
         "mrfive",
         "mrfour",
@@ -122,14 +122,14 @@ def test_cycles_end(project):
 
 def test_sources_are_read_as_python_reads_them(project):
     (project() / "mrlatin.py").write_bytes("# coding: latin-1\nNAME = 'Zürich'\n".encode("latin-1"))
-    (module,) = collect({"mrlatin": "map(f)"})
+    (module,) = collect_modules({"mrlatin": "map(f)"})
     assert "Zürich" in module.source
 
 
 def test_a_module_under_a_loader_without_source_is_read_from_its_file(project):
     # pytest's own loader, which rewrites assertions, is such a one
     assert sys.modules[__name__].__spec__ is not None
-    (module,) = (m for m in collect({__name__: "map(f)"}) if m.name == __name__)
+    (module,) = (m for m in collect_modules({__name__: "map(f)"}) if m.name == __name__)
     assert "def test_a_module_under_a_loader_without_source" in module.source
 
 
@@ -138,7 +138,7 @@ def test_a_script_without_spec_is_found_by_its_file(project, monkeypatch):
     bare = types.ModuleType("mrbare")
     bare.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "mrbare", bare)
-    assert collect({"mrbare": "map(f)"}) == [Module("mrbare", "X = 1\n", str(path))]
+    assert collect_modules({"mrbare": "map(f)"}) == [Module("mrbare", "X = 1\n", str(path))]
 
 
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
@@ -151,7 +151,7 @@ def compiled(folder, name):
 def test_a_compiled_module_is_refused_and_named(project):
     compiled(project(mrtransforms="import mrfast"), "mrfast")
     with pytest.raises(ShippingError) as raised:
-        collect({"mrtransforms": "map(decode)"})
+        collect_modules({"mrtransforms": "map(decode)"})
     message = str(raised.value)
     assert message.startswith("map(decode): module `mrfast` (imported by `mrtransforms`) is compiled (")
     assert f"mrfast{SUFFIX})" in message
@@ -177,13 +177,13 @@ def test_what_one_can_do_without_and_another_needs_is_refused(project):
     folder = project(mra="try:\n    import mrfast\nexcept ImportError: pass\nimport mrb\n", mrb="import mrfast")
     compiled(folder, "mrfast")
     with pytest.raises(ShippingError, match=r"`mrfast` \(imported by `mra` -> `mrb`\)"):
-        collect({"mra": "map(f)"})
+        collect_modules({"mra": "map(f)"})
 
 
 def test_a_module_made_at_run_time_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "mrmade", types.ModuleType("mrmade"))
     with pytest.raises(ShippingError, match=r"map\(f\): module `mrmade` was made at run time and has no source file"):
-        collect({"mrmade": "map(f)"})
+        collect_modules({"mrmade": "map(f)"})
 
 
 def test_a_module_made_at_run_time_by_an_installed_package_stays(monkeypatch):
@@ -199,7 +199,7 @@ def test_a_module_of_bytecode_alone_is_refused(project):
     (folder / "mrbyte.py").unlink()
     importlib.invalidate_caches()
     with pytest.raises(ShippingError, match=r"module `mrbyte` has no Python source \(.*mrbyte.pyc\)"):
-        collect({"mrbyte": "map(f)"})
+        collect_modules({"mrbyte": "map(f)"})
 
 
 def test_a_module_that_does_not_parse_travels_as_it_is(project):
