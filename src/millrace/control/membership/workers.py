@@ -165,12 +165,16 @@ def hand_over_shares(turn: Turn, job: Job, name: str) -> None:
 
 
 def adopt_shares(turn: Turn) -> None:
-    """Give shares whose owner went when nobody else was there to a worker that has come since."""
+    """Give shares of who has gone, or may not keep what the job gives, to others, as soon as there are any.
+
+    Nobody else may have been there then, or a sharding function that was asked before fixed shares since.
+    """
     for job in [turn.state.jobs[name] for name in turn.state.crew.sharded]:
-        for epoch in job.epochs.values():
-            for owner in list(epoch.owned):
-                if owner not in turn.state.workers or turn.state.workers[owner].retiring:
-                    _hand_over(turn, owner)
+        owners = {owner for epoch in job.epochs.values() for owner in epoch.owned}
+        for owner in sorted(owners):
+            worker = turn.state.workers.get(owner)
+            if worker is None or worker.retiring or not fits(job, worker):
+                hand_over_shares(turn, job, owner)
 
 
 def watch(turn: Turn) -> None:

@@ -5,6 +5,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control.journal import events as ev
+from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 
 MIB = 1 << 20
@@ -50,6 +51,27 @@ def test_what_is_too_large_for_a_small_worker_goes_to_a_large_one(spec):
     assert peer.done
     assert peer.failure is None
     assert service.replayed().snapshot() == service.state.snapshot() == service.restored().snapshot()
+
+
+def test_shares_that_a_function_still_gives_to_a_small_worker_go_to_a_large_one():
+    service = Service(FakePlan(4))
+    service.add_worker("small", buffer_bytes=MIB)
+    service.add_worker("large", buffer_bytes=256 * MIB)
+    peer = service.join("x", sharding="custom", epochs=2)
+    asked = service.workers["large"].planning
+    assert asked.popleft() == msg.ListSources("a")
+    service.say(inp.WorkerSaid("large", msg.SourcesListed("a", {0: positions_table(4).summary()}, digest="tables")))
+    assert asked.popleft().epoch == 0
+    service.say(inp.WorkerSaid("large", msg.ShardingChosen("a", 0, [0, 1, 0, 1])))
+    assert asked[0].workers == ["large", "small"]  # for the next epoch, before it is known what the job needs
+    fail(service, "small")
+    service.run()
+    assert set(service.state.jobs["a"].epochs[1].owners) == {"large", "small"}
+    service.tick()
+    assert set(service.state.jobs["a"].epochs[1].owners) == {"large"}
+    service.begin(peer)
+    service.run()
+    assert (peer.epoch.epoch, peer.done) == (1, True)
 
 
 def test_a_small_worker_serves_other_jobs():
