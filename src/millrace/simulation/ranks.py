@@ -90,7 +90,7 @@ class Ranks:
             return
         town.fired["lost rank asked for"] += 1
         town.expected += 1
-        town.add_consumer(spec, lost.consumer, lost.stops, None, lost.states)
+        town.add_consumer(spec, lost.consumer, {**lost.stops}, None, lost.states)
 
     def nobody_reads(self, name: str) -> None:
         """All that were there of a job have closed, or died: now the others come, sooner or later than is waited."""
