@@ -23,8 +23,14 @@ import msgspec
 
 import millrace
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main, rate
-from millrace.control.journal import events as ev
+from millrace.control.journal.consumer_events import ConsumerJoined, EpochBegan, Progressed
+from millrace.control.journal.epoch_events import EpochOpened
+from millrace.control.journal.event import Event
+from millrace.control.journal.job_events import JobCreated, TableRecorded
+from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump
+from millrace.control.journal.task_events import TaskDone, TaskEnded, TaskLeased
+from millrace.control.journal.worker_events import WorkerJoined
 from millrace.control.state.state import State
 from millrace.dispatcher.journal_file import SNAPSHOT_EVENTS, SqliteJournal
 from millrace.dispatcher.recovery import restore
@@ -64,7 +70,7 @@ def _events(options: Options, peers: int) -> Mapping[str, float]:
 
 async def _append(journal: SqliteJournal, rounds: int, peers: int) -> float:
     """Events a second."""
-    waiting: list[tuple[ev.AnyEvent, asyncio.Future[None]]] = []
+    waiting: list[tuple[Event, asyncio.Future[None]]] = []
     some = asyncio.Event()
 
     async def write() -> None:
@@ -80,7 +86,7 @@ async def _append(journal: SqliteJournal, rounds: int, peers: int) -> float:
     async def cause(peer: int) -> None:
         for number in range(rounds):
             durable = asyncio.get_running_loop().create_future()
-            event = ev.TaskLeased(f"job{peer}", 0, number, number, f"worker{peer}", 0, fresh=True, cursors={"": number})
+            event = TaskLeased(f"job{peer}", 0, number, number, f"worker{peer}", 0, fresh=True, cursors={"": number})
             waiting.append((event, durable))
             some.set()
             await durable
@@ -101,9 +107,9 @@ def _recovery(options: Options) -> Mapping[str, float]:
         work_dir = WorkDir(folder)
         journal = SqliteJournal(work_dir.journal)
         state = State()
-        group: list[ev.AnyEvent] = []
+        group: list[Event] = []
         for total, event in enumerate(_life(options["tasks"]), start=1):
-            state.apply(event)
+            apply(state, event)
             group.append(event)
             if len(group) == 1000:
                 # The last snapshot is as old as it may be.
@@ -125,30 +131,30 @@ def _recovery(options: Options) -> Mapping[str, float]:
         return {"recovery": took, "snapshot": dumped * 1e3, "size": size / 1e6}
 
 
-def _life(tasks: int) -> Iterator[ev.AnyEvent]:
+def _life(tasks: int) -> Iterator[Event]:
     """Of jobs that run side by side."""
     structure = pack(Graph(Range(start=0, stop=100)))[0]
     share = tasks // JOBS
     for number in range(WORKERS):
-        yield ev.WorkerJoined(f"worker{number}", f"10.0.0.{number}:5050")
+        yield WorkerJoined(f"worker{number}", f"10.0.0.{number}:5050")
     for number in range(JOBS):
         job = f"job{number}"
-        yield ev.JobCreated(JobSpec(job, structure, "bundle"), 1, "digest", anonymous=False, at=0.0)
-        yield ev.TableRecorded(job, {0: positions_table(share).summary()}, "tables", share)
-        yield ev.ConsumerJoined(job, 0, f"client{number}", -1)
-        yield ev.EpochOpened(job, 0)
-        yield ev.EpochBegan(job, 0, 0)
+        yield JobCreated(JobSpec(job, structure, "bundle"), 1, "digest", anonymous=False, at=0.0)
+        yield TableRecorded(job, {0: positions_table(share).summary()}, "tables", share)
+        yield ConsumerJoined(job, 0, f"client{number}", -1)
+        yield EpochOpened(job, 0)
+        yield EpochBegan(job, 0, 0)
     lease = 0
     for task in range(share):
         for number in range(JOBS):
             job = f"job{number}"
             lease += 1
             worker = f"worker{lease % WORKERS}"
-            yield ev.TaskLeased(job, 0, task, lease, worker, 0, fresh=True, cursors={"": task + 1})
+            yield TaskLeased(job, 0, task, lease, worker, 0, fresh=True, cursors={"": task + 1})
             if task < share * (1 - LEASED):
-                yield ev.TaskEnded(job, 0, task, 3)
-                yield ev.Progressed(job, 0, 0, [TaskProgress(task, 3, complete=True)])
-                yield ev.TaskDone(job, 0, task)
+                yield TaskEnded(job, 0, task, 3)
+                yield Progressed(job, 0, 0, [TaskProgress(task, 3, complete=True)])
+                yield TaskDone(job, 0, task)
 
 
 # -- a service ---------------------------------------------------------------------------------------------------------

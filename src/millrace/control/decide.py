@@ -13,19 +13,20 @@ from millrace.control import inputs as inp
 from millrace.control.actions import Action
 from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.inputs import Input
-from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.event import Event
 from millrace.control.journal.transaction import Turn, merged
 from millrace.control.membership import jobs, oversized, stalls, task_failures, workers
+from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
-from millrace.control.state.observed import Observed, observe
+from millrace.control.state.observed import Observed
 from millrace.control.state.state import SERVICE, State
 from millrace.control.tasks import job_progress, leases, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
 
 
-def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[AnyEvent], list[Action]]:
+def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[Event], list[Action]]:
     """What follows from one input.
 
     Args:

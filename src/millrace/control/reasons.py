@@ -11,7 +11,7 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, State, Worker
 from millrace.control.tasks.job_load import load_of, window_of
-from millrace.control.tasks.task_queue import missing, newest
+from millrace.control.tasks.task_queue import missing
 from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration
@@ -74,7 +74,7 @@ def why_job(
         so_far = f": {files:,} files so far" if files else ""
         listing = f"job {name} waits for its sources to be listed by worker {job.lister}{so_far}"
         return listing if job.lister else f"job {name} starts"
-    if newest(job) < 0:
+    if job.newest < 0:
         return f"job {name} is ready and waits for a consumer to begin an epoch"
     if not any(place.lost_at is None for place in job.consumers.values()):
         return f"job {name} waits for its consumers to come back"

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from millrace.control import actions as act
-from millrace.control.journal.events import AnyEvent, JobRemoved, WorkerLost
+from millrace.control.journal.event import Event
+from millrace.control.journal.job_events import JobRemoved
+from millrace.control.journal.worker_events import WorkerLost
 from millrace.wire.control.control_server import Session
 
 _logger = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ class Decided(NamedTuple):
         actions: to be done then, with the session that each is for.
     """
 
-    events: list[AnyEvent]
+    events: list[Event]
     encoded: list[msgspec.Raw]
     actions: list[tuple[act.Action, Session | None]]
 

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.event import Event
+from millrace.control.journal.replay import AnyEvent
 from millrace.dispatcher.shortage import UnwritableError
 from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ServiceError
@@ -52,7 +53,7 @@ class Journal(Protocol):
     def due(self) -> bool:
         """The next group should bring a snapshot."""
 
-    async def append(self, events: Sequence[AnyEvent | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
+    async def append(self, events: Sequence[Event | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
         """Returns when these are durable, all or none.
 
         Args:
@@ -73,7 +74,7 @@ class MemoryJournal:
 
     due = False
 
-    async def append(self, events: Sequence[AnyEvent | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
+    async def append(self, events: Sequence[Event | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
         """Returns at once."""
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class Past:
     """
 
     snapshot: bytes | None = None
-    events: list[list[AnyEvent]] = dataclasses.field(default_factory=list)
+    events: list[list[Event]] = dataclasses.field(default_factory=list)
     base: int = 0
     last: int = 0
     at: float = 0.0
@@ -265,7 +266,7 @@ class SqliteJournal:
         self._last, self._base = past.last, past.base
         return past
 
-    async def append(self, events: Sequence[AnyEvent | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
+    async def append(self, events: Sequence[Event | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
         """Returns when these are durable, all or none.
 
         Raises:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump, fill_in, load
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership.jobs import remove_job
@@ -194,7 +195,7 @@ def rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
     events = [event for group in past.events for event in group]
     for number, event in enumerate(events):
         try:
-            state.apply(event)
+            apply(state, event)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             # It may have been applied by half.
             good, _ = rebuild(fresh, dataclasses.replace(past, events=[events[:number]]))

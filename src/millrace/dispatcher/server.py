@@ -16,13 +16,17 @@ from typing import Any
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import react
-from millrace.control.journal import events as ev
+from millrace.control.journal.consumer_events import ConsumerJoined
+from millrace.control.journal.event import Event
+from millrace.control.journal.job_events import JobCreated, TableRecorded
 from millrace.control.journal.snapshot import dump
 from millrace.control.journal.transaction import Turn, merged
+from millrace.control.journal.worker_events import WorkerRetiring
 from millrace.control.reasons import why_nothing
 from millrace.control.state.observed import Observed
 from millrace.control.state.plans import Planner
-from millrace.control.state.state import Settings, State
+from millrace.control.state.settings import Settings
+from millrace.control.state.state import State
 from millrace.dispatcher.blob_calls import blob_calls
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
@@ -260,7 +264,7 @@ class Dispatcher:
             if blame is not None:
                 blame.close(failed(error))
         for event in turn.events:
-            if isinstance(event, ev.WorkerRetiring):  # now: it may have ended before that is written
+            if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
                 self._fleet.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
         actions = [(action, self._session_of(action)) for action in merged(turn.actions)]
@@ -319,16 +323,16 @@ class Dispatcher:
             if not check.done():
                 check.set_result(waits)
 
-    def _hold(self, events: list[ev.AnyEvent]) -> None:
+    def _hold(self, events: list[Event]) -> None:
         """Keep functions and split tables of jobs; after what the same input ended, e.g. a job of the same name."""
         for event in events:
-            if isinstance(event, ev.JobCreated):
+            if isinstance(event, JobCreated):
                 for digest in event.spec.blobs:
                     self._blobs.hold(event.spec.name, digest)
-            elif isinstance(event, ev.TableRecorded):
+            elif isinstance(event, TableRecorded):
                 self._blobs.hold(event.job, event.digest)
                 self._blobs.keep_promise(event.digest)
-            elif isinstance(event, ev.ConsumerJoined) and event.job in self._state.jobs:
+            elif isinstance(event, ConsumerJoined) and event.job in self._state.jobs:
                 for digest in self._state.jobs[event.job].spec.blobs:
                     self._blobs.keep_promise(digest)
 

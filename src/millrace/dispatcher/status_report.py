@@ -9,14 +9,13 @@ import numpy as np
 
 from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
-from millrace.control.journal.share_events import UnreadShare
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
 from millrace.control.state.observed import CacheSight, FinishedJob, Observed, Spent
-from millrace.control.state.state import CARE, Epoch, Job, State, Worker
+from millrace.control.state.state import CARE, Epoch, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
-from millrace.control.tasks.task_queue import newest, off_walk
+from millrace.control.tasks.task_queue import off_walk
 from millrace.control.tasks.unread import said, shares
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scaling.scaling_policies import kind_of
@@ -107,7 +106,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
     reports = [sight.report for sight in sights.values() if sight is not None and sight.report is not None]
     times = [report.batch_time_s for report in reports if report.batch_time_s > 0]
     waits = [min(1.0, report.wait_s / report.batch_time_s) for report in reports if report.batch_time_s > 0]
-    number = newest(job)
+    number = job.newest
     epoch = job.epochs.get(number, Epoch())
     leased = sum(1 for live in epoch.live.values() if live.worker and not live.complete)
     read_but_kept = sum(live.complete for live in epoch.live.values())
@@ -190,8 +189,8 @@ def _said(state: State, observed: Observed, job: Job, now: float) -> list[str]:
 
 
 def _shares(state: State, observed: Observed, job: Job, now: float) -> list[UnreadShare]:
-    found = [share for share in job.unread if share.epoch not in job.epochs or share.epoch > newest(job)]
-    for number in sorted(each for each in job.epochs if each <= newest(job)):
+    found = [share for share in job.unread if share.epoch not in job.epochs or share.epoch > job.newest]
+    for number in sorted(each for each in job.epochs if each <= job.newest):
         found += shares(state, observed, job, number, now)
     return found
 

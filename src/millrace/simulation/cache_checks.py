@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millrace.control.journal import cache_events as cev
-from millrace.control.journal import events as ev
+from millrace.control.journal.cache_events import BlocksDeleted, BlocksPublished
+from millrace.control.journal.event import Event
+from millrace.control.journal.task_events import TaskLeased
 from millrace.control.state.state import State
 from millrace.simulation.store import Block
 from millrace.simulation.virtual_network import Violation
@@ -61,9 +62,9 @@ class CacheChecks:
                 if using is not None and reads and _in_force(state, using.lease):
                     raise Violation(f"{worker.name} reads block {name} under lease {using.lease}, and it is deleted")
 
-    def decided(self, dispatcher: Dispatcher, events: Sequence[ev.AnyEvent]) -> None:
+    def decided(self, dispatcher: Dispatcher, events: Sequence[Event]) -> None:
         """The state has just been brought up to date."""
-        if any(isinstance(event, ev.TaskLeased | cev.BlocksPublished | cev.BlocksDeleted) for event in events):
+        if any(isinstance(event, TaskLeased | BlocksPublished | BlocksDeleted) for event in events):
             self._within(dispatcher.state)
 
     def _within(self, state: State) -> None:

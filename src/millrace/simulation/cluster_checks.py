@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.event import Event
+from millrace.control.journal.job_events import JobBroke
+from millrace.control.journal.worker_events import WorkerJoined, WorkerLost
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
 from millrace.policies.scaling import respawn
@@ -38,16 +40,16 @@ class ClusterChecks:
         self._short_since: float | None = None
         self._unregistered: dict[str, float] = {}
 
-    def decided(self, dispatcher: Dispatcher, events: Sequence[ev.AnyEvent]) -> None:
+    def decided(self, dispatcher: Dispatcher, events: Sequence[Event]) -> None:
         """The state has just been brought up to date."""
         if dispatcher is not self._life:  # what the one before had decided may never have been done
             self._life, self._given_up, self._short_since, self._unregistered = dispatcher, {}, None, {}
         for event in events:
-            if isinstance(event, ev.WorkerLost):
+            if isinstance(event, WorkerLost):
                 self._given_up[event.worker] = self._town.world.now
-            elif isinstance(event, ev.WorkerJoined):
+            elif isinstance(event, WorkerJoined):
                 self._given_up.pop(event.worker, None)
-            elif isinstance(event, ev.JobBroke) and event.failure.kind == "ElementTooLargeError":
+            elif isinstance(event, JobBroke) and event.failure.kind == "ElementTooLargeError":
                 _check_too_large(dispatcher.state, event)
 
     def ticked(self, dispatcher: Dispatcher) -> None:
@@ -87,7 +89,7 @@ class ClusterChecks:
                 raise Violation(f"{name} has not registered for {longest_s:.0f} s, and its process is still there")
 
 
-def _check_too_large(state: State, event: ev.JobBroke) -> None:
+def _check_too_large(state: State, event: JobBroke) -> None:
     """No worker could have run what the job failed of."""
     job = state.jobs[event.job]
     said = re.search(r" has ([\d,]+) bytes", event.failure.message)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.event import Event
+from millrace.control.journal.replay import AnyEvent
 from millrace.dispatcher.journal_file import Past
 
 _DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
@@ -80,6 +81,6 @@ class Disk:
         return Past(snapshot, events, base, self.last, self.at)
 
 
-def encoded(events: Sequence[AnyEvent]) -> bytes:
+def encoded(events: Sequence[Event]) -> bytes:
     """Events as they are journalled."""
     return msgspec.msgpack.encode(events)

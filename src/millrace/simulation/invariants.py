@@ -7,9 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
-from millrace.control.journal import poison_events as pev
-from millrace.control.journal.share_events import ShareUnread
+from millrace.control.journal.consumer_events import ConsumerJoined, ConsumerLeft, EpochBegan
+from millrace.control.journal.epoch_events import EpochClosed
+from millrace.control.journal.event import Event
+from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, StatesLoaded
+from millrace.control.journal.task_events import PoisonFound, TailDealt, TaskDone, TaskLeased, TaskMoved, TaskSpared
+from millrace.control.journal.worker_events import WorkerAssigned, WorkerLost
 from millrace.control.membership.late_joins import named
 from millrace.control.tasks.unread import told as told_of
 from millrace.protocol import messages as msg
@@ -193,11 +196,11 @@ class Checks:
 
     # -- what is durable -----------------------------------------------------------------------------------------------
 
-    def durable(self, events: Iterable[ev.AnyEvent]) -> None:
+    def durable(self, events: Iterable[Event]) -> None:
         """These are on the disk."""
         for event in events:
             self.events += 1
-            if isinstance(event, ev.JobCreated):
+            if isinstance(event, JobCreated):
                 if any(name == event.spec.name for name, _ in self._books):
                     self._town.job_again(event.spec.name)
                 self._seeds[event.spec.name] = event.seed
@@ -206,9 +209,9 @@ class Checks:
             name = getattr(event, "job", "")
             if name in self._seeds:
                 job = self._books[name, self._seeds[name]]
-                if isinstance(event, ev.TaskLeased):
+                if isinstance(event, TaskLeased):
                     self._leased(job, event)
-                elif isinstance(event, ev.StatesLoaded):
+                elif isinstance(event, StatesLoaded):
                     self._goes_on(job)
                 else:
                     self._enter(job, event)
@@ -221,46 +224,46 @@ class Checks:
         book.yielded.update(dict.fromkeys(read, BEFORE))
         book.resumed = True
 
-    def _leased(self, job: JobBook, event: ev.TaskLeased) -> None:
+    def _leased(self, job: JobBook, event: TaskLeased) -> None:
         book = job.epoch(event.epoch)
         if event.fresh:
             book.dealt[event.task] = event.consumer
         book.leased.add(event.task)
 
-    def _enter(self, job: JobBook, event: ev.AnyEvent) -> None:
+    def _enter(self, job: JobBook, event: Event) -> None:
         match event:
             case (
-                ev.TailDealt(epoch=epoch, task=task, consumer=consumer)
-                | ev.TaskMoved(epoch=epoch, task=task, consumer=consumer)
+                TailDealt(epoch=epoch, task=task, consumer=consumer)
+                | TaskMoved(epoch=epoch, task=task, consumer=consumer)
             ):
                 job.epoch(epoch).dealt[task] = consumer
-            case ev.TaskDone(epoch=epoch, task=task, dropped=True) | ev.TaskSpared(epoch=epoch, task=task):
+            case TaskDone(epoch=epoch, task=task, dropped=True) | TaskSpared(epoch=epoch, task=task):
                 self._dropped(job, epoch, task)
             case ShareUnread(share=share):
                 job.epoch(share.epoch).said.add(share.consumer)
-            case ev.EpochClosed(epoch=epoch):
+            case EpochClosed(epoch=epoch):
                 self._complete(job, epoch)
-            case pev.PoisonFound(poison=poison) if poison.place[0] >= 0:
+            case PoisonFound(poison=poison) if poison.place[0] >= 0:
                 job.skipped.add(poison.place[4])
-            case ev.JobBroke():
+            case JobBroke():
                 job.broken = True
 
-    def _enter_readers(self, job: JobBook, event: ev.AnyEvent) -> None:
+    def _enter_readers(self, job: JobBook, event: Event) -> None:
         match event:
-            case ev.EpochBegan(consumer=consumer, epoch=epoch):
+            case EpochBegan(consumer=consumer, epoch=epoch):
                 job.reads[consumer] = epoch
-            case ev.ConsumerJoined(consumer=consumer, client=client, epoch=epoch):
+            case ConsumerJoined(consumer=consumer, client=client, epoch=epoch):
                 job.reads[consumer] = epoch
                 if job.joined.get(consumer, client) != client:
                     job.interrupt(epoch)  # who names a place gets it once its session has broken; its reader may live
                 job.joined[consumer] = client
-            case ev.ConsumerLeft(reason=reason, consumer=consumer):
+            case ConsumerLeft(reason=reason, consumer=consumer):
                 job.gone.add(consumer)
                 for book in job.epochs.values():
                     book.interrupted |= reason != "left"
-            case ev.JobKept(at=at):
+            case JobKept(at=at):
                 job.kept_at = at
-            case ev.JobRemoved(job=name):
+            case JobRemoved(job=name):
                 del self._seeds[name]
                 self._removed(job, event)
 
@@ -278,7 +281,7 @@ class Checks:
                 f"task {task} of epoch {number} of job {job.spec.name} was {owner}'s, and dropped in silence"
             )
 
-    def _removed(self, job: JobBook, event: ev.JobRemoved) -> None:
+    def _removed(self, job: JobBook, event: JobRemoved) -> None:
         """What everybody stopped reading is over as well."""
         if ANEW in event.reason:
             return  # what was read of it says the book of the job that goes on
@@ -286,7 +289,7 @@ class Checks:
         for epoch in [number for number, book in job.epochs.items() if not book.interrupted]:
             self._complete(job, epoch)
 
-    def _check_kept(self, job: JobBook, event: ev.JobRemoved) -> None:
+    def _check_kept(self, job: JobBook, event: JobRemoved) -> None:
         """A job that was read is kept for those who never came its grace, and its end says who they are."""
         job.never = sorted(set(range(job.spec.num_consumers or 0)) - job.joined.keys() - job.gone)
         if not job.never or job.broken or not any(book.begun for book in job.epochs.values()):
@@ -358,35 +361,35 @@ class Checks:
 
     # -- the dispatcher's state ----------------------------------------------------------------------------------------
 
-    def decided(self, dispatcher: Dispatcher, item: inp.Input, events: Sequence[ev.AnyEvent]) -> None:
+    def decided(self, dispatcher: Dispatcher, item: inp.Input, events: Sequence[Event]) -> None:
         """The state has just been brought up to date."""
         state = dispatcher.state
         self.caches.decided(dispatcher, events)
         self.cluster.decided(dispatcher, events)
         for event in events:
             self.kinds[type(event).__name__] += 1
-            if isinstance(event, ev.ConsumerJoined):
+            if isinstance(event, ConsumerJoined):
                 self._came(event)
-            elif isinstance(event, ev.JobRemoved) and ANEW in event.reason:
+            elif isinstance(event, JobRemoved) and ANEW in event.reason:
                 self._given_up.update(client for (name, _), client in self._clients.items() if name == event.job)
-            elif isinstance(event, ev.ConsumerLeft) and (event.job, event.consumer) not in self._clients:
+            elif isinstance(event, ConsumerLeft) and (event.job, event.consumer) not in self._clients:
                 continue  # it never came
-            elif isinstance(event, ev.ConsumerLeft) and event.reason != "left":
+            elif isinstance(event, ConsumerLeft) and event.reason != "left":
                 client = self._clients[event.job, event.consumer]
                 self._given_up.add(client)
                 settings, broken = self._town.settings, self._broke(dispatcher, event.job)
                 self._given_up_in_time(client, settings.anonymous_grace_s if broken else settings.job_gc_timeout_s)
             elif (
-                isinstance(event, ev.WorkerLost)
+                isinstance(event, WorkerLost)
                 and "leaving" not in event.reason
                 and self._town.workers[f"{event.worker}:1"].alive
             ):
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
-            elif isinstance(event, ev.WorkerAssigned) and not state.workers[event.worker].only:
+            elif isinstance(event, WorkerAssigned) and not state.workers[event.worker].only:
                 check_quota(state, event.job)  # local workers are their job's own
-            task = getattr(event, "task", None)
-            if task is not None:
-                check_task(state, event.job, event.epoch, task)  # type: ignore[union-attr]  # it has a task
+            job, epoch, task = (getattr(event, field, None) for field in ("job", "epoch", "task"))
+            if job is not None and epoch is not None and task is not None:
+                check_task(state, job, epoch, task)
         if isinstance(item, inp.Tick):
             check_leases(state)
             self.caches.ticked(dispatcher)
@@ -396,7 +399,7 @@ class Checks:
             for worker in self._town.workers.values():
                 self._check_held(dispatcher, worker)
 
-    def _came(self, event: ev.ConsumerJoined) -> None:
+    def _came(self, event: ConsumerJoined) -> None:
         before = self._clients.get((event.job, event.consumer), event.client)
         self._clients[event.job, event.consumer] = event.client
         # Who was given up before it heard that it was in asks once more, and reads the next job of that name.
@@ -418,7 +421,7 @@ class Checks:
         """The job has failed: from when that is decided, durable or not, its places are kept for less long."""
         if name not in self._seeds and self._town.witnesses.put_back:
             return True  # that it has ended is known, and the journal has lost it again
-        undurable = (isinstance(each, ev.JobBroke) and each.job == name for each in dispatcher.undurable())
+        undurable = (isinstance(each, JobBroke) and each.job == name for each in dispatcher.undurable())
         book = self._books.get((name, self._seeds.get(name, -1)))  # None: that it began isn't durable either
         return (book is not None and book.broken) or any(undurable)
 

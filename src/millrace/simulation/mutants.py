@@ -13,9 +13,12 @@ from unittest import mock
 from millrace.client.epoch_buffer import EpochInbox
 from millrace.control.actions import StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
-from millrace.control.journal import cache_events as cev
-from millrace.control.journal import events as ev
-from millrace.control.journal import replay, snapshot
+from millrace.control.journal import snapshot
+from millrace.control.journal.cache_events import BlocksGivenUp
+from millrace.control.journal.consumer_events import Progressed
+from millrace.control.journal.epoch_events import EpochClosed
+from millrace.control.journal.event import REDUCERS, Changes, Reducer
+from millrace.control.journal.task_events import TaskReleased
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership import handover, jobs, stalls, task_failures, testimony, workers
 from millrace.control.scheduling import allocation, pool_size
@@ -62,7 +65,7 @@ def _replay_skips() -> AbstractContextManager[Any]:
     rebuild = recovery.rebuild
 
     def skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
-        past.events = [[event for event in group if not isinstance(event, ev.Progressed)] for group in past.events]
+        past.events = [[event for event in group if not isinstance(event, Progressed)] for group in past.events]
         return rebuild(fresh, past)
 
     return mock.patch.object(simulated_dispatcher, "rebuild", skipping)
@@ -88,7 +91,7 @@ def _early_collection() -> AbstractContextManager[Any]:
     def hasty(turn: Any, job: Job) -> None:
         newest = max((consumer.epoch for consumer in job.consumers.values()), default=0)
         for number in [number for number in job.epochs if number < newest]:
-            turn.emit(ev.EpochClosed(job.name, number))
+            turn.emit(EpochClosed(job.name, number))
 
     return mock.patch.object(jobs, "close_epochs", hasty)
 
@@ -125,7 +128,7 @@ def _hasty_tail() -> AbstractContextManager[Any]:
 def _orphan() -> AbstractContextManager[Any]:
     """The tasks of a lost worker are released, and not leased again."""
 
-    def careless(state: State, event: ev.TaskReleased) -> None:
+    def careless(state: State, event: TaskReleased) -> None:
         epoch = state.jobs[event.job].epochs[event.epoch]
         live = epoch.live[event.task]
         worker = state.workers.get(live.worker)
@@ -135,7 +138,7 @@ def _orphan() -> AbstractContextManager[Any]:
         live.worker = ""
         live.finished = live.leftovers = False
 
-    return mock.patch.dict(replay.APPLY, {ev.TaskReleased: careless})
+    return mock.patch.dict(REDUCERS, {TaskReleased: Reducer(careless, Changes.TASKS)})
 
 
 def _late_tail() -> AbstractContextManager[Any]:
@@ -145,12 +148,12 @@ def _late_tail() -> AbstractContextManager[Any]:
 
 def _dropped_promise() -> AbstractContextManager[Any]:
     """What a lease may have added is forgotten with it, whether or not anybody has said what that was."""
-    return mock.patch.object(replay, "lease_ended", lambda state, lease: state.caches.promises.pop(lease, None))
+    return mock.patch.object(Caches, "lease_ended", lambda self, lease: self.promises.pop(lease, None))
 
 
 def _endless_promise() -> AbstractContextManager[Any]:
     """What a lease was promised stays promised when it is over."""
-    return mock.patch.object(replay, "lease_ended", return_value=None)
+    return mock.patch.object(Caches, "lease_ended", return_value=None)
 
 
 def _too_much_promised() -> AbstractContextManager[Any]:
@@ -165,10 +168,10 @@ def _too_much_promised() -> AbstractContextManager[Any]:
 def _hasty_deletion() -> AbstractContextManager[Any]:
     """Blocks are deleted as soon as they are given up, whoever may still read them."""
 
-    def hasty(state: State, event: cev.BlocksGivenUp) -> None:
+    def hasty(state: State, event: BlocksGivenUp) -> None:
         state.caches.points[event.place].going.update({name: [] for name in event.names})
 
-    return mock.patch.dict(replay.APPLY, {cev.BlocksGivenUp: hasty})
+    return mock.patch.dict(REDUCERS, {BlocksGivenUp: Reducer(hasty, Changes.JOBS)})
 
 
 def _untold_deletion() -> AbstractContextManager[Any]:

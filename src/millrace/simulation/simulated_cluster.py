@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.control.state.state import Settings
+from millrace.control.journal.replay import apply
+from millrace.control.state.settings import Settings
 from millrace.planning.checkpoint import Checkpoint
 from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
@@ -207,7 +208,7 @@ class Town(Fleet):
             return
         state = restored(self.disk, self.settings)
         for event in dispatcher.undurable():
-            state.apply(event)
+            apply(state, event)
         found = difference(dispatcher.state, state)
         if found:
             raise Violation(f"the journal replays to another state: {found}")

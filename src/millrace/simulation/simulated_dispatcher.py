@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import react
-from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.event import Event
 from millrace.control.journal.snapshot import dump, fill_in
 from millrace.control.journal.transaction import Turn, merged
 from millrace.control.state.observed import Observed
-from millrace.control.state.state import Settings, State
+from millrace.control.state.settings import Settings
+from millrace.control.state.state import State
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.recovery import rebuild
 from millrace.protocol import messages as msg
@@ -32,7 +33,7 @@ class Decided(NamedTuple):
     ``sessions``: by action, the one that it goes to, or void with.
     """
 
-    events: list[AnyEvent]
+    events: list[Event]
     actions: list[act.Action]
     sessions: list[Connection | None]
     upto: int
@@ -105,7 +106,7 @@ class Dispatcher(Process):
         self._feed(inp.Started(ADDRESS, f"life at {world.now}"))
         self.after(0.0, self._tick)
 
-    def undurable(self) -> list[AnyEvent]:
+    def undurable(self) -> list[Event]:
         """What was decided and is not on the disk."""
         return [event for each in [*self._committing, *self._decided] for event in each.events]
 

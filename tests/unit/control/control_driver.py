@@ -11,10 +11,12 @@ import msgspec
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.decide import decide
-from millrace.control.journal.events import AnyEvent, TableRecorded
+from millrace.control.journal.job_events import TableRecorded
+from millrace.control.journal.replay import AnyEvent, apply
 from millrace.control.journal.snapshot import dump, fill_in, load
 from millrace.control.state.observed import Observed
-from millrace.control.state.state import Settings, State
+from millrace.control.state.settings import Settings
+from millrace.control.state.state import State
 from millrace.graph.nodes import Graph, Range
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint
@@ -540,7 +542,7 @@ class Service:
 
     def _applied(self, state: State, events: list[Any]) -> State:
         for event in msgspec.msgpack.decode(msgspec.msgpack.encode(events), type=list[AnyEvent]):
-            state.apply(event)
+            apply(state, event)
         return state
 
     # -- the journal

@@ -8,6 +8,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control.scaling import job_placement
 from millrace.control.scheduling import allocation, backlog, scheduler
 from millrace.control.state.observed import Division
+from millrace.control.state.state import Job
 from millrace.control.tasks import task_queue
 
 
@@ -150,7 +151,7 @@ def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
         found[0] += 1
         return 0
 
-    monkeypatch.setattr(task_queue, "newest", newest)
+    monkeypatch.setattr(Job, "newest", property(newest))
     job, worker = service.state.jobs["a"], service.state.workers["w"]
     service.state.forget(job.name)
     for rank in range(ranks):

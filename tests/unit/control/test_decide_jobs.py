@@ -8,7 +8,7 @@ from tests.unit.control.control_driver import OTHER_STRUCTURE, FakePlan, Service
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.replay import AnyEvent
 from millrace.errors import PipelineError
 from millrace.planning.split_table import TableSummary, positions_table
 from millrace.protocol import messages as msg
@@ -301,7 +301,7 @@ def test_a_journal_with_whole_split_tables_gives_what_plans_are_made_of():
         "digest": "tables",
         "length": 3,
     }
-    event = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=ev.AnyEvent)
+    event = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=AnyEvent)
     assert event.tables == {0: TableSummary(True, 2, bytes=7), 1: TableSummary(False, -1, pieces=2, bytes=110)}
     assert len(msgspec.msgpack.encode(event)) < 120
 

@@ -7,8 +7,8 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
-from millrace.control.journal import poison_events as pev
+from millrace.control.journal.task_events import TaskDied, TaskLeased, TaskReleased
+from millrace.control.journal.worker_events import WorkerLost
 from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
@@ -242,7 +242,7 @@ def test_without_sharding_it_is_known_how_much_of_the_data_came():
     service.kill("w0")
     service.run()
     assert sorted(peer.complete) == list(range(8))
-    dealt = {lease.run for lease in service.events if isinstance(lease, ev.TaskLeased)}
+    dealt = {lease.run for lease in service.events if isinstance(lease, TaskLeased)}
     assert notes(service) == [f"without sharding 8 tasks of epoch 0 were dealt: {len(dealt)} of 8 parts of the data"]
 
 
@@ -462,7 +462,7 @@ def test_a_leaving_worker_that_gets_done_in_time_is_released():
     service.run()
     assert service.workers["w0"].stopped
     service.tick(60.0)
-    assert not [event for event in service.events if isinstance(event, ev.WorkerLost | ev.TaskReleased)]
+    assert not [event for event in service.events if isinstance(event, WorkerLost | TaskReleased)]
 
 
 def test_what_a_leaving_worker_does_not_get_done_in_time_goes_to_others():
@@ -477,14 +477,14 @@ def test_what_a_leaving_worker_does_not_get_done_in_time_goes_to_others():
     assert "w0" in service.state.workers
     service.tick(2.0)
     assert "w0" not in service.state.workers
-    [lost] = [event for event in service.events if isinstance(event, ev.WorkerLost)]
+    [lost] = [event for event in service.events if isinstance(event, WorkerLost)]
     assert lost.reason == "was leaving and did not get done in the time that it had"
     assert lost.reason in service.refused["w0"].message  # should it only be slow, it learns of it
     del service.workers["w0"]
     service.run()
     assert peer.done
     assert sorted(peer.complete) == [0, 1, 2, 3]
-    assert not [event for event in service.events if isinstance(event, pev.TaskDied)]  # it is not their fault
+    assert not [event for event in service.events if isinstance(event, TaskDied)]  # it is not their fault
 
 
 def test_a_leaving_worker_that_has_not_said_how_long_is_waited_for():
@@ -510,7 +510,7 @@ def at_the_tail(visitation):
 
 
 def runs_of(service, task):
-    return sum(isinstance(event, ev.TaskLeased) and event.task == task for event in service.events)
+    return sum(isinstance(event, TaskLeased) and event.task == task for event in service.events)
 
 
 @pytest.mark.parametrize(

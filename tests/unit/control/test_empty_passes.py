@@ -8,7 +8,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.membership.test_resume import states_of
 
 from millrace.control import inputs as inp
-from millrace.control.journal.end_events import EpochCut
+from millrace.control.journal.epoch_events import EpochCut
 from millrace.protocol import messages as msg
 
 CYCLE = 5

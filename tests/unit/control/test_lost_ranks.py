@@ -5,10 +5,9 @@ from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.test_late_ranks import job_status, leave
 
 from millrace.control import inputs as inp
-from millrace.control.journal.share_events import UnreadShare
-from millrace.control.membership.late_joins import NAMED
-from millrace.control.state.state import UNREAD
+from millrace.control.state.state import UNREAD, UnreadShare
 from millrace.control.tasks import epochs, unread
+from millrace.control.tasks.unread import NAMED
 from millrace.protocol import messages as msg
 
 

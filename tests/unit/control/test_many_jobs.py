@@ -8,8 +8,10 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.job_events import TurnCut
+from millrace.control.journal.task_events import TaskReleased
 from millrace.control.journal.transaction import Turn
+from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.control.scheduling import allocation
 from millrace.control.scheduling.backlog import having_work
 from millrace.protocol import messages as msg
@@ -68,7 +70,7 @@ def test_whole_shares_are_kept_without_changing():
     before = len(service.events)
     run(service, 100)
     assert counts(service) == {"a": 4, "b": 2}
-    assert not [event for event in service.events[before:] if isinstance(event, ev.WorkerAssigned)]
+    assert not [event for event in service.events[before:] if isinstance(event, WorkerAssigned)]
 
 
 def test_a_job_that_comes_has_its_workers_after_one_turn():
@@ -88,7 +90,7 @@ def test_who_has_served_for_long_ends_its_tasks_before_it_goes():
     assert {job for job, _, _ in leased.values()} == {"a"}
     run(service, 5)
     assert counts(service) == {"a": 1, "late": 1}
-    assert not [event for event in service.events if isinstance(event, ev.TaskReleased | ev.TurnCut)]
+    assert not [event for event in service.events if isinstance(event, TaskReleased | TurnCut)]
 
 
 def test_a_job_that_was_alone_does_not_pay_for_it_when_others_come():

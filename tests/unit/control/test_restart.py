@@ -6,8 +6,10 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.consumer_events import ConsumerJoined, EpochBegan
+from millrace.control.journal.job_events import JobCreated
 from millrace.control.journal.snapshot import dump, load
+from millrace.control.journal.task_events import TaskLeased
 from millrace.dispatcher.recovery import go_on_older
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import Told
@@ -165,7 +167,7 @@ def test_a_worker_that_knows_more_than_the_journal_ends_the_service():
 def test_leases_that_are_given_again_do_not_hide_that_they_were_given_before():
     service, peer = leased("the first life")
     told = msgspec.structs.replace(service.workers["w"].welcome.told, lease=max(service.workers["w"].leases))
-    put_back(service, service.events.index(next(each for each in service.events if isinstance(each, ev.TaskLeased))))
+    put_back(service, service.events.index(next(each for each in service.events if isinstance(each, TaskLeased))))
     service.add_worker("another")
     assert not come_back(service, peer)
     service.begin(peer, 0)
@@ -199,9 +201,9 @@ def test_a_consumer_that_knows_more_than_the_journal_ends_the_service():
 @pytest.mark.parametrize(
     ("before", "now", "sentence"),
     [
-        (ev.JobCreated, 8.0, "was let in 2 s after the journal's end"),
-        (ev.ConsumerJoined, 8.0, "was let in 2 s after the journal's end"),
-        (ev.EpochBegan, 10.0, "has begun epoch 0, and the journal knows of epoch -1 at most"),
+        (JobCreated, 8.0, "was let in 2 s after the journal's end"),
+        (ConsumerJoined, 8.0, "was let in 2 s after the journal's end"),
+        (EpochBegan, 10.0, "has begun epoch 0, and the journal knows of epoch -1 at most"),
     ],
 )
 def test_a_consumer_is_missed_by_a_journal_that_ended_before_it_came(before, now, sentence):
@@ -212,7 +214,7 @@ def test_a_consumer_is_missed_by_a_journal_that_ended_before_it_came(before, now
 
 def test_an_older_journal_that_is_gone_on_with_by_choice_is_another_service():
     service, peer = leased("the first life")
-    put_back(service, next(n for n, event in enumerate(service.events) if isinstance(event, ev.EpochBegan)))
+    put_back(service, next(n for n, event in enumerate(service.events) if isinstance(event, EpochBegan)))
     known = service.state.next_lease
     go_on_older(service.state)
     service.say(inp.Started("here:1", "the chosen life"))

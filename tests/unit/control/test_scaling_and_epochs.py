@@ -7,7 +7,8 @@ from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.scaling.test_job_scaling import Trainer, begun
 
 from millrace.control import inputs as inp
-from millrace.control.journal import cache_events as ev
+from millrace.control.journal.cache_events import ModeChosen
+from millrace.control.journal.replay import apply
 from millrace.planning.cache_point import CachePoint
 from millrace.protocol.cache_messages import StoreMeasured
 
@@ -25,7 +26,7 @@ def cached_trainer(mode: str) -> Trainer:
 
 def changes(trainer: Trainer, kind: Literal["compute", "get"], node: int) -> None:
     """The job's cache gets into another mode."""
-    trainer.service.state.apply(ev.ModeChosen(trainer.job, kind, node, "a test says so", 0, 1.0, {}, {}))
+    apply(trainer.service.state, ModeChosen(trainer.job, kind, node, "a test says so", 0, 1.0, {}, {}))
 
 
 def test_a_job_is_not_scaled_while_it_is_profiled():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun, resized
 
-from millrace.control.journal.scale_events import FleetPlanned
+from millrace.control.journal.scaling_events import FleetPlanned
 from millrace.policies.scaling.capacity import PAUSE
 from millrace.policies.scaling.scaling_policies import SERVICES
 

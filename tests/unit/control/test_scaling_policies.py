@@ -7,7 +7,7 @@ import pytest
 from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun
 
 from millrace.control import inputs as inp
-from millrace.control.journal.scale_events import ScaleChosen
+from millrace.control.journal.scaling_events import ScaleChosen
 from millrace.dispatcher.status_report import status
 from millrace.policies.prices import Machine, PriceTable
 from millrace.policies.scaling import hpa

@@ -7,8 +7,8 @@ from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.caching.cache_capacity import benefits
-from millrace.control.journal import cache_events as cev
-from millrace.control.journal import events as ev
+from millrace.control.journal.cache_events import BlocksGivenUp
+from millrace.control.journal.task_events import TaskLeased
 from millrace.control.state.cache_state import place_of
 from millrace.planning.cache_point import CachePoint
 from millrace.protocol import messages as msg
@@ -151,7 +151,7 @@ def test_what_a_reader_cannot_read_is_given_up_for_its_writer():
     del service.store[place("red")]["block3"]
     joined(service, "blue")
     service.run()
-    (lost,) = [event for event in service.events if isinstance(event, cev.BlocksGivenUp)]
+    (lost,) = [event for event in service.events if isinstance(event, BlocksGivenUp)]
     assert (lost.place, lost.names) == (place("red"), ["block3"])
     assert {held.place for held in service.state.caches.promises.values() if held.room} <= {place("blue")}
 
@@ -218,7 +218,7 @@ def test_a_dispatcher_that_comes_back_with_another_list_keeps_to_it():
     service.run()
     service.begin(peer)
     service.run()
-    leased = [event for event in service.events[lived:] if isinstance(event, ev.TaskLeased)]
+    leased = [event for event in service.events[lived:] if isinstance(event, TaskLeased)]
     assert leased
     assert all((event.place, event.also) == (place("blue"), []) for event in leased)
 

@@ -17,8 +17,10 @@ from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
 
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.epoch_events import EpochResumed
+from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump
+from millrace.control.journal.task_events import TaskLeased, TaskSpared
 from millrace.control.state.cache_state import place_of
 from millrace.dispatcher.journal_file import SqliteJournal
 from millrace.planning.cache_point import CachePoint
@@ -171,7 +173,7 @@ def _follow(service: Service) -> None:
         service.begin(service.consumers[f"follows {rank}"], 0)
     for _ in range(30):
         service.work()
-    resumed = [event for event in service.events if isinstance(event, ev.EpochResumed) and event.job == "followed"]
+    resumed = [event for event in service.events if isinstance(event, EpochResumed) and event.job == "followed"]
     assert resumed[0].alone
 
 
@@ -183,12 +185,10 @@ def _read_on(service: Service) -> None:
         for task in service.readable(reads):
             if task < 4:
                 service.read(reads, task)
-        if any(
-            isinstance(event, ev.TaskLeased) and (event.job, event.task) == ("hasty", 4) for event in service.events
-        ):
+        if any(isinstance(event, TaskLeased) and (event.job, event.task) == ("hasty", 4) for event in service.events):
             break
     service.begin(hastens)
-    assert any(isinstance(event, ev.TaskSpared) for event in service.events)
+    assert any(isinstance(event, TaskSpared) for event in service.events)
     for peer in (reads, hastens):
         service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
 
@@ -218,7 +218,7 @@ def _cache(service: Service) -> None:
     trusting = service.join("trusting", "trusting", tenant="red")
     for _ in range(3):
         service.work()
-    assert any(isinstance(event, ev.TaskLeased) and event.also == [place] for event in service.events)
+    assert any(isinstance(event, TaskLeased) and event.also == [place] for event in service.events)
     service.points = []
     for each in (peer, trusting):
         service.say(inp.ConsumerSaid(each.client, msg.LeaveJob()))
@@ -339,7 +339,7 @@ def write(path: Path, service: Service) -> None:
     for first in range(0, len(service.events), 50):
         events = service.events[first : first + 50]
         for event in events:
-            state.apply(event)
+            apply(state, event)
         snapshot = dump(state) if first == len(service.events) // 100 * 50 else None
         journal.write(len(events), float(first), msgspec.msgpack.encode(events), snapshot)
     journal.close()

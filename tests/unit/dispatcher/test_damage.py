@@ -15,8 +15,12 @@ import msgspec
 import pytest
 from tests.unit.control.control_driver import STRUCTURE
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.consumer_events import ConsumerJoined
+from millrace.control.journal.event import Event
+from millrace.control.journal.job_events import JobCreated
+from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump
+from millrace.control.journal.worker_events import WorkerJoined
 from millrace.control.state.state import State
 from millrace.dispatcher.blob_store import BlobFolder
 from millrace.dispatcher.journal_file import Mark, SqliteJournal
@@ -34,12 +38,12 @@ FILES = ("journal.db", "journal.db-wal", "journal.db-last", f"blobs/{digest_of(F
 
 def live(journal: SqliteJournal, state: State, first: int, last: int, *, snapshot: int = -1) -> None:
     for number in range(first, last):
-        events: list[ev.AnyEvent] = [ev.WorkerJoined(f"w{number}", f"w{number}:1", host="h" * 50)]
+        events: list[Event] = [WorkerJoined(f"w{number}", f"w{number}:1", host="h" * 50)]
         if number == 0:
             spec = JobSpec("job", STRUCTURE, digest_of(FUNCTIONS))
-            events += [ev.JobCreated(spec, 1, "d", True, 0.0), ev.ConsumerJoined("job", 0, "c", -1)]
+            events += [JobCreated(spec, 1, "d", True, 0.0), ConsumerJoined("job", 0, "c", -1)]
         for event in events:
-            state.apply(event)
+            apply(state, event)
         kept = dump(state) if number == snapshot else None
         journal.write(len(events), float(number), msgspec.msgpack.encode(events), kept)
 

@@ -10,8 +10,10 @@ import pytest
 from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 from tests.unit.dispatcher.golden_journal import GOLDEN, live, plain
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.job_events import JobCreated, TableRecorded
+from millrace.control.journal.replay import AnyEvent, apply
 from millrace.control.journal.snapshot import dump
+from millrace.control.journal.worker_events import WorkerAssigned, WorkerJoined, WorkerLost
 from millrace.control.state.state import State
 from millrace.dispatcher import recovery
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
@@ -29,7 +31,7 @@ def give(journal, events, at=0.0, snapshot=None):
 
 
 def joined(*names):
-    return [ev.WorkerJoined(name, f"{name}:1") for name in names]
+    return [WorkerJoined(name, f"{name}:1") for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,7 @@ def written(work_dir, *, snapshots=False):
     for number in range(3):
         events = joined(f"a{number}", f"b{number}")
         for event in events:
-            state.apply(event)
+            apply(state, event)
         give(journal, events, float(number), dump(state) if snapshots else None)
     journal.close()
 
@@ -143,7 +145,7 @@ def test_a_page_in_the_middle_is_damaged(work_dir):
 
 def test_events_that_contradict_one_another(work_dir):
     journal = SqliteJournal(work_dir.journal)
-    give(journal, [*joined("a"), ev.WorkerLost("nobody", ""), *joined("b")])
+    give(journal, [*joined("a"), WorkerLost("nobody", ""), *joined("b")])
     journal.close()
     with pytest.raises(ServiceError, match=r"event 2 \(WorkerLost\) contradicts those before: KeyError\('nobody'\)"):
         reopened(work_dir)
@@ -197,12 +199,12 @@ def with_tables_elsewhere(work_dir):
     journal = SqliteJournal(work_dir.journal)
     events = [
         *joined("w"),
-        ev.JobCreated(JobSpec("a", STRUCTURE, "bundle"), 1, "", anonymous=False, at=0.0),
-        ev.WorkerAssigned("w", "a", 0.0, ""),
-        ev.TableRecorded("a", summaries(tables), digest, 3),
+        JobCreated(JobSpec("a", STRUCTURE, "bundle"), 1, "", anonymous=False, at=0.0),
+        WorkerAssigned("w", "a", 0.0, ""),
+        TableRecorded("a", summaries(tables), digest, 3),
     ]
     for event in events:
-        state.apply(event)
+        apply(state, event)
     give(journal, events, snapshot=dump(state))
     journal.close()
     return digest
@@ -288,7 +290,7 @@ def test_some_kept_journal_has_every_kind_of_event(work_dir):
             for (body,) in db.execute("SELECT body FROM groups"):
                 kinds |= {event["type"] for event in msgspec.msgpack.decode(body)}
         db.close()
-    assert kinds == {kind.__struct_config__.tag for kind in ev.AnyEvent.__args__}
+    assert kinds == {kind.__struct_config__.tag for kind in AnyEvent.__args__}
 
 
 def test_a_life_is_the_same_read_from_its_journal():

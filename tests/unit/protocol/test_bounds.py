@@ -9,7 +9,7 @@ import pytest
 from msgspec import inspect
 from tests.unit.control.control_driver import FakePlan, Service
 
-from millrace.control.journal.events import EpochBegan
+from millrace.control.journal.consumer_events import EpochBegan
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import Observed
 from millrace.control.tasks.task_queue import active, missing, off_task

@@ -9,11 +9,17 @@ import msgspec
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.caching.cache_mode import active, have_measured, others, place, share_kept, writer
 from millrace.control.inputs import BlocksGone, StoreListed
-from millrace.control.journal import cache_events as ev
+from millrace.control.journal.cache_events import (
+    BlocksDeleted,
+    BlocksGivenUp,
+    BlocksPublished,
+    ModeChosen,
+    PromisesKept,
+    StoreCalibrated,
+)
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.cache_state import CachedPoint
 from millrace.control.state.state import Job, State
-from millrace.control.tasks.task_queue import newest
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import eviction
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, KeptBlock, StoreMeasured
@@ -119,7 +125,7 @@ def _give_up(turn: Turn, names: Iterable[str], reason: str) -> None:
         point, _, block = name.partition("/")
         by_place.setdefault(point, []).append(block)
     for point, blocks in by_place.items():
-        turn.emit(ev.BlocksGivenUp(point, blocks, reason))
+        turn.emit(BlocksGivenUp(point, blocks, reason))
         _announce(turn, point, gone=blocks)
     sweep(turn)
 
@@ -130,7 +136,7 @@ def sweep(turn: Turn) -> None:
     for name, cached in list(state.caches.points.items()):
         if cached.path:  # of the user's own folder, which is theirs to clear; who makes such a block replaces it
             if cached.going:
-                turn.emit(ev.BlocksDeleted(name, list(cached.going)))
+                turn.emit(BlocksDeleted(name, list(cached.going)))
             continue
         free = [
             block
@@ -213,13 +219,13 @@ def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
     made = {block.name for block in message.blocks}
     lost = [name for name in message.lost if name in known and name not in made]
     if lost and cached is not None:
-        turn.emit(ev.BlocksGivenUp(message.place, lost, "they could not be read"))
+        turn.emit(BlocksGivenUp(message.place, lost, "they could not be read"))
         _announce(turn, message.place, gone=lost)
         sweep(turn)
 
 
 def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0, by: str = "") -> None:
-    turn.emit(ev.BlocksPublished(name, blocks, lease, wanted, by))
+    turn.emit(BlocksPublished(name, blocks, lease, wanted, by))
     if turn.observed.listing is not None:
         turn.observed.listing.update((name, block.name) for block in blocks)
     # Those that go are there again, perhaps after they were deleted: they are deleted once more.
@@ -254,10 +260,10 @@ def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], message: StoreListed,
         sure = since | turn.observed.deleting.keys()
         missing = [block for block in known if block not in there and (name, block) not in sure]
         if missing:
-            turn.emit(ev.BlocksDeleted(name, missing))
+            turn.emit(BlocksDeleted(name, missing))
             _announce(turn, name, gone=missing)
     if message.leases:
-        turn.emit(ev.PromisesKept(message.leases))
+        turn.emit(PromisesKept(message.leases))
     _fit(turn)
 
 
@@ -289,7 +295,7 @@ def deleted(turn: Turn, message: BlocksGone) -> None:
         elif block not in message.stay:
             gone.append(block)
     if gone and name in turn.state.caches.points:
-        turn.emit(ev.BlocksDeleted(name, gone))
+        turn.emit(BlocksDeleted(name, gone))
     turn.observed.no_room.clear()
 
 
@@ -297,11 +303,11 @@ def calibrated(turn: Turn, _worker: str, message: StoreMeasured) -> None:
     """A worker has measured the store, or could not."""
     turn.observed.measuring, turn.observed.measuring_room = "", 0
     if message.cost is not None:
-        turn.emit(ev.StoreCalibrated(message.path, message.cost))
+        turn.emit(StoreCalibrated(message.path, message.cost))
         return
     for job in turn.state.jobs.values():
         if job.caching.kind == "profile":
-            turn.emit(ev.ModeChosen(job.name, "compute", -1, f"the cache cannot be used: {message.why}", newest(job)))
+            turn.emit(ModeChosen(job.name, "compute", -1, f"the cache cannot be used: {message.why}", job.newest))
 
 
 def _learn(turn: Turn, message: CacheUsed) -> None:

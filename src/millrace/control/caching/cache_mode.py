@@ -9,12 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
-from millrace.control.journal import cache_events as ev
+from millrace.control.journal.cache_events import ModeChosen, PointUsed
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.cache_state import CachedPoint, ModeOf, place_of
 from millrace.control.state.observed import CacheSight
 from millrace.control.state.state import Job, State
-from millrace.control.tasks.task_queue import newest
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import autocache as policy
 from millrace.policies.caching.cache_cost_model import Profile, Store, times
@@ -246,7 +245,7 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
     """Decides, and lets it be so if it is another mode than before."""
     state, now = turn.state, job.caching
     points = usable(state, job)
-    first = newest(job) if job.first is None else newest(job) - job.first
+    first = job.newest if job.first is None else job.newest - job.first
     later = policy.later_epochs(max(0, first), job.spec.epochs)
     cost = turn.observed.cost or state.caches.costs.get("")
     store = _store(state, job, points, cost) if cost is not None else None
@@ -290,9 +289,7 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
 
 def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reason: str) -> None:
     turn.emit(
-        ev.ModeChosen(
-            job.name, kind, node, reason, max(0, newest(job)), kept.slower, dict(kept.undone), dict(kept.saves)
-        )
+        ModeChosen(job.name, kind, node, reason, max(0, job.newest), kept.slower, dict(kept.undone), dict(kept.saves))
     )
 
 
@@ -305,10 +302,10 @@ def _measured_saving(state: State, job: Job, point: CachePoint) -> float | None:
 def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
     theirs = _measured_saving(turn.state, job, point)
     saves = _ASKED_FOR if point.always else job.caching.saves.get(point.node, 0.5 if theirs is None else theirs)
-    turn.emit(ev.PointUsed(job.name, place(job, point), turn.now, saves, point.label, whole, writer(job, point)))
+    turn.emit(PointUsed(job.name, place(job, point), turn.now, saves, point.label, whole, writer(job, point)))
     for name, other in others(turn.state, job, point).items():
         if name in turn.state.caches.points:
-            turn.emit(ev.PointUsed(job.name, name, turn.now, saves, point.label, writer=other))
+            turn.emit(PointUsed(job.name, name, turn.now, saves, point.label, writer=other))
 
 
 def have_measured(turn: Turn) -> None:

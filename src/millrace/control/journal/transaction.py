@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.actions import Action, SendToClient, SendToWorker
-from millrace.control.journal.events import AnyEvent
+from millrace.control.journal.event import Event
+from millrace.control.journal.replay import apply
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State
 from millrace.errors import ProtocolError
@@ -31,12 +32,12 @@ class Turn:
         self.state = state
         self.observed = observed
         self.now = now
-        self.events: list[AnyEvent] = []
+        self.events: list[Event] = []
         self.encoded: list[msgspec.Raw] = []
         self.actions: list[Action] = []
         self.touched: set[str] = set()
 
-    def emit(self, event: AnyEvent) -> None:
+    def emit(self, event: Event) -> None:
         """This is so from now on.
 
         Raises:
@@ -46,7 +47,7 @@ class Turn:
             encoded = msgspec.Raw(_encoder.encode(event))
         except (OverflowError, TypeError, ValueError) as error:
             raise ProtocolError(f"{type(event).__name__} cannot be journalled: {error}") from error
-        self.state.apply(event)
+        apply(self.state, event)
         self.encoded.append(encoded)
         self.events.append(event)
         job = getattr(event, "job", "")

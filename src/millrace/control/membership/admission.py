@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.control.state.state import Consumer, Job, Settings, State
+from millrace.control.state.settings import Settings
+from millrace.control.state.state import Consumer, Job, State
 from millrace.control.tasks.task_queue import missing
 from millrace.errors import ProtocolError
 from millrace.graph import serialize

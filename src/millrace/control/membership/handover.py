@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millrace.control.journal import events as ev
-from millrace.control.journal.share_events import ShareUnread, UnreadShare
+from millrace.control.journal.job_events import ShareUnread
+from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Turn
-from millrace.control.state.state import Consumer, Job
+from millrace.control.state.state import Consumer, Job, UnreadShare
 from millrace.control.tasks.leases import drop, take_back
 from millrace.control.tasks.task_queue import active, held_back, in_turn, is_missing
 from millrace.control.tasks.unread import record
@@ -34,7 +34,7 @@ def hand_on(turn: Turn, job: Job, consumer: int, why: str, epochs: Iterable[int]
             if epoch.live[task].worker:
                 take_back(turn, job, number, task, f"consumer {consumer} {why}")
             heir = min(heirs, key=lambda i: (len(epoch.unread.get(i, ())), i))
-            turn.emit(ev.TaskMoved(job.name, number, task, heir))
+            turn.emit(TaskMoved(job.name, number, task, heir))
         moved += len(tasks)
     return moved
 

@@ -7,9 +7,16 @@ import msgspec
 from millrace.control.actions import CloseClient, DropBlobs, EndService, SendToClient
 from millrace.control.caching import cache_mode
 from millrace.control.inputs import JoinRequested
-from millrace.control.journal import events as ev
-from millrace.control.journal.share_events import ShareUnread
+from millrace.control.journal.consumer_events import (
+    ConsumerDisconnected,
+    ConsumerJoined,
+    ConsumerLeft,
+    EpochBegan,
+    Progressed,
+)
+from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, TableRecorded
 from millrace.control.journal.transaction import Turn
+from millrace.control.journal.worker_events import WorkerDismissed
 from millrace.control.membership import testimony
 from millrace.control.membership.admission import (
     Refused,
@@ -36,7 +43,7 @@ from millrace.control.tasks.epochs import (
     tell_steps,
 )
 from millrace.control.tasks.leases import drop, settle, spare
-from millrace.control.tasks.task_queue import epoch_length, missing, newest
+from millrace.control.tasks.task_queue import epoch_length, missing
 from millrace.control.tasks.unread import said as said_of
 from millrace.errors import MillraceError
 from millrace.graph import serialize
@@ -83,7 +90,7 @@ def join(turn: Turn, item: JoinRequested) -> None:
         if message.states and message.states[0].seed is not None:
             seed = message.states[0].seed
         digest = serialize.digest(spec.structure)
-        turn.emit(ev.JobCreated(spec, seed, digest, not message.spec.name, turn.now))
+        turn.emit(JobCreated(spec, seed, digest, not message.spec.name, turn.now))
         job = turn.state.jobs[name]
         job_progress.begun(turn, job)
     known = job.consumers.get(number)
@@ -93,7 +100,7 @@ def join(turn: Turn, item: JoinRequested) -> None:
     anew = number in job.left
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
-    turn.emit(ev.ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past))
+    turn.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past))
     if lost is not None:
         said = _replaced(turn, job, number, lost) or said
     if known is not None:
@@ -197,8 +204,8 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
         turn.to_consumer(job, consumer, JobFailed(Failure("PipelineError", text)))
         return
     if number > place.epoch:
-        first = number > newest(job)
-        turn.emit(ev.EpochBegan(job.name, consumer, number))
+        first = number > job.newest
+        turn.emit(EpochBegan(job.name, consumer, number))
         if first and job.tables is not None:
             cache_mode.epoch_began(turn, job)
         for earlier in [n for n in job.epochs if n < number]:
@@ -221,7 +228,7 @@ def refused_report(turn: Turn, job: Job, consumer: int, message: ConsumerReport)
 
     That of the next one may come before the word that it begins.
     """
-    last = newest(job)
+    last = job.newest
     if 0 <= message.epoch <= last + 1:
         return False
     text = f"consumer {consumer} of job {job.name!r} reports about epoch {message.epoch}, and the job has begun "
@@ -243,7 +250,7 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
         if moved and live is not None and live.consumer == consumer and not live.complete:
             news.append(progress)
     if news:
-        turn.emit(ev.Progressed(job.name, consumer, message.epoch, news))
+        turn.emit(Progressed(job.name, consumer, message.epoch, news))
         for progress in news:
             if progress.complete:
                 lost = not epoch.live[progress.task].worker
@@ -272,7 +279,7 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
         fail_job(turn, job, Failure("PipelineError", text))
         return
     turn.emit(
-        ev.TableRecorded(
+        TableRecorded(
             job.name,
             message.tables,
             message.digest,
@@ -313,7 +320,7 @@ def open_message(job: Job) -> OpenJob:
 def consumer_lost(turn: Turn, job: Job, consumer: int) -> None:
     """Its session broke."""
     if job.consumers[consumer].lost_at is None:
-        turn.emit(ev.ConsumerDisconnected(job.name, consumer, turn.now))
+        turn.emit(ConsumerDisconnected(job.name, consumer, turn.now))
         tell_absence(turn, job, consumer)
 
 
@@ -332,7 +339,7 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str, unused: int 
         turn.act(CloseClient(place.client))
     last = place is not None and len(job.consumers) == 1
     if last and not waits_for_others(job):
-        turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
+        turn.emit(ConsumerLeft(job.name, consumer, reason))
         remove_job(turn, job, f"its last consumer {reason}")
         return
     if place is not None and reason != LEFT:
@@ -340,18 +347,18 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str, unused: int 
     elif place is not None and unused:
         record_unused(turn, job, consumer, place, unused)
     hand_on(turn, job, consumer, reason)
-    turn.emit(ev.ConsumerLeft(job.name, consumer, reason))
+    turn.emit(ConsumerLeft(job.name, consumer, reason))
     for number in list(job.epochs):
         settle_epoch(turn, job, number)  # which tells the others what of it is not read
         tell_steps(turn, job, number)
     close_epochs(turn, job)
     if last:
-        turn.emit(ev.JobKept(job.name, turn.now))
+        turn.emit(JobKept(job.name, turn.now))
 
 
 def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
     """The job is over because of ``failure``; the others go on."""
-    turn.emit(ev.JobBroke(job.name, failure))
+    turn.emit(JobBroke(job.name, failure))
     for consumer in job.consumers:
         turn.to_consumer(job, consumer, JobFailed(failure))
     close_everywhere(turn, job.name)
@@ -360,7 +367,7 @@ def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
 def remove_job(turn: Turn, job: Job, reason: str) -> None:
     """Forget the job."""
     job_progress.finished(turn, job, reason)
-    turn.emit(ev.JobRemoved(job.name, reason, turn.now, len(missing(job))))
+    turn.emit(JobRemoved(job.name, reason, turn.now, len(missing(job))))
     turn.observed.caching.pop(job.name, None)
     turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}
     close_everywhere(turn, job.name)
@@ -372,7 +379,7 @@ def close_everywhere(turn: Turn, name: str) -> None:
     for worker in turn.state.workers.values():
         if name in worker.open:
             turn.to_worker(worker.id, CloseJob(name))
-            turn.emit(ev.WorkerDismissed(worker.id, name))
+            turn.emit(WorkerDismissed(worker.id, name))
 
 
 def collect(turn: Turn) -> None:

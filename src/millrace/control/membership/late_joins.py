@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 from millrace.control.membership.admission import Refused, same_job
 from millrace.control.state.state import EndedJob, Job, State
-from millrace.control.tasks.task_queue import missing, newest
+from millrace.control.tasks.task_queue import missing
+from millrace.control.tasks.unread import NAMED
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure, JoinJob
-
-NAMED = 8
-"""Consumers that a sentence names, at most."""
 
 
 def named(consumers: Sequence[int]) -> str:
@@ -33,7 +31,7 @@ def span(seconds: float) -> str:
 
 def waits_for_others(job: Job) -> bool:
     """The job is kept although nobody reads it: something was read, and expected consumers were never seen."""
-    begun = bool(job.epochs or job.states) or newest(job) >= 0
+    begun = bool(job.epochs or job.states) or job.newest >= 0
     return begun and bool(missing(job)) and job.failure is None and not job.anonymous
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.journal import events as ev
-from millrace.control.journal import poison_events as pev
+from millrace.control.journal.job_events import BufferNeeded
 from millrace.control.journal.transaction import Turn
+from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.control.membership.jobs import fail_job
 from millrace.control.membership.workers import hand_over_shares
 from millrace.control.scaling.job_placement import may_serve
@@ -26,7 +26,7 @@ def passed_on(turn: Turn, worker: str, message: TaskFailed) -> bool:
     if found is None or not _able(turn.state, found[0], message.needs):
         return False
     job, needs = found[0], message.needs
-    turn.emit(pev.BufferNeeded(job.name, max(needs, job.needs)))
+    turn.emit(BufferNeeded(job.name, max(needs, job.needs)))
     small = [each for each in turn.state.workers.values() if not fits(job, each)]
     for each in small:
         reason = f"may keep {each.buffer_bytes:,} bytes, and an output of job {job.name} has {needs:,}"
@@ -34,7 +34,7 @@ def passed_on(turn: Turn, worker: str, message: TaskFailed) -> bool:
             if name == job.name and not job.epochs[number].live[task].complete:
                 take_back(turn, job, number, task, f"worker {each.id} {reason}")
         if each.job == job.name and not each.only:
-            turn.emit(ev.WorkerAssigned(each.id, "", turn.now, reason))
+            turn.emit(WorkerAssigned(each.id, "", turn.now, reason))
         hand_over_shares(turn, job, each.id)
     text = f"an output of job {job.name} has {needs:,} bytes: workers that may keep fewer don't serve it any more"
     for consumer in job.consumers:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from millrace.control.journal import poison_events as pev
+from millrace.control.journal.job_events import PlanningDied
+from millrace.control.journal.task_events import PoisonFound, TaskDied
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership.jobs import fail_job
 from millrace.control.state.state import CARE, Job
@@ -36,9 +37,9 @@ def suspect(turn: Turn, job: Job, number: int, task: int) -> bool:
     sight = turn.observed.workers.get(live.worker)
     at = sight.at.get(live.lease) if sight is not None else None
     if live.deaths == 0 or (live.deaths < CARE and at is not None):
-        turn.emit(pev.TaskDied(job.name, number, task))
+        turn.emit(TaskDied(job.name, number, task))
     elif at is not None and at.place and at.place != live.at:
-        turn.emit(pev.TaskDied(job.name, number, task, at.place, at.where))
+        turn.emit(TaskDied(job.name, number, task, at.place, at.where))
         if live.deaths >= MOST_DEATHS:
             text = (
                 f"task {task} of epoch {number} has ended {live.deaths} workers, each time elsewhere, the last one at "
@@ -55,7 +56,7 @@ def _convict(turn: Turn, job: Job, number: int, task: int, poison: Poison) -> No
     """Let nobody touch it again; what becomes of it is for ``on_error``, if it is a function's."""
     # Positions in a source mean the same element in every epoch, those behind a shuffle or batch do not.
     everywhere = min(poison.place[:2]) >= 0
-    turn.emit(pev.PoisonFound(job.name, number, task, poison, everywhere))
+    turn.emit(PoisonFound(job.name, number, task, poison, everywhere))
     ended = f"{poison.where} has ended the process of every worker that came to it: by a crash, os._exit, or all memory"
     if poison.place[0] < 0:
         _give_up(turn, job, ended)
@@ -75,7 +76,7 @@ def planning_died(turn: Turn, worker: str, reason: str, accused: Container[str])
     for job in turn.state.jobs.values():
         asked = job.lister == worker or any(epoch.chooser == worker for epoch in job.epochs.values())
         if asked and job.name not in accused:
-            turn.emit(pev.PlanningDied(job.name))
+            turn.emit(PlanningDied(job.name))
             if job.planning_deaths >= PLANNING_DEATHS:
                 text = (
                     f"{job.planning_deaths} workers ended while they listed its sources or ran its sharding function, "

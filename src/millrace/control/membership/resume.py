@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.job_events import StatesLoaded
+from millrace.control.journal.task_events import TailDealt
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership.admission import Refused
 from millrace.control.membership.late_joins import named
@@ -95,7 +96,7 @@ def _differ(job: Job, state: Checkpoint) -> bool:
 
 def load(turn: Turn, job: Job, states: list[Checkpoint]) -> Failure | None:
     """Take note of states; why the job cannot go on from them, if so."""
-    turn.emit(ev.StatesLoaded(job.name, states))
+    turn.emit(StatesLoaded(job.name, states))
     if job.first is not None:
         try:
             merge(list(job.states.values()))
@@ -122,7 +123,7 @@ def make_up(turn: Turn, job: Job) -> None:
         for share in range(len(epoch.owners)) if by_worker(job) else (-1,):
             key, ahead = walk(job, epoch, share, consumer)
             while ahead is not None and ahead[0] <= last:
-                turn.emit(ev.TailDealt(job.name, number, ahead[0], consumer, {key: ahead[1]}))
+                turn.emit(TailDealt(job.name, number, ahead[0], consumer, {key: ahead[1]}))
                 drop(turn, job, number, ahead[0])
                 key, ahead = walk(job, epoch, share, consumer)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership.jobs import consumer_gone
 from millrace.control.state.state import Job
@@ -46,7 +46,7 @@ def _let_go_on(turn: Turn, job: Job, number: int, consumer: int) -> set[int]:
             continue
         if epoch.live[task].worker:
             take_back(turn, job, number, task, f"consumer {consumer} waits for what it leaves over")
-        turn.emit(ev.TaskMoved(job.name, number, task, consumer))
+        turn.emit(TaskMoved(job.name, number, task, consumer))
     return held
 
 

@@ -6,14 +6,14 @@ the consumer leaves.
 
 from __future__ import annotations
 
-from millrace.control.journal import events as ev
-from millrace.control.journal.end_events import EpochHeld, TaskBroke
+from millrace.control.journal.epoch_events import EpochHeld
+from millrace.control.journal.task_events import TaskBroke, TaskReleased
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership import oversized
 from millrace.control.membership.jobs import fail_job
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import leased_by
-from millrace.control.tasks.task_queue import held_back, newest, next_to_read
+from millrace.control.tasks.task_queue import held_back, next_to_read
 from millrace.protocol.messages import TaskFailed
 
 
@@ -25,13 +25,13 @@ def failed(turn: Turn, worker: str, message: TaskFailed) -> None:
     if found is None:
         return
     job, (_, number, task) = found[0], (message.ref.job, message.ref.epoch, message.ref.task)
-    if number > newest(job):
+    if number > job.newest:
         # Perhaps nobody ever reads its epoch; who does has the task run again.
-        turn.emit(ev.TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
+        turn.emit(TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
         turn.emit(EpochHeld(job.name, number))
         return
     failure = oversized.explained(turn, job, message) if message.needs else message.failure
-    turn.emit(ev.TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
+    turn.emit(TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
     turn.emit(TaskBroke(job.name, number, task, failure))
     watch(turn)
 

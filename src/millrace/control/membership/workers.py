@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from millrace.control.actions import CloseWorker, EndService, StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
-from millrace.control.journal import events as ev
+from millrace.control.journal.dispatcher_events import DispatcherStarted
+from millrace.control.journal.epoch_events import OwnerReplaced, OwnersAsked
+from millrace.control.journal.job_events import ListingAsked
 from millrace.control.journal.transaction import Turn
+from millrace.control.journal.worker_events import (
+    WorkerDisconnected,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReleased,
+    WorkerRetiring,
+)
 from millrace.control.membership import testimony
 from millrace.control.membership.admission import versions_differ
 from millrace.control.membership.jobs import open_message
@@ -47,7 +56,7 @@ def hello(turn: Turn, message: WorkerHello) -> None:
     cache_capacity.greeted(turn, message.worker)
     cores = max(1, message.cores)
     turn.emit(
-        ev.WorkerJoined(
+        WorkerJoined(
             message.worker, message.address, message.host, message.pid, cores, message.only, message.buffer_bytes
         )
     )
@@ -95,7 +104,7 @@ def started(turn: Turn, address: str, drawn: str) -> None:
     """The dispatcher listens (again). Whoever had a session with it before looks for it, where it was then."""
     state = turn.state
     patience = state.settings.return_s if address == state.address else 0.0
-    turn.emit(ev.DispatcherStarted(address, turn.now, turn.now + patience, state.service or drawn, drawn))
+    turn.emit(DispatcherStarted(address, turn.now, turn.now + patience, state.service or drawn, drawn))
     cache_capacity.started(turn)
 
 
@@ -103,14 +112,14 @@ def session_lost(turn: Turn, name: str) -> None:
     """Its session broke; it has one heartbeat to come back."""
     worker = turn.state.workers.get(name)
     if worker is not None and worker.lost_at is None:
-        turn.emit(ev.WorkerDisconnected(name, turn.now))
+        turn.emit(WorkerDisconnected(name, turn.now))
 
 
 def lost(turn: Turn, worker: Worker, reason: str) -> None:
     """It is gone; all it had goes to others."""
     held = [*worker.unfinished.values(), *worker.kept.values()]
     accused = set()
-    turn.emit(ev.WorkerDisconnected(worker.id, turn.now))
+    turn.emit(WorkerDisconnected(worker.id, turn.now))
     for name, number, task in held:
         job = turn.state.jobs[name]
         live = job.epochs[number].live.get(task) if job.failure is None else None
@@ -120,7 +129,7 @@ def lost(turn: Turn, worker: Worker, reason: str) -> None:
                 accused.add(name)
             if job.failure is None:
                 lose(turn, job, number, task, f"worker {worker.id} {reason}")
-    turn.emit(ev.WorkerLost(worker.id, reason))
+    turn.emit(WorkerLost(worker.id, reason))
     cache_capacity.greeted(turn, worker.id)
     planning_died(turn, worker.id, reason, accused)
     _hand_over(turn, worker.id)
@@ -130,13 +139,13 @@ def retiring(turn: Turn, name: str, message: WorkerLeaving) -> None:
     """It wants to leave in good order."""
     worker = turn.state.workers[name]
     if not worker.retiring:  # who comes back says so again, and has no more time for that
-        turn.emit(ev.WorkerRetiring(name, turn.now + message.within_s if message.within_s else 0.0))
+        turn.emit(WorkerRetiring(name, turn.now + message.within_s if message.within_s else 0.0))
         _hand_over(turn, name)
 
 
 def retire(turn: Turn, name: str, within_s: float) -> None:
     """It is not needed any more, and is to leave in good order."""
-    turn.emit(ev.WorkerRetiring(name, turn.now + within_s))
+    turn.emit(WorkerRetiring(name, turn.now + within_s))
     _hand_over(turn, name)
 
 
@@ -144,10 +153,10 @@ def _hand_over(turn: Turn, name: str) -> None:
     """Others do what it was asked or fixed to do."""
     for job in turn.state.jobs.values():
         if job.lister == name and name not in turn.state.workers:
-            turn.emit(ev.ListingAsked(job.name, ""))
+            turn.emit(ListingAsked(job.name, ""))
         for number, epoch in job.epochs.items():
             if epoch.chooser == name and name not in turn.state.workers:
-                turn.emit(ev.OwnersAsked(job.name, number, ""))
+                turn.emit(OwnersAsked(job.name, number, ""))
         hand_over_shares(turn, job, name)
 
 
@@ -161,7 +170,7 @@ def hand_over_shares(turn: Turn, job: Job, name: str) -> None:
         for share, owner in enumerate(list(epoch.owners)):
             if owner == name and heirs:
                 heir = min(heirs, key=lambda w: (turn.state.workers[w].job != job.name, epoch.owners.count(w), w))
-                turn.emit(ev.OwnerReplaced(job.name, number, share, heir))
+                turn.emit(OwnerReplaced(job.name, number, share, heir))
 
 
 def adopt_shares(turn: Turn) -> None:
@@ -210,5 +219,5 @@ def release_retired(turn: Turn) -> None:
     """Tell workers that want to leave when nothing of them is needed any more."""
     for worker in turn.state.crew.retiring:
         if not (worker.unfinished or worker.kept or worker.lost_at is not None):
-            turn.emit(ev.WorkerReleased(worker.id))
+            turn.emit(WorkerReleased(worker.id))
             turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.control.journal.scale_events import HomeChosen
+from millrace.control.journal.scaling_events import HomeChosen
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import Reading, ScaleSight
 from millrace.control.state.state import Job, State, Worker

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from millrace.control.journal.scale_events import ScaleChosen
+from millrace.control.journal.scaling_events import ScaleChosen
 from millrace.control.journal.transaction import Turn
 from millrace.control.scaling import job_placement
 from millrace.control.state.observed import Reading, ScaleSight

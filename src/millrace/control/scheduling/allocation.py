@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.job_events import TurnCut
 from millrace.control.journal.transaction import Turn
+from millrace.control.journal.worker_events import WorkerAssigned, WorkerDismissed
 from millrace.control.membership.jobs import open_message
 from millrace.control.scaling.job_placement import wanted
 from millrace.control.scheduling.backlog import able_to_take, having_work, planning, runnable, unowned
@@ -229,7 +230,7 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
             blocked = False
         late = turn.now - turn.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
         if late and not blocked:
-            turn.emit(ev.TurnCut(job.name))
+            turn.emit(TurnCut(job.name))
         for _, number, task in held:
             place = job.consumers.get(job.epochs[number].live[task].consumer)
             if blocked or late:
@@ -327,7 +328,7 @@ def _as_seen(has: Standing, job: Job, worker: Worker) -> Standing:
 
 def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
     known = name in worker.open
-    turn.emit(ev.WorkerAssigned(worker.id, name, turn.now, reason))
+    turn.emit(WorkerAssigned(worker.id, name, turn.now, reason))
     if name and not known:
         turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
 
@@ -338,4 +339,4 @@ def dismiss_idle(turn: Turn) -> None:
         used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
         for name in [name for name in worker.open if name != worker.job and name not in used]:
             turn.to_worker(worker.id, CloseJob(name))
-            turn.emit(ev.WorkerDismissed(worker.id, name))
+            turn.emit(WorkerDismissed(worker.id, name))

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import SERVICE, Job, Worker
-from millrace.control.tasks.task_queue import active, by_worker, newest, offer
+from millrace.control.tasks.task_queue import active, by_worker, offer
 
 SPARE_CAP = 4
 
@@ -94,5 +94,5 @@ def _has_work(turn: Turn, job: Job, worker: Worker, *, serves: bool) -> bool:
 
 def unowned(job: Job) -> bool:
     """An epoch that is read waits for its shares to be fixed."""
-    last = newest(job)
+    last = job.newest
     return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())

@@ -7,7 +7,7 @@ longer asked for until it is tried again (:mod:`millrace.policies.scaling.capaci
 from __future__ import annotations
 
 from millrace.control.actions import ResizeFleet, StopWorkers
-from millrace.control.journal.scale_events import FleetPlanned
+from millrace.control.journal.scaling_events import FleetPlanned
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership.workers import MISSED_HEARTBEATS, retire
 from millrace.control.scaling.job_placement import wanted

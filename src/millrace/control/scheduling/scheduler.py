@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from millrace.control.journal import events as ev
+from millrace.control.journal.epoch_events import OwnersAsked, OwnersFixed
+from millrace.control.journal.job_events import ListingAsked
+from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Turn
 from millrace.control.membership.jobs import fail_job
 from millrace.control.membership.resume import make_up
@@ -81,7 +83,7 @@ def _adopt_reruns(turn: Turn, job: Job) -> None:
                 if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
                     heir = _reader_of_tail(turn, job, number, task)
                     if heir != consumer:
-                        turn.emit(ev.TaskMoved(job.name, number, task, heir))
+                        turn.emit(TaskMoved(job.name, number, task, heir))
 
 
 def _reader_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
@@ -105,7 +107,7 @@ def _plan(turn: Turn, job: Job) -> None:
     if job.tables is None:
         if not job.lister:
             worker = min(workers, key=lambda w: (len(w.unfinished), w.id))
-            turn.emit(ev.ListingAsked(job.name, worker.id))
+            turn.emit(ListingAsked(job.name, worker.id))
             turn.to_worker(worker.id, ListSources(job.name))
         return
     open_next(turn, job)
@@ -116,11 +118,11 @@ def _plan(turn: Turn, job: Job) -> None:
             continue
         names = [worker.id for worker in workers]
         if job.spec.sharding == "static":
-            turn.emit(ev.OwnersFixed(job.name, number, names))
+            turn.emit(OwnersFixed(job.name, number, names))
         elif (length := job.tasks_of(epoch)) is not None and job.spec.sharding == "static_contiguous":
-            turn.emit(ev.OwnersFixed(job.name, number, names, contiguous=length))
+            turn.emit(OwnersFixed(job.name, number, names, contiguous=length))
         elif length is not None:
-            turn.emit(ev.OwnersAsked(job.name, number, names[0], names))
+            turn.emit(OwnersAsked(job.name, number, names[0], names))
             turn.to_worker(names[0], ChooseSharding(job.name, number, length, names))
 
 
@@ -142,7 +144,7 @@ def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
         text = f"the sharding function of job {job.name!r} gave {wrong}; it returns the index of a worker for each task"
         fail_job(turn, job, Failure("PipelineError", text))
         return
-    turn.emit(ev.OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
+    turn.emit(OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
 
 
 def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:

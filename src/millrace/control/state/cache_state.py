@@ -86,6 +86,16 @@ class Caches(msgspec.Struct):
     promises: dict[int, Promise] = {}
     costs: dict[str, StoreCost] = {}
 
+    def lease_ended(self, lease: int) -> None:
+        """Note the end of a lease; what it added to the service's store, if nobody has said it, is to be found out."""
+        held = self.promises.get(lease)
+        if held is None:
+            return
+        if not held.room or "@" in held.place:
+            del self.promises[lease]
+        else:
+            held.over = True
+
     @property
     def taken(self) -> int:
         """Bytes of the service's store that blocks take, or were promised."""

@@ -6,45 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from millrace.control.journal import events as ev
-from millrace.control.journal import poison_events as pev
-from millrace.control.journal.scale_events import HomeChosen, ScaleChosen
-
 if TYPE_CHECKING:
     from millrace.control.state.state import Job, Worker
-
-CREW_CHANGES = frozenset(
-    {
-        ev.DispatcherStarted,
-        ev.WorkerJoined,
-        ev.WorkerDisconnected,
-        ev.WorkerRetiring,
-        ev.WorkerReleased,
-        ev.WorkerLost,
-        ev.WorkerAssigned,
-        ev.WorkerDismissed,
-        ev.JobCreated,
-        ev.JobBroke,
-        ev.JobRemoved,
-        pev.BufferNeeded,
-        ScaleChosen,
-        HomeChosen,
-    }
-)
-"""Events after which a :class:`Crew` is another."""
-
-TASK_CHANGES = frozenset(
-    {
-        ev.EpochSettled,
-        ev.TailDealt,
-        ev.TaskLeased,
-        ev.TaskEnded,
-        ev.TaskReleased,
-        ev.TaskDone,
-        ev.Progressed,
-    }
-)
-"""Events that every task brings. They change nothing but tasks, and what workers have in hand."""
 
 
 class Crew:

@@ -1,30 +1,27 @@
 """What the dispatcher knows, and how events change it.
 
-Plain structs. ``State.apply`` is the only thing that changes them; decisions read them freely. Everything here follows
-from the events, so that replaying a journal gives an equal state; plans are derived, and cached beside.
+Plain structs. Events alone change them (:mod:`millrace.control.journal.replay`); decisions read them freely.
+Everything here follows from the events, so that replaying a journal gives an equal state; plans are derived, and cached
+beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from millrace.control.journal import events as ev
-from millrace.control.journal.events import AnyEvent
-from millrace.control.journal.share_events import UnreadShare
 from millrace.control.state.cache_state import Caches, ModeOf
 from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
-from millrace.control.state.serving_index import CREW_CHANGES, TASK_CHANGES, Crew
+from millrace.control.state.serving_index import Crew
+from millrace.control.state.settings import Settings
 from millrace.graph.serialize import unpack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.split_table import TableSummary
-from millrace.policies.prices import PriceTable
-from millrace.policies.scaling.scaling_policies import Kind
 from millrace.protocol.crash_sites import Place, Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure
@@ -35,67 +32,21 @@ SERVICE = ""
 """In the place of a job's name: what is asked about all jobs and workers together."""
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What the dispatcher is set to; times in seconds.
-
-    Attributes:
-        version: millrace's, that of all processes of the service.
-        python: "major.minor".
-        heartbeat_s: between two reports of a worker or consumer.
-        job_gc_timeout_s: how long a consumer's place is kept without a session, and a job that nobody reads for
-            expected consumers that have not come.
-        anonymous_grace_s: the same for a job that the service named, as nobody else can ever join it.
-        return_s: after a restart of the dispatcher, how long at least its peers have to find it again.
-        durable: what became so outlives the dispatcher.
-        cache: where blocks are kept, path or URL; empty: nowhere.
-        cache_bytes: that they may take together.
-        compression: of blocks.
-        blocked_s: a worker whose lanes have all been blocked for so long is given to a job that waits.
-        turn_s: shortest turn of a worker with one job while another waits, unless it gets through several tasks.
-        least_workers: that the service runs, and ``most_workers``; both alike: the number of workers is not its affair.
-        first_workers: of a job that is not known.
-        shrink_s: after the last job has gone, until fewer workers are planned.
-        drain_s: that a worker has to leave.
-        patience_s: until a cluster that has not started all workers is taken to have no room for more.
-        turn_limit_s: longest time to a task's end for a worker that another job waits for; doubled for a job each time
-            it is too short.
-        quotas: by tenant, how many workers its jobs may have together; of others: all.
-        scaling_policy: that finds out how many workers a job needs.
-        prices: for what is said to cost what; None: nobody has said any.
-        trust: by tenant, the others whose blocks its jobs read.
-    """
-
-    version: str = ""
-    python: str = ""
-    heartbeat_s: float = 5.0
-    job_gc_timeout_s: float = 300.0
-    anonymous_grace_s: float = 10.0
-    return_s: float = 10.0
-    durable: bool = False
-    cache: str = ""
-    cache_bytes: int = 0
-    compression: Literal["lz4", "zstd"] | None = None
-    blocked_s: float = 5.0
-    turn_s: float = 1.0
-    turn_limit_s: float = 30.0
-    least_workers: int = 0
-    most_workers: int = 0
-    first_workers: int = 1
-    shrink_s: float = 60.0
-    drain_s: float = 60.0
-    patience_s: float = 60.0
-    quotas: dict[str, int] = {}
-    scaling_policy: Kind = "millrace"
-    prices: PriceTable | None = None
-    trust: dict[str, list[str]] = {}
-
-
 UNREAD = 64
 """Parts of epochs that nobody reads that are remembered of a job."""
 ENDED = 256
 """Jobs that are over and remembered, the last ones."""
 CARE = 2
 """A task that so many workers ended with is run with care: it is known where it is."""
+
+
+def discard(index: dict[int, set[int]], consumer: int, task: int) -> None:
+    """Take a task out of an index of tasks by consumer, which has no empty sets."""
+    tasks = index.get(consumer)
+    if tasks is not None:
+        tasks.discard(task)
+        if not tasks:
+            del index[consumer]
 
 
 class Worker(msgspec.Struct):
@@ -249,6 +200,24 @@ class Epoch(msgspec.Struct):
         return at < 0 or (at >> 3 < len(self.later) and bool(self.later[at >> 3] >> (at & 7) & 1))
 
 
+class UnreadShare(msgspec.Struct, frozen=True, array_like=True):
+    """A part of an epoch that nobody reads.
+
+    Attributes:
+        epoch: of which.
+        consumer: whose it was.
+        tasks: how many, of which parts may have been read.
+        elements: how many at most; -1 if the plan cannot tell.
+        why: what the consumer did, or what was done; goes on behind its name.
+    """
+
+    epoch: int
+    consumer: int
+    tasks: int
+    elements: int
+    why: str
+
+
 class Job(msgspec.Struct):
     """A job.
 
@@ -319,6 +288,11 @@ class Job(msgspec.Struct):
         return self.length if epoch.tasks < 0 else epoch.tasks
 
     @property
+    def newest(self) -> int:
+        """The highest epoch that a consumer has begun, -1 for none."""
+        return max((consumer.epoch for consumer in self.consumers.values()), default=-1)
+
+    @property
     def kind(self) -> str:
         """What makes two jobs alike: the pipeline, and the name, if the user gave one."""
         return f"{self.digest} {'' if self.anonymous else self.name}"
@@ -379,27 +353,17 @@ class State:
         self.fleet = FleetPlan()
         self.sizes: dict[str, int] = {}
         self.ended: dict[str, EndedJob] = {}
-        self._apply = _appliers()
         self._planner = planner
         self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
         self._crew: Crew | None = None
         self._answers: dict[str, dict[object, Any]] = {}
         self.changed: set[str] = set()
 
-    def apply(self, event: AnyEvent) -> None:
-        """Let it be so."""
-        kind = type(event)
-        if kind in CREW_CHANGES:
-            worker = self.workers.get(getattr(event, "worker", ""))
-            if worker is not None:
-                self.forget(worker.job)
-            self._crew = None
-        if kind is ev.DispatcherStarted:
-            self._answers.clear()
-        self._apply[kind](self, event)
-        self.forget(getattr(event, "job", SERVICE))
-        if kind not in TASK_CHANGES:
-            self.forget(SERVICE)
+    def serving_changes(self, worker: str) -> None:
+        """Who serves what is about to change, perhaps what this worker does."""
+        if worker in self.workers:
+            self.forget(self.workers[worker].job)
+        self._crew = None
 
     @property
     def crew(self) -> Crew:
@@ -412,6 +376,15 @@ class State:
         """The worker has got something to run, or has it no more, or wants to have more of it."""
         if self._crew is not None:
             self._crew.hands_changed(worker)
+
+    def let_go(self, live: LiveTask) -> None:
+        """Take a task from the worker that has it, if any; its lease is over."""
+        worker = self.workers.get(live.worker)
+        if worker is not None:
+            worker.unfinished.pop(live.lease, None)
+            worker.kept.pop(live.lease, None)
+            self.hands_changed(worker)
+        self.caches.lease_ended(live.lease)
 
     def once(self, job: str, question: object, answer: Callable[[], T]) -> T:
         """``answer()`` to a question about one job and its workers, remembered until something of them changes.
@@ -427,6 +400,10 @@ class State:
         """Something has changed that answers about this job may depend on; events say so by themselves."""
         self._answers.pop(job, None)
         self.changed.add(job)
+
+    def forget_all(self) -> None:
+        """Everything has changed."""
+        self._answers.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that follows from the events, as plain values that can be compared and stored."""
@@ -485,9 +462,3 @@ class State:
                 made = self.make_plan(job.spec, job.seed, job.tables, ranks=ranks)
             self._plans[key] = made
         return self._plans[key]
-
-
-def _appliers() -> Mapping[type, Callable[[State, Any], None]]:
-    from millrace.control.journal.replay import APPLY
-
-    return APPLY

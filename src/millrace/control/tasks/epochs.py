@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.caching import cache_mode
-from millrace.control.journal import events as ev
-from millrace.control.journal.end_events import StepsEnded
+from millrace.control.journal.epoch_events import EpochClosed, EpochOpened, EpochResumed, EpochSettled, StepsEnded
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Job, LiveTask, State
@@ -17,7 +16,6 @@ from millrace.control.tasks.task_queue import (
     held_back,
     in_turn,
     missing,
-    newest,
     share_dealt,
 )
 from millrace.control.tasks.unread import record_deserted, told
@@ -41,15 +39,13 @@ def open_epoch(turn: Turn, job: Job, number: int) -> None:
     if number not in job.epochs:
         resumed = job.states and number == job.first
         turn.emit(
-            _resumed(turn.state, job)
-            if resumed
-            else ev.EpochOpened(job.name, number, cache_mode.reused_in(job, number))
+            _resumed(turn.state, job) if resumed else EpochOpened(job.name, number, cache_mode.reused_in(job, number))
         )
         if all_dealt(job, job.epochs[number]):
-            turn.emit(ev.EpochSettled(job.name, number))  # there is nothing in it
+            turn.emit(EpochSettled(job.name, number))  # there is nothing in it
 
 
-def _resumed(state: State, job: Job) -> ev.EpochResumed:
+def _resumed(state: State, job: Job) -> EpochResumed:
     """The epoch that the job's states lead to, without what was read of it."""
     merged = merge(list(job.states.values()))
     there = [each for each in job.states.values() if each.epoch == merged.epoch]
@@ -61,24 +57,24 @@ def _resumed(state: State, job: Job) -> ev.EpochResumed:
     if over and job.length is not None:
         merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
     again, freed = owed(state.plan(job).task, merged.tasks_done(), alone)
-    return ev.EpochResumed(
+    return EpochResumed(
         job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused, list(alone)
     )
 
 
-def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> ev.EpochResumed:
+def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> EpochResumed:
     """The same where counts are known: on as many ranks each reads on; else what is left is divided among these."""
     former, ranks = plan_of_state(state, job, saved), job.spec.ranks
     done, begun = merged.tasks_done(), dict(merged.begun)
     if ranks is not None and saved.shares == ranks and not over and is_even(former, done, begun, ranks):
         tasks = former.length if saved.pieces else None
-        resumed = ev.EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun)
+        resumed = EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun)
         resumed = msgspec.structs.replace(resumed, pieces=saved.pieces)
     else:
         pieces = [NOTHING] if over else left_of(former, done, begun)
         assert job.tables is not None
         tasks = state.make_plan(job.spec, job.seed, job.tables, ranks=ranks or 1, pieces=pieces).length
-        resumed = ev.EpochResumed(job.name, merged.epoch, pieces=pieces, anew=True)
+        resumed = EpochResumed(job.name, merged.epoch, pieces=pieces, anew=True)
     return msgspec.structs.replace(resumed, reused=merged.reused, tasks=-1 if tasks is None else tasks)
 
 
@@ -98,7 +94,7 @@ def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
 
 def open_next(turn: Turn, job: Job) -> None:
     """Prepare the epoch after the newest, once all of that one is leased and if it will be read."""
-    last = newest(job)
+    last = job.newest
     epoch = job.epochs.get(last)
     if epoch is None or not epoch.settled or last + 1 in job.epochs or not job.length:
         return
@@ -113,7 +109,7 @@ def settle_epoch(turn: Turn, job: Job, number: int, consumer: int | None = None)
     """After a task was dealt to ``consumer`` (None: after one left), tell those whose tasks are all known."""
     epoch = job.epochs[number]
     if not epoch.settled and all_dealt(job, epoch):
-        turn.emit(ev.EpochSettled(job.name, number))
+        turn.emit(EpochSettled(job.name, number))
         consumer = None
     if epoch.settled or in_turn(job):
         unread: dict[int, str] = {}
@@ -229,7 +225,7 @@ def close_epochs(turn: Turn, job: Job) -> None:
             for task, live in job.epochs[number].live.items():
                 tell_void(turn, job, number, task, live)
             record_deserted(turn, job, number)
-            turn.emit(ev.EpochClosed(job.name, number))
+            turn.emit(EpochClosed(job.name, number))
             turn.observed.steps.pop((job.name, number), None)
 
 

@@ -10,7 +10,6 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import EpochSight, FinishedJob, JobSight, Observed
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.job_load import load_of, window_of
-from millrace.control.tasks.task_queue import newest
 from millrace.graph.serialize import unpack
 from millrace.policies.bottleneck import bottleneck
 from millrace.protocol.messages import ConsumerReport, TaskFinished
@@ -93,7 +92,7 @@ def share_of(state: State, job: Job, number: int) -> float | None:
 
 def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
     """How much of the newest epoch was read, and how long the rest will take at the pace so far."""
-    number = newest(job)
+    number = job.newest
     share = share_of(state, job, number)
     sight = observed.progress.get(job.name, JobSight(now)).epochs.get(number)
     left_s = None if share is None or share < 1 else 0.0

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from millrace.control.caching.cache_capacity import tell_blocks, use_of
-from millrace.control.journal import events as ev
-from millrace.control.journal.end_events import EpochCut
+from millrace.control.journal.epoch_events import EpochCut
+from millrace.control.journal.task_events import (
+    TailDealt,
+    TaskDone,
+    TaskEnded,
+    TaskLeased,
+    TaskLost,
+    TaskReleased,
+    TaskSpared,
+)
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.state import CARE, Epoch, Job, LiveTask, State, Worker
 from millrace.control.tasks import job_progress
@@ -28,7 +36,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
     """Give what was offered to the worker, and tell the consumer where to read it."""
     if found.fresh and job.spec.sharding != "off" and turn.state.plan(job, found.epoch).task(found.task).inputs:
         # Only where a walk starts with a tail; the others are dealt below.
-        turn.emit(ev.TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
+        turn.emit(TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
         settle_epoch(turn, job, found.epoch, consumer)
         return
     for number, task in in_the_way(job, worker, consumer, found):
@@ -42,7 +50,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
         for place in (use.place, *use.also):
             tell_blocks(turn, worker.id, place)
     turn.emit(
-        ev.TaskLeased(
+        TaskLeased(
             job.name,
             found.epoch,
             found.task,
@@ -97,7 +105,7 @@ def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:
         key, ahead = walk(job, epoch, found.share, consumer)
         if ahead is None or not turn.state.plan(job, found.epoch).task(ahead[0]).inputs:
             return
-        turn.emit(ev.TailDealt(job.name, found.epoch, ahead[0], consumer, {key: ahead[1]}))
+        turn.emit(TailDealt(job.name, found.epoch, ahead[0], consumer, {key: ahead[1]}))
 
 
 def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
@@ -127,7 +135,7 @@ def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     """Void a lease; the task will run again, skipping what was received."""
     live = job.epochs[epoch].live[task]
     tell_void(turn, job, epoch, task, live)
-    turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+    turn.emit(TaskReleased(job.name, epoch, task, reason))
 
 
 def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
@@ -150,7 +158,7 @@ def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
     """Nobody will read the task to its end; its tail goes without its leftovers, unless it has begun with them."""
     owed = job.spec.sharding != "off" and owes(turn.state, job, epoch, task)
     if owed or _tail_began(turn.state, job, epoch, task):
-        turn.emit(ev.TaskSpared(job.name, epoch, task))
+        turn.emit(TaskSpared(job.name, epoch, task))
         settle(turn, job, epoch, task)
         spare(turn, job, epoch, task)
         return
@@ -168,7 +176,7 @@ def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
 def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     """The worker that had the task is gone."""
     if job.spec.runs_again:
-        turn.emit(ev.TaskReleased(job.name, epoch, task, reason))
+        turn.emit(TaskReleased(job.name, epoch, task, reason))
         settle(turn, job, epoch, task)
         return
     live = job.epochs[epoch].live[task]
@@ -177,7 +185,7 @@ def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
     planned = plan.task(task)
     if not live.complete:
         known = plan.exact and planned.stop > planned.start
-        turn.emit(ev.TaskLost(job.name, epoch, task, planned.stop - planned.start - live.received if known else -1))
+        turn.emit(TaskLost(job.name, epoch, task, planned.stop - planned.start - live.received if known else -1))
     began = _tail_began(turn.state, job, epoch, task)
     _over(turn, job, epoch, task, dropped=True)
     if began and not job.epochs[epoch].live[planned.parent].worker:
@@ -207,7 +215,7 @@ def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> Non
     live = epoch.live[task]
     alone = task in epoch.alone or (live.alone and planned is not None and planned.parent not in epoch.live)
     parent = -1 if planned is None or live.freed or alone else planned.parent
-    turn.emit(ev.TaskDone(job.name, number, task, dropped, parent, inputs))
+    turn.emit(TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:
         settle(turn, job, number, below)
 
@@ -234,7 +242,7 @@ def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
     job, _ = found
     ref = message.ref
     told = message.outputs, message.skipped, message.leftovers, message.nothing
-    turn.emit(ev.TaskEnded(job.name, ref.epoch, ref.task, *told))
+    turn.emit(TaskEnded(job.name, ref.epoch, ref.task, *told))
     settle(turn, job, ref.epoch, ref.task)
     if message.nothing:
         _end_if_empty(turn, job, ref.epoch)
@@ -269,7 +277,7 @@ def returned(turn: Turn, worker: str, message: TaskReturned) -> None:
     """A worker gave a lease back."""
     found = leased_by(turn.state, worker, message.ref, message.lease)
     if found is not None:
-        turn.emit(ev.TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
+        turn.emit(TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
 
 
 def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
@@ -280,7 +288,7 @@ def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
     job, _ = found
     number = message.ref.epoch
     reason = "a tail could not get its leftovers"
-    turn.emit(ev.TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
+    turn.emit(TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
     inputs = turn.state.plan(job, number).task(message.ref.task).inputs
     for task in message.missing:
         live = job.epochs[number].live.get(task)

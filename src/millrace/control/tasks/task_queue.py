@@ -29,7 +29,7 @@ ALIKE = 64
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A task that could be leased now; fields as in :class:`millrace.control.journal.events.TaskLeased`."""
+    """A task that could be leased now; fields as in :class:`millrace.control.journal.task_events.TaskLeased`."""
 
     epoch: int
     task: int
@@ -86,11 +86,6 @@ def is_missing(job: Job, index: int) -> bool:
     return index not in job.consumers and index not in job.left and index < (job.spec.num_consumers or 0)
 
 
-def newest(job: Job) -> int:
-    """The highest epoch that a consumer has begun, -1 for none."""
-    return max((consumer.epoch for consumer in job.consumers.values()), default=-1)
-
-
 def unread(job: Job, consumer: int) -> int:
     """Tasks leased for a consumer that it has not read to the end, over all epochs."""
     return sum(
@@ -136,7 +131,7 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         cap: unread tasks beyond which the consumer gets no new ones; lost ones are leased again all the same.
         ahead: the epoch after the newest may be offered.
     """
-    last = state.once(job.name, "newest", lambda: newest(job))
+    last = state.once(job.name, "newest", lambda: job.newest)
     place = job.consumers.get(consumer)
     if not _near(job, worker, consumer):
         return None

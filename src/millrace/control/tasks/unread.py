@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from millrace.control.journal.share_events import ShareUnread, UnreadShare
+from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.transaction import Turn
-from millrace.control.membership.late_joins import NAMED
 from millrace.control.state.observed import Observed
-from millrace.control.state.state import Job, State
+from millrace.control.state.state import Job, State, UnreadShare
 from millrace.control.tasks.task_queue import held_back, in_turn, is_missing, missing, stride
 
+NAMED = 8
+"""Consumers that a sentence names, at most."""
 NOT_SEEN = "was not seen yet, and its part is kept for it"
 _COUNTED = 10_000
 """Tasks of which the elements are counted, at most."""

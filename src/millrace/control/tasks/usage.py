@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import Spent
-from millrace.control.tasks.task_queue import newest
 
 _REMEMBERED = 100
 """Epochs of a job; those before are added up."""
@@ -29,7 +28,7 @@ def account(turn: Turn) -> None:
         if workers or consumers:
             epochs = observed.spent.setdefault(job.name, {})
             core_s, gib_s = (sum(used[worker.id][part] for worker in serving) for part in (0, 1))
-            epochs.setdefault(newest(job), Spent()).add(Spent(workers * passed, consumers * passed, core_s, gib_s))
+            epochs.setdefault(job.newest, Spent()).add(Spent(workers * passed, consumers * passed, core_s, gib_s))
             if len(epochs) > _REMEMBERED:
                 first, second = sorted(epochs)[:2]
                 epochs[second].add(epochs.pop(first))

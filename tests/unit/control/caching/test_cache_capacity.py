@@ -7,7 +7,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.caching.cache_capacity import benefits
-from millrace.control.journal import cache_events as ev
+from millrace.control.journal.cache_events import BlocksDeleted
 from millrace.control.state.cache_state import place_of
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching.io_cost import TransferCost
@@ -381,7 +381,7 @@ def test_a_point_is_worth_what_jobs_that_are_there_save_and_forgotten_with_its_l
     service.say(inp.RemovalAsked([PLACE]))
     service.answer_for_store()
     assert PLACE not in service.state.caches.points
-    assert any(isinstance(event, ev.BlocksDeleted) for event in service.events)
+    assert any(isinstance(event, BlocksDeleted) for event in service.events)
     assert service.replayed().snapshot() == service.state.snapshot()
 
 

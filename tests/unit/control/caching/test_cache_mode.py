@@ -4,7 +4,8 @@ import pytest
 from tests.unit.control.control_driver import STRUCTURE, FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.journal import cache_events as ev
+from millrace.control.journal.cache_events import ModeChosen, PointUsed
+from millrace.control.journal.replay import apply
 from millrace.control.state.cache_state import place_of
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching.io_cost import TransferCost
@@ -49,7 +50,7 @@ class Driven(Service):
         return self.state.jobs[job].caching.reason
 
     def modes(self, job="a"):
-        return [event.kind for event in self.events if isinstance(event, ev.ModeChosen) and event.job == job]
+        return [event.kind for event in self.events if isinstance(event, ModeChosen) and event.job == job]
 
     def measured(self):
         for name, worker in self.workers.items():
@@ -292,7 +293,7 @@ def test_of_two_points_that_others_have_kept_the_faster_is_read():
         service.say(inp.ConsumerSaid(peer.client, msg.LeaveJob()))
     for fingerprint, saves in ((early, 0.8), (FINGERPRINT, 0.3)):
         place = place_of(fingerprint, "", "default")
-        service.state.apply(ev.PointUsed("measured", place, service.now, saves, "map(f)", writer="default"))
+        apply(service.state, PointUsed("measured", place, service.now, saves, "map(f)", writer="default"))
     service.joined("c", point(fingerprint=early), point(node=1))
     assert service.mode("c") == "get"
     assert service.state.jobs["c"].caching.node == 0

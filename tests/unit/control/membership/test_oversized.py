@@ -4,7 +4,7 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.job_events import JobBroke
 from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 
@@ -110,7 +110,7 @@ def test_it_waits_a_while_for_the_last_large_one_to_come_back():
     service.kill("large2")
     service.tick(0.1)
     service.tick(patience_s)
-    [failure] = [event.failure for event in service.events if isinstance(event, ev.JobBroke)]
+    [failure] = [event.failure for event in service.events if isinstance(event, JobBroke)]
     assert "the workers that may keep as much have been gone for 60 s. The worker may keep 1,048,576" in failure.message
 
 

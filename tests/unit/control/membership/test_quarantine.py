@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.journal import poison_events as pev
+from millrace.control.journal.job_events import PlanningDied
+from millrace.control.journal.task_events import PoisonFound, TaskDied
 from millrace.control.membership.quarantine import MOST_DEATHS, MOST_POISON, PLANNING_DEATHS
 from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
@@ -70,8 +71,8 @@ def kinds(service, kind):
 def test_two_deaths_suspect_a_task_and_two_more_convict_an_element():
     service, peer = planned()
     assert [die_at(service, 0, MAP) for _ in range(4)] == [0, 1, 2, 2]
-    [found] = kinds(service, pev.PoisonFound)
-    assert found == pev.PoisonFound("a", 0, 0, Poison(MAP, "map(decode) of a.jpg"), everywhere=True)
+    [found] = kinds(service, PoisonFound)
+    assert found == PoisonFound("a", 0, 0, Poison(MAP, "map(decode) of a.jpg"), everywhere=True)
     [notice] = peer.notices
     assert notice.startswith("map(decode) of a.jpg has ended the process of every worker that came to it")
     for lease in next(iter(service.workers.values())).leases.values():
@@ -107,7 +108,7 @@ def test_an_element_behind_a_shuffle_is_poison_for_its_task_only():
     service, _ = planned()
     for _ in range(4):
         die_at(service, 0, BATCH)
-    [found] = kinds(service, pev.PoisonFound)
+    [found] = kinds(service, PoisonFound)
     assert not found.everywhere
     assert (lease_of(service, 0) or (None, msg.LeaseTask))[1].poison == [found.poison]
     assert (lease_of(service, 1) or (None, msg.LeaseTask))[1].poison == []
@@ -122,7 +123,7 @@ def test_who_waits_while_another_one_kills_the_worker_is_not_blamed():
         go(service, worker, lease, MAP, "map(decode) of a.jpg")
         go(service, worker, lease, (), "", number=2)
         next_worker(service)
-    assert not kinds(service, pev.PoisonFound)
+    assert not kinds(service, PoisonFound)
 
 
 @given(seed=st.integers(0, 2**32), deaths=st.integers(3, MOST_DEATHS - 1))
@@ -135,7 +136,7 @@ def test_workers_that_are_killed_at_random_convict_nothing(seed, deaths):
         task = rng.choice([task for task in range(3) if lease_of(service, task)])
         last[task] = rng.choice([position for position in range(9) if position != last.get(task)])
         die_at(service, task, (1, 0, 0, 0, last[task], 0))
-    assert not kinds(service, pev.PoisonFound)
+    assert not kinds(service, PoisonFound)
     service.run()
     assert peer.done
 
@@ -197,15 +198,15 @@ def test_an_element_is_not_taken_for_the_sharding_function_that_its_worker_is_as
     service.say(inp.WorkerSaid("w0", msg.ShardingChosen("a", 0, [0, 0])))
     assert worker.planning[-1].epoch == 1
     assert [die_at(service, 0, MAP) for _ in range(4)] == [0, 1, 2, 2]
-    assert kinds(service, pev.PoisonFound)
-    assert not kinds(service, pev.PlanningDied)
+    assert kinds(service, PoisonFound)
+    assert not kinds(service, PlanningDied)
     assert peer.failure is None
 
 
 def test_nothing_is_run_again_at_most_once_so_nobody_is_suspected():
     service, peer = planned(visitation="at_most_once")
     next_worker(service)
-    assert not kinds(service, pev.TaskDied)
+    assert not kinds(service, TaskDied)
     service.run()
     assert peer.done
 

@@ -15,7 +15,7 @@ from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, disturb
 
 from millrace.control import actions as act
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.task_events import TaskLeased
 from millrace.control.journal.transaction import merged
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, graph_digest, said
@@ -225,7 +225,7 @@ def test_only_leftovers_of_what_was_read_run_again_and_after_what_is_read():
     first = len(service.events)
     service.run()
     assert sorted(peer.complete) == [8, 9, 10, 11, 12]
-    order = [event.task for event in service.events[first:] if isinstance(event, ev.TaskLeased) and not event.epoch]
+    order = [event.task for event in service.events[first:] if isinstance(event, TaskLeased) and not event.epoch]
     assert sorted(order) == [*range(13)]
     assert order[:3] == [8, 9, 10]
     assert order[-1] == 12

@@ -10,7 +10,8 @@ from tests.unit.control.scaling.test_job_scaling import BEAT_S, begun
 from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, check_epoch, disturb, settle
 
 from millrace.control import inputs as inp
-from millrace.control.journal import events as ev
+from millrace.control.journal.task_events import TaskLeased
+from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.policies.scaling.placement import AGAIN_S
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import Flow, LaneReport, Pace
@@ -129,7 +130,7 @@ def test_what_local_workers_left_over_is_fetched_by_local_ones():
     service.run()
     assert peer.done
     assert service.lost_leftovers == 0
-    leases = [event for event in service.events if isinstance(event, ev.TaskLeased)]
+    leases = [event for event in service.events if isinstance(event, TaskLeased)]
     by_task = {lease.task: lease.worker for lease in leases if lease.epoch == 0}
     assert {by_task[task] for task in range(8)} == {"ours", "theirs"}
     for tail in [task for task in range(9) if service.plan.task(task).inputs]:
@@ -356,7 +357,7 @@ def test_what_those_have_that_serve_it_no_more_lies_behind_the_link_as_well():
     assert service.state.jobs["a"].home is not None
     assert not service.state.workers["theirs"].kept
     assert peer.notices
-    given = [event.job for event in service.events if isinstance(event, ev.WorkerAssigned) and event.worker == "theirs"]
+    given = [event.job for event in service.events if isinstance(event, WorkerAssigned) and event.worker == "theirs"]
     assert given == ["a", ""], "it is not asked for more before that is known"
 
 

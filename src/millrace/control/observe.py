@@ -1,0 +1,46 @@
+"""What the dispatcher sees of its peers: noted with each input, before anything is decided."""
+
+from __future__ import annotations
+
+from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
+from millrace.control.state.observed import WINDOW_S, ClientSight, Observed, WorkerSight
+from millrace.protocol.messages import (
+    ConsumerReport,
+    LeaveJob,
+    TaskAt,
+    TaskFailed,
+    TaskFinished,
+    TaskReturned,
+    WorkerReport,
+)
+
+
+def observe(observed: Observed, item: Input, now: float) -> None:
+    """Note when each peer was seen and what it reported."""
+    if isinstance(item, WorkerSaid):
+        sight = observed.workers.setdefault(item.worker, WorkerSight(now))
+        sight.last_seen = now
+        if isinstance(item.message, TaskAt):
+            sight.at[item.message.lease] = item.message
+        elif isinstance(item.message, TaskFinished | TaskReturned | TaskFailed):
+            sight.at.pop(item.message.lease, None)
+        if isinstance(item.message, WorkerReport):
+            if sight.report is not None and now > sight.reported:
+                busy = item.message.busy_s - sight.report.busy_s
+                sight.busy_share = min(1.0, max(0.0, busy / (now - sight.reported)))
+            if sight.report is None or sight.report.job != item.message.job:
+                sight.then = sight.next = None
+            elif sight.next is None or now - sight.next_at >= WINDOW_S:
+                sight.then, sight.next, sight.next_at = sight.next, item.message, now
+            sight.report = item.message
+            sight.reported = now
+    elif isinstance(item, JoinRequested):
+        observed.clients.setdefault(item.message.client, ClientSight(now)).last_seen = now
+    elif isinstance(item, ConsumerSaid):
+        if isinstance(item.message, LeaveJob):
+            observed.clients.pop(item.client, None)
+            return
+        client = observed.clients.setdefault(item.client, ClientSight(now))
+        client.last_seen = now
+        if isinstance(item.message, ConsumerReport):
+            client.report = item.message
