@@ -57,7 +57,7 @@ class TaskRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldTask(msgspec.Struct, frozen=True, array_like=True):
-    """A lease that a worker holds when it says hello (again)."""
+    """A lease that a worker holds when it says hello (again); of its end as in :class:`TaskFinished`."""
 
     ref: TaskRef
     lease: int
@@ -65,6 +65,7 @@ class HeldTask(msgspec.Struct, frozen=True, array_like=True):
     finished: bool = False
     outputs: int = 0
     leftovers: bool = False
+    nothing: bool = False
 
 
 class WorkerHello(Message, frozen=True, tag="WorkerHello"):

@@ -138,7 +138,8 @@ class Lane:
         for (epoch, task), kept in self._buffer:
             if kept.finished:
                 ref = msg.TaskRef(self.job, epoch, task)
-                held.append(msg.HeldTask(ref, kept.lease, self.consumer, True, kept.end, ref in self._worker.left))
+                end = kept.end, ref in self._worker.left, kept.nothing
+                held.append(msg.HeldTask(ref, kept.lease, self.consumer, True, *end))
         return held
 
     def report(self) -> LaneReport:
@@ -279,15 +280,16 @@ class Lane:
         worker.measured(ref.job, count_of_units, len(outputs), computed)
         if task.parent >= 0 and leaves:
             worker.keep(lease, leaves)
+        nothing = pipeline.plan.cycle > 0 and not (outputs or leaves)
         if lease.received >= 0:
-            self._buffer.finish((ref.epoch, ref.task), lease.lease, len(outputs), 0)
+            self._buffer.finish((ref.epoch, ref.task), lease.lease, len(outputs), 0, nothing=nothing)
             self._send()
         else:
             self._abandon(lease)
         self._running = None
         worker.took(computed)
         finished = msg.TaskFinished(ref, lease.lease, len(outputs), 0, task.parent >= 0 and bool(leaves))
-        return msgspec.structs.replace(finished, nothing=pipeline.plan.cycle > 0 and not (outputs or leaves))
+        return msgspec.structs.replace(finished, nothing=nothing)
 
     def _read(
         self, lease: msg.LeaseTask, pipeline: Pipeline, task: Task

@@ -172,7 +172,8 @@ class Lane:
             for (epoch, task), buffer in self._buffer:
                 if buffer.finished:
                     ref = TaskRef(self.job, epoch, task)
-                    held.append(HeldTask(ref, buffer.lease, self.consumer, True, buffer.end, leftovers(ref)))
+                    end = buffer.end, leftovers(ref), buffer.nothing
+                    held.append(HeldTask(ref, buffer.lease, self.consumer, True, *end))
             return held
 
     def report(self) -> LaneReport:
@@ -301,11 +302,12 @@ class Lane:
             self._computed_s -= now - started  # of the time of the run, which is added at its end
         return now - started
 
-    def finish(self, lease: LeaseTask, outputs: int, skipped: int) -> None:
+    def finish(self, lease: LeaseTask, outputs: int, skipped: int, *, nothing: bool) -> None:
         """The run ended with so many outputs."""
         with self._changed:
             self._check()
-            kept = self._buffer.finish((lease.ref.epoch, lease.ref.task), lease.lease, outputs, skipped)
+            key = (lease.ref.epoch, lease.ref.task)
+            kept = self._buffer.finish(key, lease.lease, outputs, skipped, nothing=nothing)
             assert kept, "whoever forgets a running task revokes it"
             self._running = None
             self._wake_all()

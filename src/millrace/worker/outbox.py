@@ -36,7 +36,8 @@ class TaskBuffer:
 
     Attributes:
         end: one past the number of the last output put in.
-        finished: the task ran to its end; then ``end`` is the number of its outputs.
+        finished: the task ran to its end; then ``end`` is the number of its outputs, and ``nothing`` as in
+            :class:`TaskFinished`.
         changed: for a task that was run before, a file of its source that was written since it was listed.
         wanted: the consumer asked for it on the connection it has now.
         spared: the consumer has all that can come; nothing is kept.
@@ -50,6 +51,7 @@ class TaskBuffer:
     finished: bool = False
     skipped: int = 0
     changed: str = ""
+    nothing: bool = False
     spared: bool = False
     wanted: bool = False
     sent: int = 0
@@ -122,7 +124,7 @@ class LaneBuffer:
         self._count(key[0], message.size)
         return True
 
-    def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int) -> bool:
+    def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int, *, nothing: bool = False) -> bool:
         """The run has ended with so many outputs; False if the lease was forgotten meanwhile."""
         if not self.has(key, lease):
             return False
@@ -130,6 +132,7 @@ class LaneBuffer:
         task.finished = True
         task.end = outputs
         task.skipped = skipped
+        task.nothing = nothing
         return True
 
     def read(self, key: TaskKey, lease: int, start: int) -> None:

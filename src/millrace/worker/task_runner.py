@@ -254,15 +254,14 @@ class Runner:
             cache.whole = True
         self._expect(program, lane, lane.coming(), known)
         left = task.parent >= 0 and self._store.put(lease, run.leftovers)
+        nothing = program.gave_nothing(run, outputs)
         if keep:
-            lane.finish(lease, outputs, run.skipped)
+            lane.finish(lease, outputs, run.skipped, nothing=nothing)
         else:
             lane.abandon(lease)
         if watch is None:  # else it says nothing about other tasks
             self._pace.took(time.monotonic() - started - waited)
-        return TaskFinished(
-            ref, lease.lease, outputs, run.skipped, left, run.passed, nothing=program.gave_nothing(run, outputs)
-        )
+        return TaskFinished(ref, lease.lease, outputs, run.skipped, left, run.passed, nothing=nothing)
 
     def _expect(self, program: Program, lane: Lane, coming: list[LeaseTask], known: list[int]) -> list[int]:
         """Announces what the lane runs now and next, unless these are the ``known`` leases; returns those leases."""

@@ -103,6 +103,7 @@ class FakeWorker:
         self.leases: dict[int, msg.LeaseTask] = {}
         self.finished: dict[tuple[str, int, int], int] = {}
         self.leftovers: set[tuple[str, int, int]] = set()
+        self.nothing: set[tuple[str, int, int]] = set()
         self.outputs: dict[tuple[str, int, int], list[str]] = {}
         self.left: dict[tuple[str, int, int], list[str]] = {}
         """What the tasks that it has finished gave and left over, be it forgotten by now."""
@@ -337,7 +338,7 @@ class Service:
         worker.connected = True
         held = [msg.HeldTask(lease.ref, lease.lease, lease.consumer) for lease in worker.leases.values()]
         held += [
-            msg.HeldTask(msg.TaskRef(*key), lease, 0, True, 1, key in worker.leftovers)
+            msg.HeldTask(msg.TaskRef(*key), lease, 0, True, 1, key in worker.leftovers, key in worker.nothing)
             for key, lease in worker.finished.items()
         ]
         hello = msg.WorkerHello(
@@ -383,6 +384,7 @@ class Service:
             worker.leftovers.add(key)
         self.keep(worker, task)
         nothing = self.plan.cycle > 0 and planned.start % self.plan.cycle != self.plan.gives
+        worker.nothing |= {key} if nothing else set()
         told = msg.TaskFinished(task.ref, lease, 1, leftovers=keeps, nothing=nothing)
         self.say(inp.WorkerSaid(worker.name, told))
 

@@ -74,6 +74,21 @@ def test_the_dispatcher_may_be_restarted_and_workers_may_die_in_between():
     assert peer.done
 
 
+def test_what_gave_nothing_while_the_dispatcher_was_away_counts():
+    service, (peer,) = reading({}, workers=1)
+    (worker,) = service.workers.values()
+    service.plan_tasks(worker)
+    service.deaf = True
+    service.finish(worker, min(worker.leases))
+    service.deaf = False
+    service.restart()
+    service.hello(worker.name)
+    service.rejoin(peer)
+    assert service.state.jobs["a"].epochs[0].nothing == {0}
+    service.run()
+    assert peer.done
+
+
 def test_a_rank_that_is_not_there_yet_has_a_part_of_each_pass():
     service = Service(FakePlan(None, cycle=40))
     service.add_worker("w")

@@ -82,7 +82,8 @@ def hello(turn: Turn, message: WorkerHello) -> None:
             miss(turn, job, number, task, f"worker {worker.id} came back without it")
         elif entry_or_none.finished:
             entry = entry_or_none
-            finished(turn, worker.id, TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers))
+            told = TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers, nothing=entry.nothing)
+            finished(turn, worker.id, told)
         spare(turn, job, number, task)
     _ask_again(turn, worker)
 
