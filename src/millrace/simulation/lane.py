@@ -186,18 +186,13 @@ class Lane:
     def _attempt(self, lease: msg.LeaseTask) -> Steps:
         outcome: msg.FromWorker | None = None
         try:
-            yield from self._enter()
             try:
-                yield from self._take_care(lease)
-                outcome = yield from self._run(lease)
+                outcome = yield from self._alone_with(lease)
             except FailedError as error:
+                self._worker.poke()  # others may run while its consumer reads what came before
                 yield from self._deliver(lease)
                 self._abandon(lease)
                 outcome = msg.TaskFailed(lease.ref, lease.lease, error.failure)
-            finally:
-                self._worker.inside.pop(self, None)
-                if self._worker.careful is self:
-                    self._worker.careful = None
         except StoppedError as stopped:
             self._abandon(lease)
             outcome = msg.TaskReturned(lease.ref, lease.lease) if stopped.stop is Stop.RETURN else None
@@ -217,13 +212,20 @@ class Lane:
         if lease.measure:
             self._worker.hurry()
 
-    def _enter(self) -> Steps:
-        """One job's code runs at a time."""
+    def _alone_with(self, lease: msg.LeaseTask) -> Generator[float | None, None, msg.TaskFinished]:
+        """A run while no other job's code runs."""
         inside = self._worker.inside
         while any(job != self.job for job in inside.values()):
             self._check()
             yield None
         inside[self] = self.job
+        try:
+            yield from self._take_care(lease)
+            return (yield from self._run(lease))
+        finally:
+            inside.pop(self, None)
+            if self._worker.careful is self:
+                self._worker.careful = None
 
     def _run(self, lease: msg.LeaseTask) -> Generator[float | None, None, msg.TaskFinished]:
         worker, rng, ref = self._worker, self._worker.world.rng, lease.ref
