@@ -125,6 +125,21 @@ def test_an_epoch_that_was_cut_goes_on_where_a_rank_comes_back():
         assert peer.done
 
 
+def test_states_of_an_epoch_are_alike_before_it_is_cut_and_after():
+    service, peers = reading({"num_consumers": 2, "deterministic": True})
+    service.run()
+    assert cuts(service)
+    before, after = peers
+    after.connected = False
+    service.say(inp.ClientSessionLost(after.client))
+    service.rejoin(after)
+    assert before.epoch.tasks == after.epoch.tasks
+    then = service.join("then", num_consumers=1, states=states_of(service, peers))
+    service.run()
+    assert then.failure is None
+    assert then.done
+
+
 def test_a_run_whose_outputs_were_read_before_a_resume_is_in_no_pass():
     service = Service(FakePlan(None, cycle=CYCLE))
     service.add_worker("w")

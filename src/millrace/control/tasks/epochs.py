@@ -151,7 +151,8 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     if epoch is None or job.tables is None:
         return
     shares = 0 if job.length is None or not turn.state.plan(job, number).equal else job.spec.ranks or 1
-    begun = EpochBegun(number, job.tasks_of(epoch), job.prints, held_back(job), epoch.reused, shares)
+    tasks = None if job.length is None else job.tasks_of(epoch)  # states of an epoch that was cut are as those before
+    begun = EpochBegun(number, tasks, job.prints, held_back(job), epoch.reused, shares)
     parts = parts_of(job.states.values(), number) if number == job.first else []
     turn.to_consumer(job, consumer, msgspec.structs.replace(begun, pieces=epoch.pieces, anew=epoch.anew, parts=parts))
     tell_steps(turn, job, number, consumer)
