@@ -21,7 +21,7 @@ def waits(number, cost_s=COST_S):
 
 @pytest.fixture
 def scaled():
-    with Service(local="1-8", heartbeat_s=0.2) as service:
+    with Service(local="1-8", heartbeat_s=0.5) as service:
         yield service
 
 
