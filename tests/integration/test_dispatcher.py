@@ -483,7 +483,7 @@ def test_a_dispatcher_that_comes_back_knows_who_was_leaving(
         assert cluster.more.acquire(timeout=5)
         cluster.ended("one" if known else "two", "ended with exit status 0", True)
     assert cluster.more.acquire(timeout=5)
-    assert caplog.messages == ["worker two ended: ended with exit status 0"]
+    assert caplog.messages == ["worker two ended with exit status 0"]
 
 
 def test_status_says_who_waits_and_why(loop: Loop, peers: list[Peer]) -> None:

@@ -99,7 +99,7 @@ def test_a_worker_that_is_too_many_may_end_and_any_other_is_replaced(caplog):
         assert fleet.requested == 3
 
     assert play(story, 5) == ([("a", DONE[0]), ("b", DONE[0]), ("c", KILLED[0])], [])
-    assert caplog.messages == ["worker c ended: was killed by SIGKILL"]
+    assert caplog.messages == ["worker c was killed by SIGKILL"]
 
 
 def test_those_that_were_told_to_leave_are_replaced_at_once_if_more_are_planned_when_they_end(caplog):
@@ -145,7 +145,7 @@ def test_one_that_was_told_to_leave_and_is_killed_has_died(caplog):
         await cluster.until_asked_for(4)
 
     play(story, 3)
-    assert caplog.messages == [f"worker {name} ended: was killed by SIGKILL" for name in ("a", "b")]
+    assert caplog.messages == [f"worker {name} was killed by SIGKILL" for name in ("a", "b")]
 
 
 def test_nobody_waits_for_the_replacement_of_those_that_are_too_many():
@@ -171,7 +171,7 @@ def test_one_that_ends_before_it_was_told_to_has_died_however_it_ends(caplog):
 
     ended, _ = play(story, 4)
     assert ended == [("a", DONE[0]), ("b", DONE[0])]
-    assert caplog.messages == [f"worker {name} ended: ended with exit status 0" for name in ("a", "(not registered)")]
+    assert caplog.messages == [f"worker {name} ended with exit status 0" for name in ("a", "(not registered)")]
 
 
 def test_one_that_is_ended_has_not_died_though_it_is_killed(caplog):

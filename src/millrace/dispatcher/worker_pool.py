@@ -122,7 +122,7 @@ class Fleet:
             if self._starting is None:
                 self._refill()
             return
-        _logger.warning("worker %s ended: %s", worker or "(not registered)", how)
+        _logger.warning("worker %s %s", worker or "(not registered)", how)
         loop = asyncio.get_running_loop()
         self._deaths = [*self._deaths, loop.time()][-max(_REMEMBERED, 2 * self.plan) :]
         if self.requested >= self.plan:

@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_is_told_in_words_and_replaced(nodes, capsys):
         assert Counter(got) == Counter(range(1000))
         until(lambda: {each["id"] for each in service.status()["workers"]} - {each["id"] for each in before})
         workers_of(service, 2)
-    assert f"worker {before[0]['id']} ended: was killed by SIGKILL" in capsys.readouterr().err
+    assert f"worker {before[0]['id']} was killed by SIGKILL" in capsys.readouterr().err
 
 
 def test_an_epoch_survives_the_death_of_a_node_and_workers_without_room_wait_for_the_next(nodes, capsys):
