@@ -28,8 +28,8 @@ class Dataset(Operators, Viewable):
 
     _source: Pipeline
 
-    def __init__(self, node: g.Node) -> None:
-        super().__init__(Pipeline(node))
+    def __init__(self, node: g.Node | None = None) -> None:
+        super().__init__(Pipeline(validation.begun(node)))
 
     # -- sources -------------------------------------------------------------------------------------------------------
 

@@ -22,11 +22,13 @@ OPERATORS = {
     "counter": "Dataset.range(n), or Dataset.range(n).repeat()",
     "dense_to_ragged_batch": "padded_batch(n)",
     "element_spec": "next(iter(ds)): elements may differ from one another, so that there is no one specification",
+    "from_dict": "Dataset.from_arrays(columns), in which each column is an array",
     "from_generator": (
         "Dataset.from_map_style(...) of an object with len() and [i], which many workers can share; or, for a "
         "generator function, Dataset.range(1).flat_map(lambda _: generate()), which one worker runs from its start"
     ),
     "from_items": "Dataset.from_list(items)",
+    "from_iterable": "Dataset.from_list(list(iterable))",
     "from_numpy": "Dataset.from_arrays(arrays)",
     "from_tensor_slices": "Dataset.from_arrays(arrays), of which workers on this host share one copy",
     "from_tensors": "Dataset.from_list([element])",
@@ -51,6 +53,7 @@ OPERATORS = {
     "save": "cache(path)",
     "scan": "a loop over the dataset: an operator's elements do not depend on those before them",
     "select": "take(n), skip(n) or shard(n, index); of single positions Dataset.from_list([...]).map(lookup)",
+    "set_epoch": "iter(ds), which is the next epoch each time, shuffled anew",
     "snapshot": "cache(path)",
     "sparse_batch": "padded_batch(n)",
     "take_while": "a loop over the dataset with break, or filter(predicate)",

@@ -41,13 +41,23 @@ class WindowReducer:
         return self.reduce_func(key, Dataset.from_list(elements))
 
 
+def begun(source: Node | None) -> Node:
+    """The node of a dataset that is being made: not what a user gave to the class."""
+    if not isinstance(source, Node):
+        raise PipelineError(
+            "a dataset begins with a source: Dataset.from_list(items), Dataset.from_arrays(arrays),"
+            " Dataset.from_files(pattern), Dataset.range(n), ..."
+        )
+    return source
+
+
 def node(operator: str, value: Any) -> Node:
     """The last node of a dataset."""
     graph = graph_of(value)
     if graph is None and hasattr(type(value), "__pipeline__"):
         raise PipelineError(f"{operator} takes datasets that are not distributed: put it before distribute()")
     if graph is None:
-        raise PipelineError(f"{operator} takes datasets, not {type(value).__name__} ({name_of(value)})")
+        raise PipelineError(f"{operator} takes datasets, not {type(value).__name__}")
     return graph.root
 
 

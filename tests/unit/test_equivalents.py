@@ -34,6 +34,24 @@ def test_a_name_of_no_library_is_an_ordinary_error():
         _ = MILLRACE.Datasets
 
 
+def test_an_operator_on_a_view_is_told_its_place():
+    view: Any = TEN.numpy()
+    with pytest.raises(
+        AttributeError,
+        match=r"^a NumpyDataset has no attribute 'batch'; operators and distribute\(\) come before numpy\(\)$",
+    ):
+        view.batch(3)
+    with pytest.raises(AttributeError, match=r"^a NumpyDataset has no attribute '_batch'$"):
+        view._batch  # noqa: B018
+    assert list(pickle.loads(pickle.dumps(copy.copy(view)))) == list(range(10))
+
+
+@pytest.mark.parametrize("content", [(), ([1, 2],)], ids=["nothing", "a list"])
+def test_a_dataset_is_not_made_by_its_class(content: tuple[Any, ...]):
+    with pytest.raises(mr.PipelineError, match=r"^a dataset begins with a source: Dataset\.from_list\(items\), "):
+        DATASET(*content)
+
+
 def test_names_of_a_module_are_answered_too():
     for name, instead in MODULE.items():
         with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}; write {instead}")):

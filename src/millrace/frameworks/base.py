@@ -218,6 +218,12 @@ class View(Stateful):
         super().__init__(source)
         self._made = made
 
+    if not TYPE_CHECKING:  # else type checkers believe that every name is there
+
+        def __getattr__(self, name: str) -> Any:
+            place = "" if name.startswith("_") else f"; operators and distribute() come before {self._made}"
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{place}")
+
     def __str__(self) -> str:
         """The expression that makes it."""
         return f"{self._source}.{self._made}"
