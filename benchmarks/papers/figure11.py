@@ -24,7 +24,7 @@ from benchmarks.papers.report import main
 from benchmarks.papers.throttled import Work, made_so_far
 from millrace import Dataset, LocalService
 from millrace.blocks.block_reader import BlockReader
-from millrace.blocks.stores.block_store import open_store
+from millrace.blocks.stores.open_store import open_store
 
 QUESTION = "Does a second job read what the first one keeps, from its first epoch on?"
 ELEMENTS = 1200

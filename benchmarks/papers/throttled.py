@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from millrace.blocks.stores import block_store as stores
+from millrace.blocks.stores import open_store as stores
 from millrace.blocks.stores.block_store import Block, BlockStore, Draft
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes

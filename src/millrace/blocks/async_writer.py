@@ -1,4 +1,4 @@
-"""A draft that is written on a thread of its own, while the next elements are encoded and summed up."""
+"""Asynchronous block writer: a draft is written on another thread, while further elements are encoded and summed up."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from millrace.blocks.stores.block_store import Draft
 
 _TOGETHER = 1 << 20
-"""Bytes that are handed to the thread at once: to hand over costs as much as to write some kilobytes."""
+"""Bytes that are handed to the thread at once: a handover costs as much as writing some kilobytes."""
 _UNDER_WAY = 8
-"""So many times these may wait to be written."""
+"""Most handovers that may wait to be written."""
 
 
 class Behind:
-    """A :class:`~millrace.blocks.stores.block_store.Draft`, for one thread at a time; what is written may not change.
+    """Draft (:class:`~millrace.blocks.stores.block_store.Draft`) written on another thread; for use by one thread.
 
     Args:
-        draft: that is written.
-        threads: one, so that all is written in order.
+        draft: the draft to write; the data given to it may not change.
+        threads: an executor of one thread, so that all is written in order.
     """
 
     def __init__(self, draft: Draft, threads: Executor) -> None:
@@ -34,7 +34,7 @@ class Behind:
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, data: Piece, /) -> None:
-        """Appends all of ``data``, sooner or later.
+        """Append all of ``data``, sooner or later.
 
         Raises:
             As :meth:`Draft.write`, for this or for what came before.
@@ -46,7 +46,7 @@ class Behind:
             self._wait(_UNDER_WAY)
 
     def publish(self, point: str, name: str) -> None:
-        """Ends the draft, once all is written.
+        """End the draft, once all is written.
 
         Raises:
             As :meth:`Draft.publish`.
@@ -64,7 +64,7 @@ class Behind:
             self._waiting.popleft().result()
 
     def drop(self) -> None:
-        """What waits is not written any more; returns when nothing is being written."""
+        """Cancel what waits; return when nothing is being written."""
         for waiting in self._waiting:
             if not waiting.cancel():
                 waiting.exception()
@@ -78,7 +78,7 @@ def _write(draft: Draft, pieces: list[Piece]) -> None:
 
 @contextmanager
 def behind(draft: Draft, threads: Executor) -> Iterator[Behind]:
-    """The draft, written on ``threads``; behind the body nothing of it is written any more."""
+    """Write the draft on ``threads``; after the body nothing of it is written any more."""
     made = Behind(draft, threads)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""A block: items of cached elements in one immutable file, that can be found and read one by one.
+"""Block format: items of cached elements in one immutable file, in which each can be found and read by itself.
 
     message | message | ... | index | trailer
 
@@ -9,8 +9,8 @@
   elements, or more than a message holds.
 * The *trailer* has a fixed size, and says how long the index is.
 
-Where a block lies on a disk of the machine, much of it at once is mapped rather than read, privately, so that elements
-are writable: that takes no copy. Arrays have to be aligned for it, so messages are.
+Where a block lies on a disk of the machine, large ranges are mapped rather than read, privately, so that elements are
+writable without a copy. Arrays have to be aligned for it, so messages are.
 
 Checksums cover all but the trailer, whose damage shows as the index not fitting. They are CRC-32 as zlib has it: part
 of Python, computed without the interpreter's lock, and once for what is written and once for what is read.
@@ -28,18 +28,19 @@ from millrace.wire.data.compression import Compression
 MAGIC = b"millrace"
 VERSION = 1
 MESSAGE_BYTES = 64 << 10
-"""Small elements are collected up to so many: with less, what a message costs by itself would show; with more, whoever
-reads single elements from anywhere would read too many others."""
+"""Bytes up to which small elements are collected into a message: with less, the cost of a message would show; with
+more,
+random access to single elements would read too many others."""
 
 TRAILER = struct.Struct("<8sIIQ")
 """Magic, version, checksum of the index, bytes of the index."""
 
 CODECS: dict[Compression, tuple[str, int | None]] = {"lz4": ("lz4_raw", None), "zstd": ("zstd", 1)}
-"""Arrow's name and level for each way to compress."""
+"""Arrow's name and level of each compression."""
 
 
 class Index(msgspec.Struct, frozen=True, array_like=True):
-    """What a block holds and where.
+    """Index of a block: its items, and where they are.
 
     Attributes:
         keys: 16 bytes per item, in the order of their elements.

@@ -1,4 +1,4 @@
-"""The blocks of one point as one: which of them has an item, and its elements."""
+"""Index over all blocks of one point: the block that has an item, and the item's elements."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from millrace.blocks.stores.block_store import BlockStore
 from millrace.errors import CacheError
 
 _OPEN_BLOCKS = 64
-"""Kept open for the next item: a descriptor each, of a process that often has a thousand."""
+"""Most blocks kept open for the next item: each takes a descriptor, of which a process often has a thousand."""
 
 
 class Found(NamedTuple):
-    """Where each of n items is: int64 of shape (n,).
+    """Locations of n items, int64 of shape (n,) each.
 
     Attributes:
-        block: number of the block in its catalog; -1 if no block has the item.
+        block: number of the block in its index; -1 if no block has the item.
         item: number of the item in the block.
     """
 
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 class _Part:
-    """Some blocks with one table of their keys."""
+    """Several blocks with one table of their keys."""
 
     def __init__(self, numbers: list[int], indexes: list[BlockIndex]) -> None:
         self.numbers = numbers
@@ -45,15 +45,17 @@ class _Part:
 
 
 class Catalog:
-    """Thread-safe. What cannot be read is forgotten, and its items are not found any more: a cache loses nothing.
+    """Index over the blocks of a point; thread-safe.
+
+    Blocks that cannot be read are forgotten, and their items are not found any more: a cache loses nothing.
 
     Args:
         store: where the blocks are.
-        point: under what.
-        writer: who is to have made them. A block that bears another name, or none, is as good as damaged.
+        point: the point that the blocks belong to.
+        writer: tenant that must have made them. A block that bears another name, or none, is as good as damaged.
 
     Attributes:
-        reads: what reading took.
+        reads: counter of the reads and of their time.
     """
 
     def __init__(self, store: BlockStore, point: str, writer: str = "") -> None:
@@ -69,7 +71,7 @@ class Catalog:
         self.reads = Reads()
 
     def learn(self, names: Iterable[str]) -> None:
-        """These blocks are there; their indexes are read. Those that are known already are passed over."""
+        """Add these blocks by reading their indexes. Known ones are skipped."""
         found: dict[str, BlockIndex] = {}
         for name in names:
             with self._lock:
@@ -92,18 +94,18 @@ class Catalog:
             self._parts = self._merged([*self._parts, _Part(list(numbers), list(new.values()))])
 
     def forget(self, names: Iterable[str]) -> None:
-        """These blocks are not to be used any more."""
+        """Stop using these blocks."""
         with self._lock:
             for name in names:
                 self._forget(self._numbers.get(name, -1))
 
     def names(self) -> set[str]:
-        """All blocks that are known."""
+        """Names of all known blocks."""
         with self._lock:
             return set(self._numbers)
 
     def find(self, keys: Keys) -> Found:
-        """Where items are.
+        """Locate items.
 
         Args:
             keys: uint8 of shape (n, 16).
@@ -121,7 +123,7 @@ class Catalog:
         return Found(block, item)
 
     def read(self, found: Found) -> list[list[Any] | None]:
-        """The elements of each item; None if its block has gone, or was damaged."""
+        """Read the elements of each item; None if its block has gone, or was damaged."""
         elements: list[list[Any] | None] = [None] * len(found.block)
         numbers = set(found.block.tolist())
         for number in numbers:
@@ -138,18 +140,18 @@ class Catalog:
         return elements
 
     def lost(self) -> list[str]:
-        """Blocks that should have been there and could not be read, since this was last asked."""
+        """Take the names of blocks that should have been there and could not be read since the last call."""
         with self._lock:
             lost, self._lost = self._lost, []
         return lost
 
     def close(self) -> None:
-        """Closes what is open, as soon as nobody reads it any more."""
+        """Close what is open, as soon as nobody reads it any more."""
         with self._lock:
             self._readers.clear()
 
     def _merged(self, parts: list[_Part]) -> list[_Part]:
-        """Each more than twice as large as the next, as all of them are looked through: so there are few."""
+        """Merge parts until each is more than twice as large as the next, so that a search looks through few."""
         while len(parts) > 1 and len(parts[-2].item) <= 2 * len(parts[-1].item):
             numbers = [number for part in parts[-2:] for number in part.numbers if number in self._indexes]
             parts = [*parts[:-2], _Part(numbers, [self._indexes[number] for number in numbers])]

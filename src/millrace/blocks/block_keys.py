@@ -1,4 +1,4 @@
-"""Item keys, and finding many of them at once."""
+"""Item keys, and a table that finds many of them at once."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 KEY_BYTES = 16
-"""Of an item key, and of the hash that a block is named by."""
+"""Bytes of an item key, and of the hash that a block is named by."""
 
 Keys: TypeAlias = npt.NDArray[np.uint8]
 """Item keys: uint8 of shape (n, 16), contiguous."""
 
 
 def block_name(keys: bytes) -> str:
-    """What a block with these items is called: BLAKE2b of their keys in order, 32 hexadecimal digits."""
+    """Name of a block with these items: BLAKE2b of their keys in order, 32 hexadecimal digits."""
     return hashlib.blake2b(keys, digest_size=KEY_BYTES).hexdigest()
 
 
 def as_bytes(keys: Keys) -> list[bytes]:
-    """Each key, 16 bytes."""
+    """Convert keys to byte strings, 16 bytes each."""
     found: list[bytes] = keys.view(f"V{KEY_BYTES}").ravel().tolist()
     return found
 
 
 class KeyTable:
-    """Where each of many keys is, by binary search: 28 bytes a key, and no object per key.
+    """Table of many keys with binary search: 28 bytes a key, and no object per key.
 
     Args:
         keys: uint8 of shape (n, 16). Of a key that occurs more than once one occurrence is found.
@@ -47,7 +47,7 @@ class KeyTable:
         return len(self._order)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """The row of each key in the table's keys, int64 of shape (k,); -1 where it isn't there."""
+        """Find the row of each key in the table's keys, int64 of shape (k,); -1 where it isn't there."""
         rows = np.full(len(keys), -1, np.int64)
         if not len(self):
             return rows

@@ -1,4 +1,4 @@
-"""Reads blocks: the index once, then the items that are asked for."""
+"""Block reader: reads the index once, then the items that are asked for."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from millrace.errors import BlockDamagedError, CodecError
 from millrace.wire.data.compression import Compression
 
 _FEW_ROWS = 4
-"""Of a message that has many, up to so many are read one by one."""
+"""Most rows of one message that are read one by one, where a message has many."""
 _TAIL_BYTES = 64 << 10
-"""Read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
+"""Bytes to read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
 
 
 class Seen:
-    """What is known of the messages of a block, as long as it stays the same.
+    """Facts about the messages of one version of a block.
 
     Attributes:
-        version: the block's.
+        version: version of the block that they are about.
         verified: bool of shape (messages,): those whose checksum was found right.
-        rows: of those, by message, how elements can be read one by one; None: not so.
+        rows: by message, the layout by which single elements of verified messages can be read; None: there is none.
     """
 
     def __init__(self, version: object, messages: int) -> None:
@@ -45,24 +45,24 @@ class Seen:
 
 
 class BlockIndex:
-    """Which items a block holds, and where.
+    """Items of a block, and their positions in it.
 
     Attributes:
         name: the block's.
         keys: uint8 of shape (items, 16), in the order in which items were added.
         counts: int64 of shape (items,): elements of each item.
         compression: how messages are compressed that became smaller by it.
-        writer: whoever made the block says so.
+        writer: tenant that made the block, by its own word.
         starts: int64 of shape (items + 1,): number of each item's first element in the block, and of all.
         rows: int64 of shape (messages + 1,): number of each message's first element, and of all.
         offsets: int64 of shape (messages + 1,): first byte of each message, and the end of the last.
         lengths: uint64 of shape (messages,): bytes before compression; 0 if it is not compressed.
         checksums: uint32 of shape (messages,).
-        seen: what any reader with this index has found out about the block as it is.
+        seen: facts that any reader with this index has found out about the block as it is.
     """
 
     def __init__(self, index: Index) -> None:
-        """Takes an index apart.
+        """Take an index apart.
 
         Raises:
             ValueError: its columns do not fit one another.
@@ -87,11 +87,11 @@ class BlockIndex:
 
     @functools.cached_property
     def table(self) -> KeyTable:
-        """The keys, sorted."""
+        """Table of the keys."""
         return KeyTable(self.keys)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """The item of each key (uint8 of shape (k, 16)); int64 of shape (k,), -1 where the block has none."""
+        """Find the item of each key (uint8 of shape (k, 16)); int64 of shape (k,), -1 where the block has none."""
         return self.table.find(keys)
 
 
@@ -102,11 +102,11 @@ def _sums(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def read_index(block: Block, writer: str | None = None) -> BlockIndex:
-    """The index at the end of a block, in one read, or two where it is long.
+    """Read the index at the end of a block, in one read, or two where it is long.
 
     Args:
-        block: open.
-        writer: who is to have made it; None: whoever.
+        block: an open block.
+        writer: tenant that must have made it; None: anybody.
 
     Raises:
         BlockDamagedError: it is not what was written, or belongs to a block of another name or by somebody else.
@@ -143,9 +143,9 @@ def read_index(block: Block, writer: str | None = None) -> BlockIndex:
 
 
 class Reads:
-    """What was read of blocks, and for how long: time in which several reads were under way counts once. Thread-safe.
+    """Counter of reads of blocks; time in which several reads were under way counts once. Thread-safe.
 
-    So what is counted is what a store gives, however many ask for it.
+    So the throughput is the store's, however many threads read at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -156,7 +156,7 @@ class Reads:
 
     @contextmanager
     def reading(self, count: int, nbytes: int) -> Iterator[None]:
-        """The body reads so many ranges, of so many bytes together."""
+        """Count the body as reading ``count`` ranges, of ``nbytes`` bytes together."""
         with self._lock:
             self._tick()
             self._active += 1
@@ -170,7 +170,7 @@ class Reads:
                 self._bytes += nbytes
 
     def take(self) -> tuple[int, int, float]:
-        """Ranges, bytes and seconds since this was last asked."""
+        """Take the ranges, bytes and seconds since the last call."""
         with self._lock:
             self._tick()
             taken = self._count, self._bytes, self._seconds
@@ -186,16 +186,17 @@ class Reads:
 
 
 class BlockReader:
-    """Elements of a block's items. Safe to use from several threads.
+    """Reader of the elements of a block's items. Thread-safe.
 
-    The checksum of each message is looked at when it is read for the first time with this index, and again if the block
-    has become another one since: it takes several times as long as reading from memory. Elements are writable, and none
-    shares memory with another: large ones are views of what was read, small ones copies.
+    The checksum of each message is verified when it is read for the first time with this index, and again if the block
+    has become another one since: verifying takes several times as long as reading from memory. Elements are writable,
+    and
+    none shares memory with another: large ones are views of what was read, small ones copies.
 
     Args:
-        block: open; whoever opened it closes it.
+        block: an open block; whoever opened it closes it.
         index: the block's, if it has been read before; None reads it.
-        reads: where reading is counted.
+        reads: counter of the reads.
 
     Raises:
         As :func:`read_index`.
@@ -207,9 +208,9 @@ class BlockReader:
         self.index = read_index(block) if index is None else index
 
     def read(self, items: Sequence[int] | npt.NDArray[np.int64]) -> list[list[Any]]:
-        """The elements of each of ``items`` (numbers as :meth:`BlockIndex.find` gives them).
+        """Read the elements of each of ``items`` (numbers as :meth:`BlockIndex.find` gives them).
 
-        Holds the messages that they lie in meanwhile.
+        The messages that they lie in are held meanwhile.
 
         Raises:
             BlockDamagedError: the bytes are not those that were written; nothing is returned then.
@@ -248,10 +249,11 @@ class BlockReader:
         return found
 
     def _rows(self, starts: npt.NDArray[np.int64], messages: npt.NDArray[np.int64]) -> list[list[Any]] | None:
-        """The elements with these numbers, which lie in these messages, read without what is beside them.
+        """Read elements by their numbers, which lie in these messages, without reading their neighbours.
 
-        None where that cannot be, or wouldn't pay: messages were not read before, are compressed, have leaves of
-        several sizes, hold elements of several kinds, or are wanted nearly whole.
+        The result is None where that cannot be, or wouldn't pay: messages were not read before, are compressed, have
+        leaves
+        of several sizes, hold elements of several kinds, or are wanted nearly whole.
         """
         seen, index = self.index.seen, self.index
         listed = messages.tolist()
@@ -276,7 +278,7 @@ class BlockReader:
         return [[make(found)] for _ in listed]
 
     def _alone(self, messages: npt.NDArray[np.int64]) -> list[Any]:
-        """The elements of these messages, each of which has one: large items, as they lie in the block."""
+        """Read the elements of messages that have one each: large items, as they lie in the block."""
         decoded = []
         for message, data in zip(messages.tolist(), self._messages(messages), strict=True):
             elements = self._decoded(message, data)
@@ -286,7 +288,7 @@ class BlockReader:
         return decoded
 
     def _single(self, starts: npt.NDArray[np.int64], messages: npt.NDArray[np.int64]) -> list[list[Any]]:
-        """The elements with these numbers, which lie in these messages: items of one element each, as most are."""
+        """Read elements by their numbers, which lie in these messages: items of one element each, as most are."""
         up = np.sort(starts)
         of_up = np.searchsorted(self.index.rows, up, side="right") - 1
         firsts = np.flatnonzero(np.diff(of_up, prepend=-1))
@@ -300,7 +302,7 @@ class BlockReader:
         return found
 
     def _elements(self, spans: dict[int, tuple[int, int]]) -> dict[int, tuple[int, list[Any]]]:
-        """Of each message the elements from one number in the block to another, with the number of the first."""
+        """Read of each message the elements from one number in the block to another, with the number of the first."""
         messages = np.array(sorted(spans), np.int64)
         rows = zip(self.index.rows[messages].tolist(), self.index.rows[messages + 1].tolist(), strict=True)
         found = {}
@@ -319,7 +321,7 @@ class BlockReader:
             raise _damaged(self._block, f"message {message} of {len(self.index.checksums)}: {error}") from error
 
     def _messages(self, messages: npt.NDArray[np.int64]) -> list[Bytes]:
-        """These messages, in ascending order, as they were before compression."""
+        """Read these messages, in ascending order, as they were before compression."""
         index = self.index
         starts, stops = index.offsets[messages], index.offsets[messages + 1]
         with self._reads.reading(len(messages), int((stops - starts).sum())):
@@ -338,14 +340,14 @@ class BlockReader:
         return found
 
     def _seen(self) -> Seen:
-        """What is known of the block as it is now."""
+        """Facts about the block as it is now."""
         version, seen = self._block.version(), self.index.seen
         if version != seen.version:
             seen = self.index.seen = Seen(version, len(seen.rows))
         return seen
 
     def _row(self, message: int, data: Bytes) -> RowLayout | None:
-        """How single elements of a message can be read, if they can."""
+        """Layout by which single elements of a message can be read, if there is one."""
         try:
             found = row_layout(data)
         except CodecError as error:
@@ -355,7 +357,7 @@ class BlockReader:
         return _shared(found)
 
     def _expanded(self, message: int, raw: Bytes, length: int) -> Bytes:
-        """A message as it was before compression."""
+        """Decompress a message."""
         from pyarrow import Codec
 
         try:
@@ -368,7 +370,7 @@ class BlockReader:
 
 @functools.lru_cache(maxsize=1024)
 def _shared(rows: RowLayout) -> RowLayout:
-    """The same object for all messages that are alike: there may be millions."""
+    """Return the same object for all messages that are alike: there may be millions."""
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Writes a block, item by item."""
+"""Block writer: writes a block item by item."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from millrace.wire.data.compression import Compression
 
 _ITEM_BYTES = KEY_BYTES + 4
 _MESSAGE_HEAD_BYTES = 2048
-"""About what a message and its row of the index have beside the elements."""
+"""Estimated bytes of a message and its row of the index, without the elements."""
 _WORTH = 0.9
-"""A message that keeps more than this share of its size is stored as it is."""
+"""Share of its size above which a compressed message is stored as it is."""
 _COMPRESSED_MAX = 1 << 30
-"""LZ4 has no larger ones."""
+"""Largest message in bytes that LZ4 compresses."""
 
 
 class Writable(Protocol):
-    """What a block is written to."""
+    """File that a block is written to."""
 
     def write(self, data: Piece, /) -> object:
-        """Takes all of ``data``, which may not change until the block is whole."""
+        """Append all of ``data``, which may not change until the block is whole."""
 
 
 class BlockWriter:
-    """Puts items into a file as they come; holds no more than one message of them.
+    """Writer that puts items into a file as they come; holds no more than one message of them.
 
     Args:
         file: takes the bytes from its start on. Who made it publishes it after :meth:`finish`, or throws it away.
@@ -42,7 +42,7 @@ class BlockWriter:
         writer: the tenant for whose job the block is made; empty where there are no tenants.
 
     Attributes:
-        items: how many there are so far.
+        items: number of items so far.
         nbytes_written: bytes that the file has so far.
     """
 
@@ -60,12 +60,12 @@ class BlockWriter:
 
     @property
     def nbytes(self) -> int:
-        """About how large the block would be if it were finished now."""
+        """Estimated size in bytes of the block if it were finished now."""
         waiting = self._pending_bytes + _MESSAGE_HEAD_BYTES if self._pending else 0
         return self.nbytes_written + waiting + _ITEM_BYTES * self.items + _MESSAGE_HEAD_BYTES
 
     def add(self, key: bytes, elements: Sequence[Any]) -> None:
-        """The next item, whole: :meth:`begin` and :meth:`extend`.
+        """Write the next item, whole: :meth:`begin` and :meth:`extend`.
 
         Raises:
             As these.
@@ -74,7 +74,7 @@ class BlockWriter:
         self.extend(elements)
 
     def begin(self, key: bytes) -> None:
-        """The next item.
+        """Begin the next item.
 
         Args:
             key: 16 bytes.
@@ -86,7 +86,7 @@ class BlockWriter:
         self.items += 1
 
     def extend(self, elements: Sequence[Any]) -> None:
-        """Some more elements of the item that was begun last. They must not be changed until the block is finished.
+        """Append elements to the item that was begun last. They must not be changed until the block is finished.
 
         Raises:
             CodecError: an element has no form as bytes; the block has to be thrown away.
@@ -104,7 +104,7 @@ class BlockWriter:
                 self._pending_bytes += size
 
     def finish(self) -> BlockInfo:
-        """Writes what is left; the file is then complete.
+        """Write what is left; the file is then complete.
 
         Raises:
             As :meth:`add`.
@@ -148,7 +148,7 @@ class BlockWriter:
         self._checksums.append(checksum)
 
     def _compressed(self, pieces: list[Piece]) -> memoryview | None:
-        """The message made smaller, if that is wanted and worth it."""
+        """Compress the message, if that is wanted and worth it."""
         if self._compression is None:
             return None
         from pyarrow import Codec

@@ -1,4 +1,4 @@
-"""How much a cache may take where its owner did not say."""
+"""Default capacity of a cache on a disk, where its owner gave none."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from millrace.errors import PipelineError
 from millrace.sources.storage import absolute, is_remote
 
 SHARE = 2
-"""A cache takes one part in so many of the room that there is."""
+"""Divisor of the available room: a cache takes one part in this many."""
 
 
 def default_bytes(location: str) -> int:
-    """Half of what a cache in a folder could take: what is free on its file system, and what it takes already.
+    """Half of what a cache in a folder could take: the free bytes of its file system, and the folder's own bytes.
 
-    What it takes already counts, so that a service that starts again on the same folder does not give up blocks that
-    the one before had room for.
+    The folder's own bytes count, so that a service that starts again on the same folder keeps blocks that the one
+    before
+    had room for.
 
     Args:
         location: a folder, which need not be there yet.

@@ -1,4 +1,4 @@
-"""What several writers have kept of one point, as one."""
+"""Merged index: the blocks of several writers at one point, looked up as one."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from millrace.blocks.block_keys import Keys
 
 
 class Lookup(Protocol):
-    """Which items are kept, and their elements: :class:`~millrace.blocks.block_index.Catalog`, or several of them."""
+    """Index of kept items and their elements: one :class:`~millrace.blocks.block_index.PointIndex`, or several."""
 
     def find(self, keys: Keys) -> Found:
-        """Where items are.
+        """Locate items.
 
         Args:
             keys: uint8 of shape (n, 16).
         """
 
     def read(self, found: Found) -> list[list[Any] | None]:
-        """The elements of each item; None if its block has gone, or was damaged."""
+        """Read the elements of each item; None if its block has gone, or was damaged."""
 
     def learn(self, names: Iterable[str]) -> None:
-        """These blocks are there; of several catalogs, where the first has its own."""
+        """Add these blocks; of several indexes, to the first."""
 
 
 class MergedIndex:
-    """Several lookups as one. An item that more than one of them have is read from the first.
+    """Several indexes as one. An item that more than one of them have is read from the first.
 
     Args:
-        parts: the lookups. Number b of the blocks of part p is number ``b * len(parts) + p`` here.
+        parts: the indexes. Number b of the blocks of part p is number ``b * len(parts) + p`` here.
     """
 
     def __init__(self, parts: Sequence[Lookup]) -> None:
         self._parts = parts
 
     def find(self, keys: Keys) -> Found:
-        """As :meth:`Lookup.find`."""
+        """Locate items as :meth:`Lookup.find` does."""
         block, item = np.full((2, len(keys)), -1, np.int64)
         for number, part in enumerate(self._parts):
             missing = np.flatnonzero(block < 0)
@@ -52,7 +52,7 @@ class MergedIndex:
         return Found(block, item)
 
     def read(self, found: Found) -> list[list[Any] | None]:
-        """As :meth:`Lookup.read`."""
+        """Read items as :meth:`Lookup.read` does."""
         elements: list[list[Any] | None] = [None] * len(found.block)
         block, owner = np.divmod(found.block, len(self._parts))
         for number in np.unique(owner).tolist():
@@ -63,5 +63,5 @@ class MergedIndex:
         return elements
 
     def learn(self, names: Iterable[str]) -> None:
-        """As :meth:`Lookup.learn`."""
+        """Add blocks as :meth:`Lookup.learn` does."""
         self._parts[0].learn(names)

@@ -1,4 +1,4 @@
-"""Measures a store: what reads of every size take, and writing."""
+"""Store benchmark: times reads of every size, and writes."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ POINT = "calibration"
 SMALLEST = 4 << 10
 LARGEST = 256 << 20
 _STEP = 4
-"""From one size to the next."""
+"""Factor from one size to the next."""
 _WRITING = 0.4
 """Share of the time that writing may take; reading has the rest, half of it from the disk."""
 _PIECE = 1 << 20
 _READS_MAX = 25
-"""Of one size, beside the first."""
+"""Most reads of one size, beside the first."""
 _BURST_S = 1e-3
-"""Reads on several threads are timed together for so long at least, as threads don't begin at the same moment."""
+"""Least seconds for which reads on several threads are timed together, as threads don't begin at the same moment."""
 _FAR = 3
-"""So much more time is given to what is not on a disk: what a network takes differs more, and takes longer to tell."""
+"""Factor on the time for a store that is not on a disk: network times differ more, and take longer to measure."""
 _BEYOND_NOISE = 2
-"""A size that takes so many times as long as the one before says what a byte takes; less may be chance."""
+"""Ratio of the times of two sizes from which the larger one says what a byte takes; less may be chance."""
 _FREE_SHARE = 0.25
-"""Of the room that is left, no more is taken."""
+"""Largest share of the free room that is used."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What a store was measured to take, for reads (or writes) of so many bytes by as many threads at once.
+    """Measured cost of a store, for reads (or writes) by as many threads at once.
 
     Attributes:
         read: seconds of a read as it is: from the system's memory where the store is a disk and has room there.
         cold: seconds of a read from the disk itself, as far as that can be had; elsewhere the same as ``read``.
         write: seconds of appending to a block, publishing included.
         cpu_s: processor seconds to check and copy one byte.
-        threads: that read at once.
+        threads: number of threads that read at once.
     """
 
     read: TransferCost
@@ -62,15 +62,16 @@ def calibrate(
     largest: int = LARGEST,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """Writes a block to ``store``, reads from anywhere in it, and removes it.
+    """Measure a store: write a block, read from anywhere in it, and remove it.
 
-    It is as large as fits into the time, so that on a slow store the largest sizes are not measured but extrapolated.
+    The block is as large as fits into the time, so that on a slow store the largest sizes are not measured but
+    extrapolated.
 
     Args:
-        store: what to measure.
-        seconds: that it may take, about, and three times as long for a store behind a network; a small write and a few
+        store: the store to measure.
+        seconds: time to take, about, and three times as long for a store behind a network; a small write and a few
             small reads are made whatever they take.
-        threads: that read at once, as a worker's do; a read then takes longer, and all together less.
+        threads: number of threads that read at once, as a worker's do; a read then takes longer, and all together less.
         largest: bytes of a read, and of the block.
         clock: seconds, for tests.
 
@@ -103,9 +104,9 @@ def calibrate(
 
 
 def _greet(store: BlockStore, name: str) -> bool:
-    """Writes and reads a little, as who comes first also pays for names, connections and credentials.
+    """Write and read a little, as the first access also pays for names, connections and credentials.
 
-    Returns whether the store is on a disk.
+    The result is whether the store is on a disk.
     """
     with store.draft() as draft:
         draft.write(bytes(SMALLEST))
@@ -119,7 +120,7 @@ def _greet(store: BlockStore, name: str) -> bool:
 
 
 def _write(store: BlockStore, name: str, largest: int, limit_s: float, clock: Callable[[], float]) -> tuple[int, float]:
-    """Bytes that were written, and seconds: a little at first, which says how much there is time for."""
+    """Write, a little at first to see how much there is time for; return (bytes, seconds)."""
     piece = np.random.default_rng(0).integers(0, 256, min(largest, _PIECE), np.uint8).data
     count = 1
     while True:
@@ -145,7 +146,7 @@ def _reads(
     *,
     cold: bool,
 ) -> Iterator[tuple[int, float]]:
-    """(bytes, seconds) of reads from anywhere in a block, small ones first, as many as there is time for."""
+    """Time reads from anywhere in a block as (bytes, seconds), small ones first, as many as there is time for."""
     together = threading.Barrier(threads)
 
     def read(starts: list[int], size: int) -> tuple[float, float]:
@@ -158,9 +159,11 @@ def _reads(
     choice = random.Random(largest)
 
     def burst(size: int, count: int) -> list[tuple[int, float]]:
-        """Reads of one size, ``count`` on each thread: what one of them took while all threads were reading.
+        """Time reads of one size, ``count`` on each thread: seconds of one of them while all threads were reading.
 
-        From the first one's begin to the last one's end: where they take turns, the first ones end too early to tell.
+        The time is from the first one's begin to the last one's end: where they take turns, the first ones end too
+        early to
+        tell.
         """
         places = [[choice.randrange(largest - size + 1) for _ in range(count)] for _ in range(threads)]
         begins, ends = zip(*pool.map(read, places, [size] * threads), strict=True)
@@ -193,7 +196,7 @@ def _reads(
 
 
 def _extended(cost: TransferCost, per_byte: float) -> TransferCost:
-    """With the sizes that there was no time for: in a straight line from the last two, or at ``per_byte`` seconds.
+    """Extrapolate to the sizes that there was no time for: linearly from the last two, or at ``per_byte`` seconds.
 
     Where all that was measured took about as long, the line may be chance, and no byte takes longer than ``per_byte``.
     """

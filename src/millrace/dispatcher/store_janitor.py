@@ -10,7 +10,8 @@ from contextlib import closing
 
 from millrace.blocks import store_benchmark
 from millrace.blocks.block_reader import BlockIndex, read_index
-from millrace.blocks.stores.block_store import BlockStore, open_store
+from millrace.blocks.stores.block_store import BlockStore
+from millrace.blocks.stores.open_store import open_store
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of, split_place

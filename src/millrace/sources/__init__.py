@@ -1,4 +1,4 @@
-"""How bytes come in: the format of a source is found by the type of its node and imported when it is used."""
+"""Sources: the module of a source's format is found by the type of its node and imported when it is used."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MODULES: dict[type[Node], str] = {
 
 
 def list_source(node: Node, seen: Seen = nobody) -> SplitTable:
-    """Looks at the data of a source (paths, sizes, footers, indexes) and says how it can be cut.
+    """List a source: look at its data (paths, sizes, footers, indexes) and cut it into splits.
 
     Args:
         node: the source.
-        seen: is told how many files more were looked at, on any thread.
+        seen: called with the number of files looked at since the last call, on any thread.
 
     Raises:
         SourceNotFoundError: a path does not exist or a pattern matches nothing.
@@ -38,12 +38,12 @@ def list_source(node: Node, seen: Seen = nobody) -> SplitTable:
 
 
 def open_source(node: Node, table: SplitTable) -> PositionSource | SequentialSource:
-    """What reads the source that ``table``, made by :func:`list_source`, describes. Opens no file yet."""
+    """Make the reader of the source that ``table``, made by :func:`list_source`, describes. It opens no file yet."""
     return _source_type(node).open_source(node, table)
 
 
 def describe(node: Node, table: SplitTable, split: int, position: int) -> str:
-    """An element for messages: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``.
+    """Describe an element for messages: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``.
 
     ``position`` is that within the split; the record's number counts from the start of the file where that is known.
     """

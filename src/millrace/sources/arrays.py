@@ -1,4 +1,4 @@
-"""``Dataset.from_arrays``: rows of arrays in memory.
+"""Arrays source (``Dataset.from_arrays``): rows of arrays in memory.
 
 Workers on the same host map the arrays' memory (:mod:`millrace.elements.lent`); others get a copy of it.
 """
@@ -30,22 +30,22 @@ _PIECE_BYTES = 4 << 20
 
 
 def list_source(node: FromArrays, _seen: Seen = nobody) -> SplitTable:
-    """One position per row."""
+    """List one position per row."""
     return positions_table(node.count)
 
 
 def open_source(node: FromArrays, table: SplitTable) -> Arrays:
-    """The arrays themselves."""
+    """Return the arrays themselves."""
     arrays: Arrays = node.arrays.value
     return arrays
 
 
 class Shape:
-    """How arrays lie in one piece of memory, and how elements are made of their rows.
+    """Layout of arrays in one piece of memory, and of elements in their rows.
 
     Attributes:
-        structure: that of the elements, with the number of an array in place of each leaf.
-        arrays: (dtype, shape, where it starts) of each.
+        structure: structure of the elements, with the number of an array in place of each leaf.
+        arrays: (dtype, shape, offset in bytes) of each.
         size: bytes of all of them.
     """
 
@@ -59,7 +59,7 @@ class Shape:
         self.size = max(at, _ALIGNMENT)  # there is no memory of nothing
 
     def views(self, memory: Bytes) -> list[Array]:
-        """The arrays that lie in this memory."""
+        """View the arrays that lie in this memory."""
         return [
             np.ndarray(shape, dtype, memory.data, start) if np.prod(shape) else np.empty(shape, dtype)
             for dtype, shape, start in self.arrays
@@ -67,7 +67,7 @@ class Shape:
 
 
 class ShippedArrays:
-    """Arrays whose contents travel otherwise than with the functions; opened where they are needed.
+    """Arrays whose contents travel separately from the functions; opened where they are needed.
 
     Attributes:
         digest: of the memory that holds them.
@@ -77,24 +77,24 @@ class ShippedArrays:
         self._shape, self.digest = shape, digest
 
     def opened(self, memory: Bytes) -> Arrays:
-        """The arrays, in memory that holds them."""
+        """Open the arrays, in memory that holds them."""
         return Arrays(self._shape.structure, self._shape.views(memory))
 
 
 def opened(values: Sequence[Any], memory: Callable[[str], Bytes]) -> list[Any]:
-    """The values of a bundle, with arrays in place of what stands for them; ``memory`` by digest."""
+    """Replace shipped arrays among the values of a bundle by the arrays; ``memory`` returns memory by digest."""
     return [each.opened(memory(each.digest)) if isinstance(each, ShippedArrays) else each for each in values]
 
 
 class Arrays:
-    """Arrays with equally many rows. What is handed out are views that can't be written to.
+    """Arrays with equally many rows. Elements are read-only views of them.
 
     Args:
         structure: see :class:`Shape`.
         arrays: of one dimension at least; nobody writes to them any more.
 
     Attributes:
-        count: rows.
+        count: number of rows.
     """
 
     def __init__(self, structure: Any, arrays: Sequence[Array]) -> None:
@@ -107,16 +107,16 @@ class Arrays:
         self._memory: weakref.ref[SealedMemory] | None = None
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[Any]:
-        """The rows at ``positions``."""
+        """Read the rows at ``positions``."""
         return _elements(self.structure, [_rows(array, positions) for array in self.arrays], len(positions))
 
     @functools.cached_property
     def shape(self) -> Shape:
-        """How they lie in memory that is shared."""
+        """Layout of the arrays in shared memory."""
         return Shape(self.structure, self.arrays)
 
     def contents(self) -> str:
-        """Hash of all that they hold: the same for the same arrays in any process. Reads them, once."""
+        """Hash the contents: the same for the same arrays in any process. The arrays are read once."""
         if not self._digest:
             hashed = hashlib.blake2b(digest_size=16)
             for piece in self._pieces():
@@ -128,7 +128,7 @@ class Arrays:
         return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
 
     def share(self) -> SealedMemory:
-        """A copy of them that other processes of this host can map; the same one as long as somebody keeps it.
+        """Copy the arrays to memory that other processes of this host can map; one copy as long as somebody keeps it.
 
         Raises:
             ShippingError: there is no room for it, or no such memory on this platform.
@@ -155,11 +155,11 @@ class Arrays:
         return memory
 
     def shipped(self) -> ShippedArrays:
-        """What stands for them among a pipeline's functions."""
+        """Stand-in for them among a pipeline's functions."""
         return ShippedArrays(self.shape, self.share().digest)
 
     def _pieces(self) -> Iterator[Bytes]:
-        """All bytes of the memory, in order."""
+        """Bytes of the whole memory, in order."""
         at = 0
         for array, (_, _, start) in zip(self.arrays, self.shape.arrays, strict=True):
             if start > at:
@@ -172,7 +172,7 @@ class Arrays:
             yield np.zeros(self.shape.size - at, np.uint8)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has arrays of its own."""
+        """State of a copy, which has arrays of its own."""
         return {"structure": self.structure, "arrays": self.arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -183,10 +183,10 @@ class Arrays:
 
 
 def arrays_of(value: Any) -> Arrays:
-    """Arrays from what the user gave: in dicts, tuples and lists, or one alone.
+    """Collect arrays from the user's value: in dicts, tuples and lists, or one alone.
 
     Raises:
-        PipelineError: there is none, or their numbers of rows differ; it names them.
+        PipelineError: there is none, or their numbers of rows differ; the message names them.
     """
     found: list[tuple[str, Array]] = []
     structure = _taken_apart(value, (), found)
@@ -237,7 +237,7 @@ def _rows(array: Array, positions: range | npt.NDArray[np.int64]) -> list[Any]:
 
 
 def _elements(structure: Any, columns: Sequence[list[Any]], count: int) -> list[Any]:
-    """Elements of this structure from the values of each leaf."""
+    """Build elements of this structure from the values of each leaf."""
     if isinstance(structure, int):
         return columns[structure]
     children = structure.values() if isinstance(structure, dict) else structure
@@ -252,7 +252,7 @@ def _elements(structure: Any, columns: Sequence[list[Any]], count: int) -> list[
 
 
 def _described(structure: Any, arrays: Sequence[Array]) -> str:
-    """For messages: ``{'x': float32[100, 28, 28], 'y': int64[100]}``."""
+    """Describe arrays for messages: ``{'x': float32[100, 28, 28], 'y': int64[100]}``."""
     if isinstance(structure, int):
         array = arrays[structure]
         return f"{array.dtype}{list(array.shape)}"

@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli) as TFRecord files use it, for many 8-byte lengths at once."""
+"""CRC-32C (Castagnoli) of TFRecord files, computed for many 8-byte lengths at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH_BYTES = 8
 
 
 def masked_crc_of_lengths(lengths: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Masked CRC-32C of each row of ``lengths`` (uint8 [n, 8]); uint32 [n]."""
+    """Compute the masked CRC-32C of each row of ``lengths`` (uint8 [n, 8]); uint32 [n]."""
     tables, constant = _tables()
     crc = np.bitwise_xor.reduce(tables[np.arange(_LENGTH_BYTES), lengths], axis=1) ^ constant
     rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
@@ -24,13 +24,13 @@ def masked_crc_of_lengths(lengths: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint
 
 
 def mask(crc: int) -> int:
-    """The form in which TFRecord stores a CRC."""
+    """Mask a CRC, as TFRecord stores it."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @functools.cache
 def fast_crc32c() -> Callable[[bytes], int] | None:
-    """CRC-32C of bytes at memory speed, if ``google_crc32c`` or ``crc32c`` is installed; else None.
+    """Find a CRC-32C of bytes at memory speed: ``google_crc32c`` or ``crc32c``; None if neither is installed.
 
     In numpy it would cost more than reading and decoding together.
     """
@@ -44,7 +44,7 @@ def fast_crc32c() -> Callable[[bytes], int] | None:
 
 @functools.cache
 def _tables() -> tuple[npt.NDArray[np.uint32], np.uint32]:
-    """What byte b at place i of 8 adds to the CRC (uint32 [8, 256]); and the CRC of 8 zero bytes.
+    """Contribution of byte b at place i of 8 to the CRC (uint32 [8, 256]); and the CRC of 8 zero bytes.
 
     The CRC is linear over exclusive or, so every byte can be looked up without waiting for the one before.
     """

@@ -1,4 +1,4 @@
-"""Files that are found in any order and given in the order of their paths, in the meantime in few bytes each."""
+"""List of files that are found in any order and given in the order of their paths, in few bytes each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from millrace.planning.split_table import Files, stamp_of
 from millrace.sources.storage import Found
 
 _RUN = b"\0"
-"""Before files of a folder that were found one right after the other. No name has this byte, nor a slash."""
+"""Mark before files of a folder that were found one right after the other. No name has this byte, nor a slash."""
 
 
 class FileList:
-    """Millions of files: names by folder, each folder's in one piece of memory; sizes and versions as they were found.
+    """List of millions of files: names by folder, each folder's in one piece of memory; sizes and versions as found.
 
     Paths are compared as they are written, so that ``a-b`` comes before ``a/b``, as with :func:`sorted`. A file that is
     added twice is given once.
@@ -30,7 +30,7 @@ class FileList:
         self._latest: tuple[str, bytearray] | None = None
 
     def add(self, file: Found) -> None:
-        """Takes note of a file."""
+        """Add a file."""
         cut = file.location.rfind("/") + 1
         folder = file.location[:cut]
         if self._latest is None or self._latest[0] != folder:
@@ -42,7 +42,7 @@ class FileList:
         self._stamps.append(stamp_of(file.version))
 
     def _enter(self, folder: str) -> bytearray:
-        """Names in a folder, of which more are to come."""
+        """Return the names in a folder, to be appended to."""
         names = self._names.get(folder)
         if names is None:
             names = self._names[folder] = bytearray()
@@ -54,7 +54,7 @@ class FileList:
         return names
 
     def take(self) -> Iterator[Files]:
-        """All files, in order; each folder is forgotten as it comes."""
+        """Take all files, in order; each folder is forgotten as it comes."""
         self._latest = None
         walks = [(b"", self._entries(b""))]
         while walks:
@@ -84,7 +84,7 @@ class FileList:
 
 
 def _sorted(text: bytes) -> tuple[list[bytes], list[int]]:
-    """Names in order, each once, and as how many-eth each was found."""
+    """Sort names, each once; return them with the order in which each was found."""
     names: list[bytes] = []
     found: list[int] = []
     for run in text.split(_RUN)[1:]:

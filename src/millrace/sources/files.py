@@ -1,4 +1,4 @@
-"""``Dataset.from_files``: one element per file."""
+"""Files source (``Dataset.from_files``): one element per file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from millrace.sources.source import Seen, nobody
 
 
 def list_source(node: FromFiles, seen: Seen = nobody) -> SplitTable:
-    """One position per file, with its size in bytes and its version."""
+    """List one position per file, with its size in bytes and its version."""
     return table_of(expand_many(node.patterns, seen))
 
 
 def open_source(node: FromFiles, table: SplitTable) -> _Files:
-    """What reads the files."""
+    """Make the reader of the files."""
     return _Files(table.names)
 
 

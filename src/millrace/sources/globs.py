@@ -1,4 +1,4 @@
-"""The language of patterns: ``*``, ``?``, ``[...]`` and ``**`` as in :mod:`glob`, and ``{000..012}`` or ``{a,b}``."""
+"""Path patterns: ``*``, ``?``, ``[...]`` and ``**`` as in :mod:`glob`, and braces, ``{000..012}`` or ``{a,b}``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def has_glob(text: str) -> bool:
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """``shard-{000..012}.tar`` and ``{train,val}.tar`` written out, as a shell does; numbers keep their width."""
+    """Expand ``shard-{000..012}.tar`` and ``{train,val}.tar``, as a shell does; numbers keep their width."""
     brace = _BRACE.search(pattern)
     if brace is None:
         yield pattern
@@ -40,19 +40,21 @@ def _choices(brace: re.Match[str]) -> Iterator[str]:
 
 
 def fixed_folder(pattern: str) -> str:
-    """The folder, with its slash, above the first component with a glob character; empty if there is none."""
+    """Folder, with its slash, above the first component with a glob character; empty if there is none."""
     glob = _GLOB.search(pattern)
     end = glob.start() if glob else len(pattern)
     return pattern[: pattern.rfind("/", 0, end) + 1]
 
 
 def prefixes(pattern: str) -> list[str]:
-    """``a``, ``a/*``, ``a/*/c`` ... for ``a/*/c/d``: the pattern cut before each slash, shortest first."""
+    """List ``a``, ``a/*``, ``a/*/c`` ... for ``a/*/c/d``: the pattern cut before each slash, shortest first."""
     return [pattern[: slash.start()] for slash in re.finditer("/", pattern) if slash.start() > 0]
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:
-    """Matches whole paths as :func:`glob.glob` does with ``recursive=True``: leading dots only if asked for."""
+    """Compile a pattern to match whole paths as :func:`glob.glob` does with ``recursive=True`` and hidden files left
+    out.
+    """
     parts = pattern.split("/")
     pieces: list[str] = []
     for number, part in enumerate(parts):

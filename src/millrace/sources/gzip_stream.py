@@ -1,4 +1,4 @@
-"""Reading gzip and zlib streams in sequence, in bounded memory."""
+"""Gzip and zlib streams, read in sequence and in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from millrace.errors import SourceCorruptError
 
 GZIP = 31
-"""``wbits`` of :mod:`zlib` for a gzip stream."""
+"""Value of ``wbits`` of :mod:`zlib` for a gzip stream."""
 ZLIB = 15
-"""``wbits`` of :mod:`zlib` for a zlib stream."""
+"""Value of ``wbits`` of :mod:`zlib` for a zlib stream."""
 _READ_BYTES = 256 << 10
 
 
 class _Inflated(io.RawIOBase):
-    """Positions count inflated bytes; streams that follow one another (as ``cat a.gz b.gz``) are read as one."""
+    """Inflated stream: positions count inflated bytes; concatenated streams (``cat a.gz b.gz``) are read as one."""
 
     def __init__(self, stored: io.BufferedReader, location: str, wbits: int) -> None:
         self._stored = stored
@@ -89,7 +89,7 @@ class _Inflated(io.RawIOBase):
 
 
 def inflated(stored: io.BufferedReader, location: str, wbits: int) -> io.BufferedReader:
-    """What ``stored`` holds, inflated; closing it closes ``stored``.
+    """Inflate ``stored`` as it is read; closing the result closes ``stored``.
 
     Raises:
         SourceCorruptError: when reading, if the data is truncated or of another format.

@@ -1,4 +1,4 @@
-"""From patterns to files, local and remote."""
+"""File listing: from patterns to files, local and remote."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ _LOOKED_AT = 1000
 _AT_ONCE = 1024
 """Names that are resolved at one time."""
 _TOLD = 256
-"""Files from one word about them to the next."""
+"""Files between two reports of progress."""
 T = TypeVar("T")
 
 
 def expand(patterns: Sequence[str]) -> list[Found]:
-    """The files that paths, URLs and patterns name: matches of one pattern sorted, patterns in the order given.
+    """Expand paths, URLs and patterns to files: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.globs`; a path that
-    exists as written is not looked at for special characters. Folders never match. Over ``http(s)://``, which cannot
-    be listed, only braces are expanded.
+    exists
+    as written is not looked at for special characters. Folders never match. Over ``http(s)://``, which cannot be
+    listed,
+    only braces are expanded.
 
     Raises:
         PipelineError: there is no pattern, or one is none that can be read.
@@ -39,12 +41,12 @@ def expand(patterns: Sequence[str]) -> list[Found]:
 
 
 def expand_many(patterns: Sequence[str], seen: Seen) -> Iterator[Files]:
-    """As :func:`expand`, of so many files that they are not held as objects; ``seen`` is told as they are looked at."""
+    """Expand as :func:`expand` does, without an object per file; ``seen`` is called as files are looked at."""
     return _each(patterns, _by_folder, seen)
 
 
 def _each(patterns: Sequence[str], collect: Callable[[Iterator[Found]], Iterable[T]], seen: Seen) -> Iterator[T]:
-    """What ``collect`` makes of the files that each name stands for, which come in no order."""
+    """Apply ``collect`` to the files that each name stands for, which come in no order."""
     if not patterns:
         raise PipelineError("No files given: the list of paths is empty. Give a path, a pattern, or a list of them")
 
@@ -75,9 +77,9 @@ def _by_folder(found: Iterator[Found]) -> Iterable[Files]:
 
 
 def changed_file(table: SplitTable) -> str:
-    """A local file that is no longer what it was when ``table`` was made; empty if there is none, or nobody can tell.
+    """Find a local file that changed since ``table`` was made; empty if there is none, or nobody can tell.
 
-    It is told by time and size. Of large tables only the first files are looked at.
+    Time and size tell. Of large tables only the first files are looked at.
     """
     known: Iterable[tuple[str, int]] = islice(zip(table.locations, table.stamps, strict=False), _LOOKED_AT)
     if table.splits:
@@ -100,7 +102,7 @@ def _names(pattern: str) -> Iterator[str]:
 
 
 def _resolve(name: str, seen: Seen) -> Iterator[Found]:
-    """The file, or the files that match a pattern, in no order and some perhaps twice."""
+    """Find the file, or the files that match a pattern, in no order and some perhaps twice."""
     if storage.is_remote(name):
         http = storage.scheme_of(name).startswith("http")
         if language.has_glob(name) and not http:
@@ -155,7 +157,7 @@ def _match_local(pattern: str, seen: Seen) -> Iterator[Found]:
 
 
 def _reach_local(pattern: str) -> str:
-    """How far a path or pattern that matches nothing does match, in words."""
+    """Describe how far a path or pattern that matches nothing does match."""
     deepest, hit = "", ""
     for prefix in language.prefixes(pattern):
         match = prefix if os.path.lexists(prefix) else next(glob.iglob(prefix, recursive=True), None)

@@ -1,4 +1,4 @@
-"""``Dataset.from_list``: the items of a sequence, as they are."""
+"""List source (``Dataset.from_list``): the items of a sequence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from millrace.sources.source import Seen, nobody
 
 
 def list_source(node: FromList, _seen: Seen = nobody) -> SplitTable:
-    """One position per item."""
+    """List one position per item."""
     return positions_table(node.count)
 
 
 def open_source(node: FromList, table: SplitTable) -> _List:
-    """What looks the items up."""
+    """Make the reader that looks the items up."""
     return _List(node.items.value)
 
 

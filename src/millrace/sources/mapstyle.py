@@ -1,4 +1,4 @@
-"""``Dataset.from_map_style``: anything with ``__len__`` and ``__getitem__``."""
+"""Map-style source (``Dataset.from_map_style``): any dataset with ``__len__`` and ``__getitem__``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from millrace.sources.source import Seen, nobody
 
 
 def list_source(node: FromMapStyle, _seen: Seen = nobody) -> SplitTable:
-    """One position per item."""
+    """List one position per item."""
     return positions_table(node.count)
 
 
 def open_source(node: FromMapStyle, table: SplitTable) -> _MapStyle:
-    """What asks the dataset for its items."""
+    """Make the reader that asks the dataset for its items."""
     return _MapStyle(node.dataset, str(node))
 
 

@@ -1,4 +1,4 @@
-"""Parquet files: one split per row group, one element per row.
+"""Parquet source: one split per row group, one element per row.
 
 A row is a dict by column. Numbers, booleans, strings and binary values are Python's; timestamps, dates and durations
 are numpy scalars; lists and tensors of numbers are numpy arrays that own their memory; structs are dicts; a missing
@@ -26,13 +26,13 @@ from millrace.sources.storage import Found
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 64 << 10
 _PRE_BUFFER_BYTES = 64 << 20
-"""Remote row groups up to this size are fetched in few large requests; larger ones in many small ones."""
+"""Size in bytes up to which remote row groups are fetched in few large requests; larger ones in many small ones."""
 _FOOTERS_KEPT = 8
 _FOOTER_BYTES = 64 << 10
 
 
 def list_source(node: FromParquet, seen: Seen = nobody) -> SplitTable:
-    """One split per row group that has rows, from the files' footers.
+    """List one split per row group that has rows, from the files' footers.
 
     Raises:
         SourceNotFoundError: no such file.
@@ -53,7 +53,7 @@ def list_source(node: FromParquet, seen: Seen = nobody) -> SplitTable:
 
 
 def open_source(node: FromParquet, table: SplitTable) -> _Parquet:
-    """What reads the rows."""
+    """Make the reader of the rows."""
     return _Parquet(node)
 
 
@@ -77,7 +77,7 @@ def _check_columns(node: FromParquet, location: str, metadata: Any) -> None:
 
 
 def _footer(location: str, version: str) -> tuple[int, Any]:
-    """(size in bytes, metadata) of a file; ``version`` tells apart what is cached."""
+    """Read (size in bytes, metadata) of a file; ``version`` tells cached footers apart."""
     import pyarrow.parquet as pq
 
     size = storage.stat(location).size
@@ -146,7 +146,7 @@ def _open(location: str, size: int) -> Any:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A remote file as pyarrow reads it: by position. Its end, asked for in bits, is fetched once."""
+    """Remote file as pyarrow reads it: by position. Its end, which is read in small parts, is fetched once."""
 
     def __init__(self, location: str, size: int) -> None:
         self._location = location

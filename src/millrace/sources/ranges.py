@@ -1,4 +1,4 @@
-"""``Dataset.range``: Python ints."""
+"""Range source (``Dataset.range``): Python ints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _INT64_SAFE = 1 << 62
 
 
 def list_source(node: Range, _seen: Seen = nobody) -> SplitTable:
-    """As many positions as the range has numbers."""
+    """List as many positions as the range has numbers."""
     return positions_table(len(range(node.start, node.stop, node.step)))
 
 
 def open_source(node: Range, table: SplitTable) -> _Range:
-    """What computes the numbers."""
+    """Make the reader that computes the numbers."""
     return _Range(range(node.start, node.stop, node.step))
 
 

@@ -1,9 +1,9 @@
-"""Reads of a source that is far away, begun before anybody asks for them: so many at once as pay, bounded in bytes.
+"""Read-ahead from a remote source: as many reads at once as pay, bounded in bytes.
 
-Whoever runs a task opens a :class:`Stream` with the positions that it will ask for, in their order, and fetches from
-it. Reads of these positions, and behind them of the tasks announced by :meth:`Reads.expect`, are under way meanwhile:
-what one task lacks for keeping a far store busy, the next ones have. A fetch of what was not announced reads at once,
-so nothing that comes out depends on what was.
+Whoever runs a task opens a :class:`ReadStream` with the positions that it will ask for, in their order, and fetches
+from it. Reads of these positions, and behind them of the tasks announced by :meth:`ReadScheduler.expect`, are under way
+meanwhile: where one task has too few positions to keep a remote store busy, the next tasks have more. A fetch of a
+position that was not announced reads at once, so announcements never change an output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.int64]
 Key = tuple[Hashable, ...]
 
 _LOOKED_AHEAD = 2 * policy.MOST_CHOSEN
-"""Positions that are kept at hand to be begun, at least, while there are so many."""
+"""Least number of positions that are kept at hand to be begun, while there are so many."""
 
 
 class _Read:
@@ -42,7 +42,7 @@ class _Read:
 
 
 class _Queue:
-    """What one task reads: positions to come, and reads begun of those before, both in order."""
+    """Reads of one task: positions to come, and reads begun of those before, both in order."""
 
     def __init__(self, feed: Iterator[Array]) -> None:
         self._feed: Iterator[Array] | None = feed
@@ -51,7 +51,7 @@ class _Queue:
         self.held = 0
 
     def top_up(self) -> None:
-        """Takes positions from the feed; only ever on the thread of whoever pulls the task."""
+        """Take positions from the feed; only ever on the thread of whoever pulls the task."""
         while self._feed is not None and len(self.positions) < _LOOKED_AHEAD:
             units = next(self._feed, None)
             if units is None:
@@ -61,10 +61,10 @@ class _Queue:
 
 
 class Reads:
-    """The reads of one source in one process, for all tasks that run there. Thread-safe.
+    """Scheduler of the reads of one source in one process, for all tasks that run there. Thread-safe.
 
     Args:
-        read: the element at a position; called on several threads at once.
+        read: returns the element at a position; called on several threads at once.
         sizes: bytes of the elements, by position.
         start: runs a function without arguments on a thread.
         budget: bytes that one running task may have under way and waiting, and all announced ones behind it together.
@@ -92,11 +92,11 @@ class Reads:
 
     @property
     def in_flight(self) -> InFlight:
-        """How many are under way at once, and why."""
+        """Limit on reads under way at once, and the reason."""
         return self._state
 
     def expect(self, owner: Hashable, tasks: Iterable[tuple[Key, Iterator[Array]]]) -> None:
-        """Announces the tasks that come next, in order, instead of those that ``owner`` announced before.
+        """Announce the tasks that come next, in order, in place of those that ``owner`` announced before.
 
         Args:
             owner: who runs them one after the other.
@@ -113,7 +113,7 @@ class Reads:
             self._begin_more()
 
     def stream(self, owner: Hashable, key: Key, feed: Iterator[Array]) -> Stream:
-        """A task begins that will ask for the positions of ``feed``, in this order; close what is returned."""
+        """Begin a task that will ask for the positions of ``feed``, in this order; close what is returned."""
         queue = _Queue(feed)
         queue.top_up()
         with self._lock:
@@ -139,7 +139,7 @@ class Reads:
                 return
 
     def _next(self) -> _Queue | None:
-        """Whose read is begun next: of those that run the one that has least, then what was announced, in order."""
+        """Choose the queue to begin a read of: the running one that holds least, then announced ones in order."""
         wanting = [queue for queue in self._running if queue.positions and self._has_room(queue, queue.held)]
         if wanting:
             return min(wanting, key=lambda queue: queue.held)
@@ -153,7 +153,7 @@ class Reads:
         return held + self._sizes[queue.positions[0]] <= self._budget
 
     def _begin(self, queue: _Queue) -> bool:
-        """Begins a read; False if the system has no thread for it."""
+        """Begin a read; False if the system has no thread for it."""
         position = queue.positions.popleft()
         read = _Read(position, self._sizes[position], self._round)
         queue.begun.append(read)
@@ -171,7 +171,7 @@ class Reads:
         return True
 
     def _run(self, read: _Read) -> None:
-        """Reads, on a thread; raises nothing."""
+        """Read, on a thread; raise nothing."""
         began, cpu = time.perf_counter(), time.thread_time()
         result, failed = None, None
         try:
@@ -206,7 +206,7 @@ class Reads:
     # -- for streams ---------------------------------------------------------------------------------------------------
 
     def take(self, queue: _Queue, position: int) -> _Read | None:
-        """The read of ``position``, begun by now; None if it was not announced to come next."""
+        """Take the read of ``position``, begun by now; None if it was not announced to come next."""
         with self._lock:
             self._begin_more()
             due = not queue.begun and bool(queue.positions) and queue.positions[0] == position
@@ -215,14 +215,14 @@ class Reads:
             return queue.begun.popleft() if queue.begun and queue.begun[0].position == position else None
 
     def taken(self, queue: _Queue, read: _Read, waited_s: float) -> None:
-        """The result of ``read`` has left, after it was waited for."""
+        """Account for the result of ``read``, which has left after it was waited for."""
         with self._lock:
             self._waited_s += waited_s
             queue.held -= read.size
             self._begin_more()
 
     def leave(self, queue: _Queue) -> None:
-        """Nobody fetches from ``queue`` any more. Idempotent."""
+        """Abandon ``queue``: nobody fetches from it any more. Idempotent."""
         with self._lock:
             if queue in self._running:
                 self._running.remove(queue)
@@ -231,7 +231,7 @@ class Reads:
             self._begin_more()
 
     def close(self) -> None:
-        """Begins no more reads, and forgets what was announced."""
+        """Begin no more reads, and forget what was announced."""
         with self._lock:
             self._expected.clear()
             for queue in self._running:
@@ -239,11 +239,11 @@ class Reads:
 
 
 class Stream:
-    """One task's reads; a context manager that lets go of what was not fetched.
+    """Reads of one task; a context manager that lets go of what was not fetched.
 
     Attributes:
         waited_s: seconds that fetches waited.
-        reading_s: seconds that the reads of what was fetched took, on whatever threads.
+        reading_s: seconds that the fetched reads took, on whatever threads.
         cpu_s: of these, seconds of processor time.
     """
 
@@ -252,10 +252,10 @@ class Stream:
         self.waited_s = self.reading_s = self.cpu_s = 0.0
 
     def fetch(self, positions: Array | range) -> tuple[list[Any], Exception | None]:
-        """The elements at ``positions``, in their order; on the thread that runs the task.
+        """Fetch the elements at ``positions``, in their order; on the thread that runs the task.
 
         Returns:
-            The elements up to the first that could not be read, and why that could not; None: all were.
+            The elements up to the first that could not be read, and its error; None: all were.
         """
         elements: list[Any] = []
         try:
@@ -281,7 +281,7 @@ class Stream:
             self._reads.taken(self._queue, read, waited_s)
 
     def close(self) -> None:
-        """Nothing more will be fetched. Idempotent."""
+        """End fetching. Idempotent."""
         self._reads.leave(self._queue)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""From Arrow's columns to rows of Python and numpy values, column by column.
+"""Rows of Python and numpy values from Arrow's columns, converted column by column.
 
-What a row becomes depends on that row and the column's type alone, never on the rows that happen to be beside it.
+A row depends on its own values and the column's type alone, never on the rows that happen to be beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 
 def to_rows(batch: Any, columns: list[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a ``pyarrow.RecordBatch``, with ``columns`` in that order (None: all)."""
+    """Convert a ``pyarrow.RecordBatch`` to rows, with ``columns`` in that order (None: all)."""
     names = batch.schema.names if columns is None else columns
     values = [to_values(batch.column(name)) for name in names]
     if not values:
@@ -22,7 +22,7 @@ def to_rows(batch: Any, columns: list[str] | None = None) -> list[dict[str, Any]
 
 
 def to_values(array: Any) -> list[Any]:
-    """One Python or numpy value per element of a ``pyarrow.Array``; see :mod:`millrace.sources.parquet` for which."""
+    """Convert a ``pyarrow.Array`` to one Python or numpy value per element; see :mod:`millrace.sources.parquet`."""
     import pyarrow.types as types  # noqa: PLR0402
 
     kind = array.type
@@ -75,7 +75,7 @@ def _lists(array: Any) -> list[Any]:
 
 
 def _slices(values: Any, bounds: list[int]) -> list[Any]:
-    """``values`` cut at ``bounds``: an array per slice if they are numbers, else a list."""
+    """Cut ``values`` at ``bounds``: an array per slice if they are numbers, else a list."""
     pairs = list(itertools.pairwise(bounds))
     if not _numeric(values.type):
         items = to_values(values)
@@ -125,7 +125,7 @@ def _tensors(array: Any) -> list[Any]:
 
 
 def _numbers(values: Any) -> npt.NDArray[Any]:
-    """The numbers of an array, whatever stands where one is missing."""
+    """Numbers of an array, arbitrary where one is missing."""
     import pyarrow as pa
 
     if values.null_count:

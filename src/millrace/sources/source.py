@@ -1,4 +1,4 @@
-"""What a source implements. One file a format; :mod:`millrace.sources` finds the file by node type."""
+"""Contract of sources. Each format has one module; :mod:`millrace.sources` finds it by node type."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy.typing as npt
 from millrace.planning.split_table import Split, SplitTable
 
 Seen = Callable[[int], None]
-"""Is told as a listing goes on how many files more were looked at, on any thread."""
+"""Callback of a listing: called with the number of files looked at since the last call, on any thread."""
 
 
 def nobody(_files: int) -> None:
-    """Whoever listens to a listing that nobody listens to."""
+    """Ignore the progress of a listing."""
 
 
 class PositionSource(Protocol):
-    """A source in which every position costs about the same to read."""
+    """Source in which every position costs about the same to read."""
 
     def fetch(self, positions: range | npt.NDArray[np.int64]) -> list[Any]:
-        """The elements at ``positions`` (int64, any order), in that order. Called from several threads at once.
+        """Read the elements at ``positions`` (int64, any order), in that order. Called from several threads at once.
 
         Raises:
             SourceError: with the file's name.
@@ -32,13 +32,14 @@ class PositionSource(Protocol):
 
 
 class SequentialSource(Protocol):
-    """A source that is read from the start of a split onwards."""
+    """Source that is read from the start of a split onwards."""
 
     def read(self, split: Split, start: int, stop: int, chunk_size: Callable[[], int]) -> Iterator[list[Any]]:
-        """Elements ``start`` to ``stop`` (-1: the end) of ``split``, in lists of about ``chunk_size()`` elements.
+        """Read elements ``start`` to ``stop`` (-1: the end) of ``split``, in lists of about ``chunk_size()`` elements.
 
         No list is empty. ``chunk_size`` is asked before each list, as the engine learns what an element costs; a list
-        may be shorter, never longer. Closing the iterator closes what it opened.
+        may be
+        shorter, never longer. Closing the iterator closes what it opened.
 
         Raises:
             SourceError: with the file's name and the record's number.
@@ -47,15 +48,15 @@ class SequentialSource(Protocol):
 
 
 class SourceType(Protocol):
-    """A module of this package, one per format, listed in :mod:`millrace.sources`."""
+    """Module of this package, one per format, listed in :mod:`millrace.sources`."""
 
     def list_source(self, node: Any, seen: Seen) -> SplitTable:
-        """Looks at the data (paths, sizes, footers, indexes) and says how it can be cut.
+        """List a source: look at its data (paths, sizes, footers, indexes) and cut it into splits.
 
         ``seen`` is told of each file once, when it was looked at; that may be on several threads.
         """
         ...
 
     def open_source(self, node: Any, table: SplitTable) -> PositionSource | SequentialSource:
-        """What reads the source that ``table`` describes."""
+        """Make the reader of the source that ``table`` describes."""
         ...

@@ -1,4 +1,4 @@
-"""Cutting a file of records into splits."""
+"""Splitting of record files into splits of whole records."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from millrace.planning.split_table import Split
 from millrace.sources.storage import Found
 
 _PIECE_BYTES = 4 << 20
-"""Large enough that opening a piece is nothing."""
+"""Size in bytes of a piece, at which the cost of opening it is negligible."""
 _SMALL_PIECE_BYTES = 64 << 10
 _PIECES = 128
-"""Of little data there are about so many pieces, so that each task has several to mix."""
+"""Number of pieces that little data is cut into, so that each task has several to mix."""
 
 
 def piece_bytes(files: Iterable[Found]) -> int:
-    """About how large pieces of these files should be, in bytes."""
+    """Size in bytes that pieces of these files should have, about."""
     return min(_PIECE_BYTES, max(_SMALL_PIECE_BYTES, sum(file.size for file in files) // _PIECES))
 
 
 def cut(file: Found, ends: Iterable[int], size: int) -> list[Split]:
-    """Splits of whole records, of ``size`` bytes or just above; ``ends`` are the bytes where records end."""
+    """Cut a file into splits of whole records, of ``size`` bytes or just above; ``ends`` has the records' ends in
+    bytes.
+    """
     splits: list[Split] = []
     start = end = first = count = 0
     for end in ends:
@@ -38,5 +40,5 @@ def _split(file: Found, start: int, end: int, first: int, count: int) -> Split:
 
 
 def whole(file: Found) -> Split:
-    """A file of which only reading can tell how many records it holds."""
+    """Make one split of a whole file, whose number of records only reading can tell."""
     return Split(file.location, first_record=0, bytes=file.size, version=file.version)

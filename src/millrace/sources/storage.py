@@ -1,11 +1,11 @@
-"""The one door to stored bytes: local paths, ``file://``, and object stores through obstore.
+"""Stored bytes: local paths, ``file://``, and object stores through obstore. All reading of sources goes through here.
 
 A location is a path or a URL: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key``, ``http(s)://host/path``
 or ``memory://key`` (a store inside this process, for tests). Endpoints and credentials come from the environment, as
 the stores' own tools read them (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_SKIP_SIGNATURE=true`` for public
 buckets, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...). Local files are read with plain
-system calls. obstore retries what is transient (5xx, timeouts, broken connections, also in the middle of a body); what
-still fails raises :class:`millrace.errors.SourceError` and is never skipped.
+system calls. obstore retries transient errors (5xx, timeouts, broken connections, also in the middle of a body); an
+error that remains raises :class:`millrace.errors.SourceError` and is never skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOCAL_BUFFER_BYTES = 256 << 10
 _REQUESTS_AT_ONCE = 32
 _LIST_PAGE = 1000
 _MOST_BELOW = 10_000
-"""Objects in the folders of a folder that are passed over to find those right in it."""
+"""Most objects in the folders below a folder that are skipped to find those right in it."""
 _BUCKETS = ("s3", "gs", "az")
 _HTTP = ("http", "https")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -42,7 +42,10 @@ R = TypeVar("R")
 
 
 class Found(NamedTuple):
-    """A file: its location, its size in bytes, and an etag, or mtime and size; empty if the store gives neither."""
+    """File of a listing: its location, its size in bytes, and its version.
+
+    The version is an etag, or mtime and size; it is empty if the store gives neither.
+    """
 
     location: str
     size: int
@@ -53,7 +56,7 @@ class Found(NamedTuple):
 
 
 def scheme_of(location: str) -> str:
-    """``s3``, ``http``, ... or empty for a local path.
+    """Scheme of a location: ``s3``, ``http``, ... or empty for a local path.
 
     Raises:
         PipelineError: the scheme is none that can be read.
@@ -80,24 +83,24 @@ def is_far(location: str) -> bool:
 
 
 def local_path(location: str) -> str:
-    """The path of a local location: without ``file://``, with ``~`` expanded."""
+    """Path of a local location: without ``file://``, with ``~`` expanded."""
     if _SCHEME.match(location):
         return unquote(location[len("file://") :])
     return os.path.expanduser(location) if location.startswith("~") else location
 
 
 def absolute(location: str) -> str:
-    """The same place, for whoever has another working folder."""
+    """Make a location independent of the working folder."""
     return location if is_remote(location) else os.path.abspath(local_path(location))
 
 
 def bare(location: str) -> str:
-    """The location without the query that a web address may have: what its ending is to be read from."""
+    """Strip the query that a web address may have, so that its ending can be read."""
     return location.partition("?")[0] if scheme_of(location) in _HTTP else location
 
 
 def split_url(location: str) -> tuple[str, str]:
-    """(root of the store, key in it); the two joined are the location."""
+    """Split a URL into (root of the store, key in it); the two joined are the location."""
     scheme = scheme_of(location)
     start = len(scheme) + len("://")
     if scheme == "memory":
@@ -110,7 +113,7 @@ def split_url(location: str) -> tuple[str, str]:
 
 
 def _open_store(location: str) -> tuple[Any, str]:
-    """(the store that a location is in, its key there)."""
+    """Open (the store that a location is in, its key there)."""
     scheme, name, key = _address(location)
     return store_of(scheme, name), key
 
@@ -121,7 +124,7 @@ def _remote_errors(location: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _address(location: str) -> tuple[str, str, str]:
-    """(scheme, name of the store, key in it)."""
+    """Parse a location into (scheme, name of the store, key in it)."""
     root, key = split_url(location)
     scheme = scheme_of(root)
     if scheme in _HTTP:
@@ -142,7 +145,7 @@ def _local_errors(path: str) -> Iterator[None]:
 
 
 def concurrently(function: Callable[[T], R], items: list[T], threads: int = _REQUESTS_AT_ONCE) -> list[R]:
-    """``function`` of each item, in order; up to ``threads`` at once. For calls that wait for a network.
+    """Call ``function`` on each item, in order; up to ``threads`` at once. For calls that wait for a network.
 
     Raises:
         Whatever ``function`` raised first in the order of the items; what has not begun by then is not begun.
@@ -162,7 +165,7 @@ def concurrently(function: Callable[[T], R], items: list[T], threads: int = _REQ
 
 
 def stat(location: str) -> Found:
-    """Size and version of one file.
+    """Look up the size and version of one file.
 
     Raises:
         SourceNotFoundError: it does not exist, or is a folder.
@@ -177,7 +180,7 @@ def stat(location: str) -> Found:
 
 
 def stat_local(path: str) -> Found:
-    """As :func:`stat`, of a path."""
+    """Look up a path as :func:`stat` does."""
     try:
         info = os.stat(path)
     except OSError:
@@ -193,7 +196,7 @@ def _found(location: str, meta: Any) -> Found:
 
 
 def existing(locations: list[str]) -> list[Found]:
-    """Those of ``locations`` that exist and may be read, in order; asked for at once where they are remote."""
+    """Find those of ``locations`` that exist and may be read, in order; remote ones are asked for at once."""
 
     def look(location: str) -> Found | None:
         try:
@@ -207,7 +210,7 @@ def existing(locations: list[str]) -> list[Found]:
 
 
 def read(location: str) -> bytes:
-    """The whole file."""
+    """Read a whole file."""
     if not is_remote(location):
         path = local_path(location)
         with _local_errors(path), open(path, "rb", buffering=0) as file:
@@ -220,14 +223,14 @@ def read(location: str) -> bytes:
 
 
 def read_many(locations: list[str]) -> list[bytes]:
-    """The files, in order; remote ones are asked for at once."""
+    """Read files, in order; remote ones are asked for at once."""
     if any(is_remote(location) for location in locations):
         return concurrently(read, locations)
     return [read(location) for location in locations]
 
 
 def read_range(location: str, start: int, stop: int) -> bytes:
-    """Bytes ``start`` to ``stop`` of a file; fewer if it ends before."""
+    """Read bytes ``start`` to ``stop`` of a file; fewer if it ends before."""
     if stop <= start:
         return b""
     if not is_remote(location):
@@ -243,7 +246,7 @@ def read_range(location: str, start: int, stop: int) -> bytes:
 def open_range(
     location: str, start: int = 0, stop: int = -1, *, buffer_bytes: int = LOCAL_BUFFER_BYTES
 ) -> io.BufferedReader:
-    """A file to be read in sequence from byte ``start`` to ``stop`` (-1: the end).
+    """Open a file to be read in sequence from byte ``start`` to ``stop`` (-1: the end).
 
     ``tell()`` and ``seek()`` count from the start of the whole file. At most ``buffer_bytes`` (local), or
     :data:`READ_AHEAD_BYTES` twice and what the network has under way (remote), are held.
@@ -366,7 +369,7 @@ class _RemoteRange(io.RawIOBase):
 
 
 def read_ranges(location: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """Bytes ``start`` to ``stop`` of the file at a URL for each of ``ranges``, asked for at once; fewer if it ends."""
+    """Read bytes ``start`` to ``stop`` of the file at a URL for each of ``ranges``, all at once; fewer if it ends."""
     import obstore
 
     asked = [each for each in ranges if each[0] < each[1]]
@@ -381,7 +384,7 @@ def read_ranges(location: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer
 
 
 def write(location: str, data: bytes | IO[bytes]) -> None:
-    """Stores ``data``, or what a file holds from its position on, at a URL; it is there wholly or not at all."""
+    """Store ``data``, or the rest of a file from its position on, at a URL; it is there wholly or not at all."""
     import obstore
 
     with _remote_errors(location):
@@ -390,7 +393,7 @@ def write(location: str, data: bytes | IO[bytes]) -> None:
 
 
 def delete(location: str) -> None:
-    """Removes the file at a URL.
+    """Remove the file at a URL.
 
     Raises:
         SourceNotFoundError: it does not exist, and the store is one that says so.
@@ -406,10 +409,10 @@ def delete(location: str) -> None:
 
 
 def list_folder(folder: str, *, recursive: bool) -> Iterable[Found]:
-    """Objects below a remote folder (a URL with its slash), in no order; without ``recursive`` those right in it.
+    """List objects below a remote folder (a URL with its slash), in no order; without ``recursive`` those right in it.
 
-    Millions come page by page. Only of a folder that has many files below it are those right in it asked for all at
-    once, as stores give no other choice; then some come twice.
+    Millions come page by page. Only if a folder has many files below it are those right in it asked for all at once, as
+    stores give no other choice; then some come twice.
     """
     import obstore
 

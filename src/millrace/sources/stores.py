@@ -1,4 +1,4 @@
-"""Object stores as this process's environment describes them, and their errors as millrace's.
+"""Object store clients as this process's environment describes them, and their errors as millrace's.
 
 One client a bucket or host is kept for as long as the settings in the environment are what they were when it was made,
 and it works: whoever corrects an endpoint or a key is heard by the next read.
@@ -27,12 +27,12 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 class Provider(NamedTuple):
-    """What can be said of a kind of object store.
+    """Kind of object store, for messages.
 
     Attributes:
         name: in plain words.
         endpoints: environment variables that name another server than the provider's own.
-        details: environment variables that say more of where is looked, by what they are.
+        details: environment variables that narrow the location down, such as a region, with a word for each.
         credentials: what to set, in words.
     """
 
@@ -57,11 +57,11 @@ PROVIDERS = {
         "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     ),
 }
-"""By scheme, the stores that have buckets."""
+"""Providers of stores that have buckets, by scheme."""
 
 
 class AccessDeniedError(SourceError):
-    """To be told apart: a store answers so for a missing file too, if one may not list."""
+    """Access was denied; a class of its own, as a store answers so for a missing file too, if one may not list."""
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ _runtime_pid = 0
 
 
 def store_of(scheme: str, name: str) -> Any:
-    """The client of a bucket (``s3``, ``gs``, ``az``), of a web server's root, or ``memory`` for this process's own.
+    """Client of a bucket (``s3``, ``gs``, ``az``), of a web server's root, or ``memory`` for this process's own.
 
     Raises:
         SourceError: this process was forked after its parent had read from a store.
@@ -99,7 +99,7 @@ def _memory() -> Any:
 
 
 def _settings() -> list[str]:
-    """What of the environment the clients read when they are made."""
+    """Environment variables that the clients read when they are made."""
     return [
         f"{name}={os.environ.get(name)}"
         for name in os.environ
@@ -122,7 +122,7 @@ def _connect(scheme: str, name: str) -> Any:
 
 
 def _forget(scheme: str, name: str) -> None:
-    """Has the next read make a client anew, which looks at files of credentials again."""
+    """Drop a client, so that the next read makes a new one, which reads files of credentials again."""
     with _lock:
         for key in [key for key in _stores if key[:2] == (scheme, name)]:
             del _stores[key]
@@ -145,7 +145,7 @@ def _refuse_fork(pid: int) -> None:
 
 @contextlib.contextmanager
 def store_errors(location: str, scheme: str, name: str) -> Iterator[None]:
-    """Errors of the client of a store as millrace's, each with the location, who was asked, and what to do."""
+    """Raise errors of a store's client as millrace's, each with the location, who was asked, and what to do."""
     from obstore import exceptions
 
     try:
@@ -173,7 +173,7 @@ def _denied(location: str, scheme: str) -> SourceError:
 
 
 def _asked(scheme: str) -> str:
-    """Which server that was, and why that one; nothing where the location says it."""
+    """Name the server that was asked, and the reason; nothing where the location says it."""
     provider = PROVIDERS.get(scheme)
     if provider is None:
         return ""

@@ -1,4 +1,4 @@
-"""The headers of tar archives (ustar, GNU, pax), parsed at a tenth of the cost of :mod:`tarfile`."""
+"""Tar archive headers (ustar, GNU, pax), parsed at a tenth of the cost of :mod:`tarfile`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN = -1
 
 
 class Member(NamedTuple):
-    """A regular file in an archive: offset of its first header, its path, its size in bytes."""
+    """Regular file in an archive: offset of its first header, its path, its size in bytes."""
 
     offset: int
     name: str
@@ -28,10 +28,11 @@ class Member(NamedTuple):
 
 
 def members(stream: io.BufferedReader, location: str) -> Iterator[Member]:
-    """The regular files of an archive, in order, from a stream that stands at a header.
+    """List the regular files of an archive, in order, from a stream that stands at a header.
 
-    When a member is yielded the stream stands at its data; what the receiver leaves unread is hopped over. An archive
-    ends at a block of zeros or, as some writers leave it, with the file.
+    When a member is yielded the stream stands at its data; what the receiver leaves unread is skipped. An archive ends
+    at a
+    block of zeros or, as some writers leave it, with the file.
 
     Raises:
         SourceCorruptError: the file is no archive, damaged or truncated; with the byte of the member's header, and its
@@ -71,7 +72,7 @@ def members(stream: io.BufferedReader, location: str) -> Iterator[Member]:
 
 
 def _hop(stream: io.BufferedReader, end: int) -> bool:
-    """Moves to byte ``end``; False if the file ends before."""
+    """Seek to byte ``end``; False if the file ends before."""
     if stream.tell() == end:
         return True
     # The last byte is read, since seeking beyond the end of a file is no error.
@@ -80,7 +81,7 @@ def _hop(stream: io.BufferedReader, end: int) -> bool:
 
 
 def truncated(location: str, number: int, at: int) -> SourceCorruptError:
-    """The error for an archive that ends within member ``number``, whose header is at byte ``at``."""
+    """Make the error for an archive that ends within member ``number``, whose header is at byte ``at``."""
     if at == 0 and number == 0:
         return SourceCorruptError(f"{location} is truncated: it ends within its first member")
     member = "a member" if number < 0 else f"member {number}"
@@ -123,7 +124,7 @@ def _name(header: bytes) -> str:
 def _read_extension(
     stream: io.BufferedReader, kind: bytes, size: int, extensions: dict[str, str], location: str, number: int
 ) -> None:
-    """Reads what GNU ("L") and pax ("x") headers say about the next member; others are left unread."""
+    """Read what GNU ("L") and pax ("x") headers say about the next member; others are left unread."""
     if kind not in b"Lx":
         return
     at = stream.tell()

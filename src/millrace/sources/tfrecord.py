@@ -1,4 +1,4 @@
-"""TFRecord files: again and again length (u64), masked CRC of it (u32), data, masked CRC of them (u32), little-endian.
+"""TFRecord source. A record is length (u64), masked CRC of it (u32), data, masked CRC of them (u32), little-endian.
 
 Local uncompressed files are cut into pieces by hopping from header to header. Remote files are cut if an index made by
 ``tfrecord2idx`` (lines of ``offset length``) lies next to them: ``a.tfrecord.idx``, ``a.idx``, or ``.index`` likewise;
@@ -35,12 +35,12 @@ _FRAME = _HEADER.size + _FOOTER.size
 _HEADERS_AT_ONCE = 4096
 _INDEX_BUFFER_BYTES = 8 << 10
 _DOUBTFUL_BYTES = 16 << 20
-"""A longer record's length is verified before memory is asked for; the others' by the chunk."""
+"""Size in bytes of a record above which its length is verified before memory is asked for; the others' by the chunk."""
 _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
 def list_source(node: FromTFRecords, seen: Seen = nobody, size: int | None = None) -> SplitTable:
-    """Pieces of about ``size`` bytes (None: by the amount of data), or whole files.
+    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
         SourceNotFoundError: no such file.
@@ -65,7 +65,7 @@ def list_source(node: FromTFRecords, seen: Seen = nobody, size: int | None = Non
 
 
 def open_source(node: FromTFRecords, table: SplitTable) -> _TFRecords:
-    """What reads the records."""
+    """Make the reader of the records."""
     return _TFRecords(node)
 
 
@@ -82,7 +82,7 @@ def _wbits(node: FromTFRecords, location: str) -> int:
 
 
 def _hop(file: Found) -> Iterator[int]:
-    """Where each record of a local file ends."""
+    """Find the end of each record of a local file."""
     headers: list[bytes] = []
     at, number = 0, 0
     with storage.open_range(file.location, buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
@@ -105,7 +105,7 @@ def _hop(file: Found) -> Iterator[int]:
 
 
 def _indexes(files: list[Found]) -> dict[str, list[int]]:
-    """Where records end, for those of the remote ``files`` that have an index beside them."""
+    """Find the ends of records, for those of the remote ``files`` that have an index beside them."""
     candidates: dict[str, Found] = {}
     for file in files:
         if storage.bare(file.location) != file.location:
@@ -167,7 +167,7 @@ class _TFRecords:
 
 
 class _Reader:
-    """Records of one split, one after the other; ``done`` of them are read or skipped."""
+    """Reader of the records of one split in order; ``done`` of them are read or skipped."""
 
     def __init__(self, stream: io.BufferedReader, split: Split) -> None:
         self.done = 0
@@ -177,7 +177,7 @@ class _Reader:
         self._crc = fast_crc32c()
 
     def skip(self, count: int) -> None:
-        """Hops over ``count`` records, reading their headers alone."""
+        """Skip ``count`` records, reading their headers alone."""
         headers: list[bytes] = []
         for _ in range(count):
             at = self._stream.tell()
@@ -200,7 +200,7 @@ class _Reader:
         self.done += len(headers)
 
     def take(self, count: int) -> list[bytes]:
-        """The next ``count`` records, or fewer at the end."""
+        """Read the next ``count`` records, or fewer at the end."""
         read = self._stream.read
         unpack = _HEADER.unpack
         records: list[bytes] = []
@@ -238,14 +238,14 @@ class _Reader:
                 raise SourceCorruptError(f"{self._location}, record {number}: the data do not match their checksum")
 
     def _fail(self, headers: list[bytes], partial: int) -> None:
-        """The file ends ``partial`` bytes into a record; if its header came, it is the last of ``headers``."""
+        """Raise that the file ends ``partial`` bytes into a record; if its header came, it is in ``headers``."""
         self._verify(headers)
         whole_headers = len(headers) - (partial >= _HEADER.size)
         raise _truncated(self._location, self._first + self.done + whole_headers, self._stream.tell() - partial)
 
 
 def _verify_lengths(location: str, headers: list[bytes], first: int) -> None:
-    """Checks the lengths of records ``first``, ``first + 1``, ... against their checksums."""
+    """Check the lengths of records ``first``, ``first + 1``, ... against their checksums."""
     if not headers:
         return
     table = np.frombuffer(b"".join(headers), dtype=np.uint8).reshape(-1, _HEADER.size)

@@ -1,4 +1,4 @@
-"""WebDataset shards: tar archives in which consecutive files of one name, up to the first dot, are one sample.
+"""WebDataset source: tar archives in which consecutive files of one name, up to the first dot, are one sample.
 
 Local ``.tar`` files are cut into pieces by hopping from header to header. Remote and compressed (``.tar.gz``, ``.tgz``)
 ones are one split each, whose number of samples only reading can tell.
@@ -28,7 +28,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 
 
 def list_source(node: FromWebDataset, seen: Seen = nobody, size: int | None = None) -> SplitTable:
-    """Pieces of about ``size`` bytes (None: by the amount of data), or whole files.
+    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
         SourceNotFoundError: no such file.
@@ -47,7 +47,7 @@ def list_source(node: FromWebDataset, seen: Seen = nobody, size: int | None = No
 
 
 def open_source(node: FromWebDataset, table: SplitTable) -> _WebDataset:
-    """What reads the samples."""
+    """Make the reader of the samples."""
     return _WebDataset()
 
 
@@ -56,7 +56,7 @@ def _compressed(location: str) -> bool:
 
 
 def _hop(file: Found) -> Iterator[int]:
-    """Where each sample of a local archive ends."""
+    """Find the end of each sample of a local archive."""
     key = None
     end = 0
     with storage.open_range(file.location, buffer_bytes=_INDEX_BUFFER_BYTES) as stream:
@@ -72,9 +72,9 @@ def _hop(file: Found) -> Iterator[int]:
 
 
 def split_name(path: str) -> tuple[str, str] | None:
-    """(key, field) of a member: its path up to the first dot of its last part, and the rest in lower case.
+    """Split a member's path into (key, field): up to the first dot of its last part, and the rest in lower case.
 
-    None if the member belongs to no sample: it has no dot, begins with one, or is WebDataset's own.
+    The result is None if the member belongs to no sample: it has no dot, begins with one, or is WebDataset's own.
     """
     dot = path.find(".", path.rfind("/") + 1)
     if dot <= 0 or path[dot - 1] == "/" or (path.startswith("__") and _META.match(path)):
@@ -111,7 +111,7 @@ class _WebDataset:
 
 
 def _samples(split: Split, start: int) -> Generator[dict[str, Any], None, None]:
-    """Samples from number ``start`` of the split on; of those before it only headers are read."""
+    """Read samples from number ``start`` of the split on; of those before it only headers are read."""
     stream = storage.open_range(split.location, split.start, split.stop)
     if _compressed(split.location):
         stream = inflated(stream, split.location, GZIP)

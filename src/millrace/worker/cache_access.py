@@ -131,7 +131,7 @@ class Caches:
         Raises:
             CacheError: it cannot be opened.
         """
-        from millrace.blocks.stores.block_store import open_store
+        from millrace.blocks.stores.open_store import open_store
 
         with self._lock:
             store = self._stores.get(path)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.blocks.stores import file_store
-from millrace.blocks.stores.block_store import open_store
+from millrace.blocks.stores.open_store import open_store
 from millrace.blocks.stores.file_store import DirectoryStore
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.blocks.stores.object_store import ObjectStore

@@ -1,4 +1,4 @@
-"""Blocks in a folder of any file system that is mounted: a local disk, NFS, GlusterFS."""
+"""File store: blocks in a folder of any mounted file system, such as a local disk, NFS or GlusterFS."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ from millrace.private_folder import make_private, private
 _DRAFTS = ".drafts"
 _POINT = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
 _MOST_RANGES = 512
-"""Of one read: systems take 1,024 buffers, and between two ranges may be some bytes that are skipped."""
+"""Most ranges of one read: systems take 1,024 buffers, and between two ranges may be some bytes that are skipped."""
 _SKIPPED = memoryview(bytearray(4 << 10))
-"""Where such bytes go. What precedes the one element of a message is no more, and a call costs more than they do."""
+"""Destination of the bytes between ranges. The head before the one element of a message is no longer, and a call costs
+more than they do."""
 _WRITTEN_BYTES = 2 << 20
-"""Written at once, and from multiples of it on: systems then keep a file in pages of that size, if they can, which are
-found, mapped and undone as one."""
+"""Bytes to write at once, at multiples of it: systems then keep a file in pages of that size, if they can, which are
+mapped and unmapped as one."""
 _MAPPED_BYTES = 1 << 20
-"""From so many on it costs less to map than to copy (some 40 us; half of it to make a mapping and to undo it)."""
+"""Bytes from which it costs less to map than to copy (some 40 us; half of it to make a mapping and to undo it)."""
 _COPIED_BYTES = 80 << 10
-"""Of messages no longer than this, which hold several elements, each is copied anyway."""
+"""Largest bytes of messages that hold several elements; each of their elements is copied anyway."""
 
 
 class DirectoryStore:
-    """A :class:`~millrace.blocks.stores.block_store.BlockStore` in a folder, with a folder for each point.
+    """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) in a folder, with a folder for each point.
 
-    A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So what a
-    process of this host left behind when it died can be told from what another one is writing, and is removed when
-    the store is opened.
+    A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So the drafts
+    of
+    a process of this host that died can be told from those that another one is writing, and are removed when the store
+    is
+    opened.
 
     Args:
         path: of the folder; it is made if it isn't there, and becomes its owner's alone, unless it holds other files.
@@ -66,7 +69,7 @@ class DirectoryStore:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Removes drafts whose writer on this host is gone."""
+        """Remove drafts whose writer on this host is gone."""
         for name in os.listdir(self._drafts):
             if name.rsplit(".", 2)[0] != platform.node():
                 continue
@@ -77,7 +80,7 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[_Draft]:
-        """A new draft: a file in the folder for drafts."""
+        """Begin a draft: a file in the folder for drafts."""
         draft = _Draft(self.location, self._drafts, durable=self._durable)
         try:
             yield draft
@@ -85,12 +88,12 @@ class DirectoryStore:
             draft.discard()
 
     def open(self, point: str, name: str) -> _Block:
-        """The block; it holds one file descriptor, and can be read when it has been deleted."""
+        """Open the block; it holds one file descriptor, and can be read when it has been deleted."""
         checked(point, name)
         return _Block(name, os.path.join(self.location, point, name))
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
-        """Bytes of each block as (point, name)."""
+        """List the bytes of each block as (point, name)."""
         with _errors(self.location):
             points = [each for each in os.listdir(self.location) if NAME.fullmatch(each)] if point is None else [point]
             checked(*points)
@@ -107,14 +110,14 @@ class DirectoryStore:
                         yield entry.name, entry.stat(follow_symlinks=False).st_size
 
     def delete(self, point: str, name: str) -> None:
-        """Removes a block, if it is there."""
+        """Remove a block, if it is there."""
         checked(point, name)
         path = os.path.join(self.location, point, name)
         with _errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
     def free_bytes(self) -> int | None:
-        """What the file system has left for this user."""
+        """Bytes that the file system has left for this user."""
         with _errors(self.location):
             found = os.statvfs(self.location)
         return found.f_bavail * found.f_frsize
@@ -144,7 +147,7 @@ class _Draft:
             self._flush(self._count - self._count % _WRITTEN_BYTES)
 
     def _flush(self, count: int) -> None:
-        """Writes so many of the bytes that wait."""
+        """Write ``count`` of the bytes that wait."""
         self._count -= count
         while count:
             some = list(itertools.islice(self._waiting, _MOST_RANGES))
@@ -210,7 +213,7 @@ class _Block:
         return found
 
     def _together(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
-        """What lies side by side, or nearly so, in one call; cut to what there is."""
+        """Read adjacent or nearly adjacent ranges in one call; cut to what there is."""
         begin, end = ranges[0][0], ranges[-1][1]
         large = end - begin >= _MAPPED_BYTES and max(stop - start for start, stop in ranges) > _COPIED_BYTES
         if large and self._stays and not any(start % ALIGNMENT for start, _ in ranges):
@@ -235,7 +238,7 @@ class _Block:
         ]
 
     def _rest(self, buffer: Bytes, start: int, count: int) -> Bytes:
-        """The buffer of which so many bytes were read, with what is still missing, if there is any."""
+        """Complete a buffer of which ``count`` bytes were read, if more can be read."""
         while count < len(buffer) and (more := os.preadv(self._file.fd, [buffer.data[count:]], start + count)):
             count += more
         return buffer[:count]
@@ -256,7 +259,7 @@ class _Block:
 
 
 def _opened(path: str) -> int:
-    """Opens a file to be read. What somebody has put in its place, be it a pipe nobody writes to, holds nobody up."""
+    """Open a file to be read; whatever else lies in its place, such as a pipe without a writer, does not block."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -274,7 +277,7 @@ def _sync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def _errors(path: str) -> Iterator[None]:
-    """The system's errors as millrace's, with the path and what to do."""
+    """Raise the system's errors as millrace's, with the path and what to do."""
     try:
         yield
     except MillraceError:

@@ -1,4 +1,4 @@
-"""Blocks in this process's memory."""
+"""Memory store: blocks in this process's memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.errors import BlockMissingError, StoreFullError
 
 
 class MemoryStore:
-    """A :class:`~millrace.blocks.stores.block_store.BlockStore` whose blocks are gone with it.
+    """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) whose blocks are gone with it.
 
     Args:
         capacity: bytes of all blocks, drafts included; None: no limit.
@@ -30,7 +30,7 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[_Draft]:
-        """A new draft; its bytes count as it grows."""
+        """Begin a draft; its bytes count as it grows."""
         draft = _Draft(self)
         try:
             yield draft
@@ -38,7 +38,7 @@ class MemoryStore:
             draft.discard()
 
     def open(self, point: str, name: str) -> _Block:
-        """The block; it stays as it is, whatever becomes of it in the store."""
+        """Open the block; it stays as it is, whatever becomes of it in the store."""
         checked(point, name)
         with self._lock:
             data = self._blocks.get((point, name))
@@ -48,22 +48,22 @@ class MemoryStore:
         return _Block(name, location, data)
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
-        """Bytes of each block as (point, name)."""
+        """List the bytes of each block as (point, name)."""
         with self._lock:
             return {key: len(data) for key, data in self._blocks.items() if point in (None, key[0])}
 
     def delete(self, point: str, name: str) -> None:
-        """Removes a block, if it is there."""
+        """Remove a block, if it is there."""
         checked(point, name)
         with self._lock:
             self._bytes -= len(self._blocks.pop((point, name), b""))
 
     def free_bytes(self) -> int | None:
-        """What is left of the capacity; None if it has none."""
+        """Bytes left of the capacity; None if it has none."""
         return None if self._capacity is None else self._capacity - self._bytes
 
     def take(self, size: int) -> None:
-        """Room for ``size`` more bytes of a draft."""
+        """Reserve ``size`` more bytes for a draft."""
         with self._lock:
             if self._capacity is not None and self._bytes + size > self._capacity:
                 raise StoreFullError(
@@ -72,13 +72,13 @@ class MemoryStore:
             self._bytes += size
 
     def put(self, key: tuple[str, str], data: bytes) -> None:
-        """Publishes what a draft has taken room for."""
+        """Publish the bytes that a draft has reserved."""
         with self._lock:
             self._bytes -= len(self._blocks.get(key, b""))
             self._blocks[key] = data
 
     def release(self, size: int) -> None:
-        """Gives back the room of a draft."""
+        """Give back the bytes that a draft has reserved."""
         with self._lock:
             self._bytes -= size
 

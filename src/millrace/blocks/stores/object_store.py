@@ -1,4 +1,4 @@
-"""Blocks in an object store."""
+"""Object store: blocks under a URL."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from millrace.sources import storage
 
 
 class ObjectStore:
-    """A :class:`~millrace.blocks.stores.block_store.BlockStore` under a URL.
+    """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) under a URL.
 
-    What a block is called is known when it is complete, and objects cannot be renamed. So a draft is a temporary file
-    without a name (in ``TMPDIR``), which is uploaded when it is published.
+    The name of a block is known when it is complete, and objects cannot be renamed. So a draft is a temporary file
+    without
+    a name (in ``TMPDIR``), which is uploaded when it is published.
 
     Args:
         location: ``s3://``, ``gs://`` or ``az://`` with a bucket, and a prefix if wanted; or ``memory://PREFIX``.
@@ -43,14 +44,14 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[_Draft]:
-        """A new draft: a temporary file."""
+        """Begin a draft: a temporary file."""
         with _spooling(self.location):
             file = tempfile.TemporaryFile()  # noqa: SIM115  # what happens in the context is not its matter
         with file:
             yield _Draft(self.location, file)
 
     def open(self, point: str, name: str) -> _Block:
-        """The block, whose size is asked for."""
+        """Open the block, whose size is asked for."""
         checked(point, name)
         location = f"{self.location}{point}/{name}"
         with _errors(location):
@@ -58,7 +59,7 @@ class ObjectStore:
         return _Block(name, location, found.size, found.version)
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
-        """Bytes of each block as (point, name)."""
+        """List the bytes of each block as (point, name)."""
         checked(*([] if point is None else [point]))
         folder = self.location if point is None else f"{self.location}{point}/"
         with _errors(folder):
@@ -71,14 +72,14 @@ class ObjectStore:
         }
 
     def delete(self, point: str, name: str) -> None:
-        """Removes a block, if it is there."""
+        """Remove a block, if it is there."""
         checked(point, name)
         location = f"{self.location}{point}/{name}"
         with _errors(location), contextlib.suppress(SourceNotFoundError):
             storage.delete(location)
 
     def free_bytes(self) -> int | None:
-        """None: object stores don't say."""
+        """Return None: object stores don't say."""
         return None
 
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from millrace.blocks.block_index import Catalog
-from millrace.blocks.stores.block_store import BlockStore, open_store
+from millrace.blocks.stores.block_store import BlockStore
+from millrace.blocks.stores.open_store import open_store
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache.cache_writer import Kept
 from millrace.engine.cache.cached_items import Point
