@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks.papers.report import main
 from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
 from millrace.blocks.stores.block_store import Block, BlockStore
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.object_store import ObjectStore
 from millrace.clusters.child_process import worker_environment
 from millrace.policies.caching.io_cost import TransferCost
@@ -114,7 +114,7 @@ def error(reads: list[dict[str, float]], by: str) -> float:
 def stores() -> Iterator[dict[str, tuple[BlockStore, bool]]]:
     """Each store by name, and whether it is read from its disk."""
     with contextlib.ExitStack() as stack:
-        folder = DirectoryStore(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-read-cost-")))
+        folder = FileStore(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-read-cost-")))
         found: dict[str, tuple[BlockStore, bool]] = {"folder": (folder, False), "folder, from disk": (folder, True)}
         if url := os.environ.get("MILLRACE_BENCH_STORE"):
             found["object store"] = ObjectStore(url), False

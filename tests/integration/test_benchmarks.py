@@ -15,7 +15,7 @@ from benchmarks.harness import FailedError, sample
 from benchmarks.papers import read_cost
 
 from millrace import LocalService
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 
 ROOT = Path(__file__).parents[2]
 SERVED = "millrace, embedded, 2 workers"
@@ -231,7 +231,7 @@ def test_papers(tmp_path: Path, paper: str, rows: int):
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_read_cost(tmp_path: Path, cold: bool):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     found = read_cost.compare(store, cold=cold, seconds=0.05, count=10, largest=1 << 20)
     assert sorted(each["bytes"] for each in found["reads"])[:: 10 - 1] == [4096, 1 << 20]
     assert all(each["seconds"] > 0 and each["predicted"] > 0 and each["learned"] > 0 for each in found["reads"])

@@ -123,10 +123,10 @@ def test_memory_is_passed_to_processes_of_the_same_user(theirs: Path):
 def test_a_folder_of_another_user_is_no_work_dir_and_no_cache(theirs: Path, tmp_path: Path):
     with pytest.raises(ServiceError, match=rf"work_dir .* cannot be used: it belongs to another user \(uid {NOBODY}\)"):
         WorkDir(str(theirs))
-    from millrace.blocks.stores.file_store import DirectoryStore
+    from millrace.blocks.stores.file_store import FileStore
 
     with pytest.raises(CacheError, match="it belongs to another user"):
-        DirectoryStore(str(theirs))
+        FileStore(str(theirs))
     (tmp_path / "link").symlink_to(theirs)
     with pytest.raises(ServiceError, match="belongs to another user"):
         WorkDir(str(tmp_path / "link"))

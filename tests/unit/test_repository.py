@@ -118,8 +118,6 @@ MODULES_TWICE = {
 _MIRROR = "the simulation's copy of a real one, until it drives the real one"
 _TO_COME = "a room whose names are still to be put in order"
 CLASSES_TWICE = {
-    "AccessDeniedError": _TO_COME,  # errors.py, sources
-    "Behind": _TO_COME,  # blocks, engine
     "Block": _TO_COME,  # blocks, policies, simulation
     "Caches": _TO_COME,  # control, worker
     "Call": _TO_COME,  # engine, wire
@@ -131,7 +129,6 @@ CLASSES_TWICE = {
     "Dispatcher": _MIRROR,  # dispatcher, simulation
     "Epoch": _TO_COME,  # control, engine, frameworks
     "Fleet": _MIRROR,  # dispatcher, simulation
-    "Found": _TO_COME,  # blocks, sources
     "Identity": _TO_COME,  # planning, wire
     "Job": _TO_COME,  # control, worker
     "Lane": _MIRROR,  # simulation, worker
@@ -145,7 +142,6 @@ CLASSES_TWICE = {
     "Pipeline": _TO_COME,  # engine, pipeline.py, simulation
     "Point": _TO_COME,  # engine, policies, policies
     "Rates": _TO_COME,  # client, policies
-    "Reads": _TO_COME,  # blocks, sources
     "Report": _TO_COME,  # simulation, simulation, simulation, wire
     "Store": _MIRROR,  # policies, simulation
     "Tally": _TO_COME,  # client, engine

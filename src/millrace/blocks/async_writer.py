@@ -13,13 +13,13 @@ from millrace.elements.encode_columns import Piece
 if TYPE_CHECKING:
     from millrace.blocks.stores.block_store import Draft
 
-_TOGETHER = 1 << 20
+_HANDOVER_BYTES = 1 << 20
 """Bytes that are handed to the thread at once: a handover costs as much as writing some kilobytes."""
 _UNDER_WAY = 8
 """Most handovers that may wait to be written."""
 
 
-class Behind:
+class AsyncWriter:
     """Draft (:class:`~millrace.blocks.stores.block_store.Draft`) written on another thread; for use by one thread.
 
     Args:
@@ -41,7 +41,7 @@ class Behind:
         """
         self._pieces.append(data)
         self._bytes += len(data)
-        if self._bytes >= _TOGETHER:
+        if self._bytes >= _HANDOVER_BYTES:
             self._hand_over()
             self._wait(_UNDER_WAY)
 
@@ -77,9 +77,9 @@ def _write(draft: Draft, pieces: list[Piece]) -> None:
 
 
 @contextmanager
-def behind(draft: Draft, threads: Executor) -> Iterator[Behind]:
+def write_async(draft: Draft, threads: Executor) -> Iterator[AsyncWriter]:
     """Write the draft on ``threads``; after the body nothing of it is written any more."""
-    made = Behind(draft, threads)
+    made = AsyncWriter(draft, threads)
     try:
         yield made
     finally:

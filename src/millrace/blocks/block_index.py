@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.blocks.block_keys import Keys, KeyTable
-from millrace.blocks.block_reader import BlockIndex, BlockReader, Reads, read_index
+from millrace.blocks.block_reader import BlockIndex, BlockReader, ReadCounter, read_index
 from millrace.blocks.stores.block_store import BlockStore
 from millrace.errors import CacheError
 
@@ -21,7 +21,7 @@ _OPEN_BLOCKS = 64
 """Most blocks kept open for the next item: each takes a descriptor, of which a process often has a thousand."""
 
 
-class Found(NamedTuple):
+class ItemLocations(NamedTuple):
     """Locations of n items, int64 of shape (n,) each.
 
     Attributes:
@@ -44,7 +44,7 @@ class _Part:
         self.item = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
 
 
-class Catalog:
+class PointIndex:
     """Index over the blocks of a point; thread-safe.
 
     Blocks that cannot be read are forgotten, and their items are not found any more: a cache loses nothing.
@@ -68,7 +68,7 @@ class Catalog:
         self._forgotten: set[int] = set()
         self._readers: OrderedDict[int, BlockReader] = OrderedDict()
         self._lost: list[str] = []
-        self.reads = Reads()
+        self.reads = ReadCounter()
 
     def learn(self, names: Iterable[str]) -> None:
         """Add these blocks by reading their indexes. Known ones are skipped."""
@@ -104,7 +104,7 @@ class Catalog:
         with self._lock:
             return set(self._numbers)
 
-    def find(self, keys: Keys) -> Found:
+    def find(self, keys: Keys) -> ItemLocations:
         """Locate items.
 
         Args:
@@ -120,9 +120,9 @@ class Catalog:
             rows = part.table.find(keys)
             there = rows >= 0
             block[there], item[there] = part.block[rows[there]], part.item[rows[there]]
-        return Found(block, item)
+        return ItemLocations(block, item)
 
-    def read(self, found: Found) -> list[list[Any] | None]:
+    def read(self, found: ItemLocations) -> list[list[Any] | None]:
         """Read the elements of each item; None if its block has gone, or was damaged."""
         elements: list[list[Any] | None] = [None] * len(found.block)
         numbers = set(found.block.tolist())
@@ -139,7 +139,7 @@ class Catalog:
                 elements[place] = item
         return elements
 
-    def lost(self) -> list[str]:
+    def take_lost(self) -> list[str]:
         """Take the names of blocks that should have been there and could not be read since the last call."""
         with self._lock:
             lost, self._lost = self._lost, []

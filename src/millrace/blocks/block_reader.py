@@ -29,7 +29,7 @@ _TAIL_BYTES = 64 << 10
 """Bytes to read from the end of a block at first: the index of some 3,000 items, so that one read is mostly enough."""
 
 
-class Seen:
+class MessageFacts:
     """Facts about the messages of one version of a block.
 
     Attributes:
@@ -77,7 +77,7 @@ class BlockIndex:
         self.offsets = _sums(np.frombuffer(index.sizes, "<u8"))
         self.lengths = np.frombuffer(index.lengths, "<u8")
         self.checksums = np.frombuffer(index.checksums, "<u4")
-        self.seen = Seen(None, len(self.checksums))
+        self.seen = MessageFacts(None, len(self.checksums))
         messages = {len(self.rows), len(self.offsets), len(self.lengths) + 1, len(self.checksums) + 1}
         if len(self.keys) != len(self.counts) or len(messages) > 1 or self.starts[-1] != self.rows[-1]:
             raise ValueError("its columns do not fit one another")
@@ -142,7 +142,7 @@ def read_index(block: Block, writer: str | None = None) -> BlockIndex:
     return index
 
 
-class Reads:
+class ReadCounter:
     """Counter of reads of blocks; time in which several reads were under way counts once. Thread-safe.
 
     So the throughput is the store's, however many threads read at once.
@@ -202,9 +202,9 @@ class BlockReader:
         As :func:`read_index`.
     """
 
-    def __init__(self, block: Block, index: BlockIndex | None = None, reads: Reads | None = None) -> None:
+    def __init__(self, block: Block, index: BlockIndex | None = None, reads: ReadCounter | None = None) -> None:
         self._block = block
-        self._reads = reads or Reads()
+        self._reads = reads or ReadCounter()
         self.index = read_index(block) if index is None else index
 
     def read(self, items: Sequence[int] | npt.NDArray[np.int64]) -> list[list[Any]]:
@@ -339,11 +339,11 @@ class BlockReader:
             found[place] = self._expanded(int(messages[place]), found[place], int(lengths[place]))
         return found
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> MessageFacts:
         """Facts about the block as it is now."""
         version, seen = self._block.version(), self.index.seen
         if version != seen.version:
-            seen = self.index.seen = Seen(version, len(seen.rows))
+            seen = self.index.seen = MessageFacts(version, len(seen.rows))
         return seen
 
     def _row(self, message: int, data: Bytes) -> RowLayout | None:

@@ -9,7 +9,7 @@ from millrace.functions.bundles import pack, unpack
 from millrace.functions.signature import describe
 from millrace.graph import serialize
 from millrace.graph.nodes import FromArrays, Graph, Node
-from millrace.sources.arrays import Arrays, opened
+from millrace.sources.arrays import Arrays, open_shipped
 
 
 def shared(graph: Graph) -> dict[str, SealedMemory]:
@@ -44,5 +44,5 @@ def ship(graph: Graph, sharding: object) -> tuple[bytes, bytes]:
 
 def unship(structure: bytes, bundle: bytes, memories: Mapping[str, SealedMemory]) -> Node:
     """The last node of the graph. Runs the user's code."""
-    values = opened(unpack(bundle), lambda digest: memories[digest].view())
+    values = open_shipped(unpack(bundle), lambda digest: memories[digest].view())
     return serialize.unpack(structure, values).root

@@ -8,7 +8,7 @@ from typing import cast
 from millrace.graph import nodes
 from millrace.graph.nodes import Node
 from millrace.planning.split_table import SplitTable
-from millrace.sources.source import PositionSource, Seen, SequentialSource, SourceType, nobody
+from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, SourceType, ignore_progress
 
 _MODULES: dict[type[Node], str] = {
     nodes.Range: "millrace.sources.ranges",
@@ -22,7 +22,7 @@ _MODULES: dict[type[Node], str] = {
 }
 
 
-def list_source(node: Node, seen: Seen = nobody) -> SplitTable:
+def list_source(node: Node, seen: ListingProgress = ignore_progress) -> SplitTable:
     """List a source: look at its data (paths, sizes, footers, indexes) and cut it into splits.
 
     Args:

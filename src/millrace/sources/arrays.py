@@ -21,7 +21,7 @@ from millrace.errors import PipelineError, ShippingError
 from millrace.graph.nodes import FromArrays
 from millrace.ops.stacking import rebuild
 from millrace.planning.split_table import SplitTable, positions_table
-from millrace.sources.source import Seen, nobody
+from millrace.sources.source import ListingProgress, ignore_progress
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ _ALIGNMENT = 64
 _PIECE_BYTES = 4 << 20
 
 
-def list_source(node: FromArrays, _seen: Seen = nobody) -> SplitTable:
+def list_source(node: FromArrays, _seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per row."""
     return positions_table(node.count)
 
@@ -40,7 +40,7 @@ def open_source(node: FromArrays, table: SplitTable) -> Arrays:
     return arrays
 
 
-class Shape:
+class ArrayLayout:
     """Layout of arrays in one piece of memory, and of elements in their rows.
 
     Attributes:
@@ -73,7 +73,7 @@ class ShippedArrays:
         digest: of the memory that holds them.
     """
 
-    def __init__(self, shape: Shape, digest: str) -> None:
+    def __init__(self, shape: ArrayLayout, digest: str) -> None:
         self._shape, self.digest = shape, digest
 
     def opened(self, memory: Bytes) -> Arrays:
@@ -81,7 +81,7 @@ class ShippedArrays:
         return Arrays(self._shape.structure, self._shape.views(memory))
 
 
-def opened(values: Sequence[Any], memory: Callable[[str], Bytes]) -> list[Any]:
+def open_shipped(values: Sequence[Any], memory: Callable[[str], Bytes]) -> list[Any]:
     """Replace shipped arrays among the values of a bundle by the arrays; ``memory`` returns memory by digest."""
     return [each.opened(memory(each.digest)) if isinstance(each, ShippedArrays) else each for each in values]
 
@@ -111,9 +111,9 @@ class Arrays:
         return _elements(self.structure, [_rows(array, positions) for array in self.arrays], len(positions))
 
     @functools.cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> ArrayLayout:
         """Layout of the arrays in shared memory."""
-        return Shape(self.structure, self.arrays)
+        return ArrayLayout(self.structure, self.arrays)
 
     def contents(self) -> str:
         """Hash the contents: the same for the same arrays in any process. The arrays are read once."""

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from millrace.planning.split_table import Files, stamp_of
-from millrace.sources.storage import Found
+from millrace.sources.storage import FileInfo
 
 _RUN = b"\0"
 """Mark before files of a folder that were found one right after the other. No name has this byte, nor a slash."""
@@ -29,7 +29,7 @@ class FileList:
         self._sizes, self._stamps = array("q"), array("Q")
         self._latest: tuple[str, bytearray] | None = None
 
-    def add(self, file: Found) -> None:
+    def add(self, file: FileInfo) -> None:
         """Add a file."""
         cut = file.location.rfind("/") + 1
         folder = file.location[:cut]

@@ -12,10 +12,10 @@ from millrace.planning.columns import Strings
 from millrace.planning.split_table import SplitTable, table_of
 from millrace.sources import storage
 from millrace.sources.listing import expand_many
-from millrace.sources.source import Seen, nobody
+from millrace.sources.source import ListingProgress, ignore_progress
 
 
-def list_source(node: FromFiles, seen: Seen = nobody) -> SplitTable:
+def list_source(node: FromFiles, seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per file, with its size in bytes and its version."""
     return table_of(expand_many(node.patterns, seen))
 

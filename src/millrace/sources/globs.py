@@ -52,9 +52,7 @@ def prefixes(pattern: str) -> list[str]:
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern to match whole paths as :func:`glob.glob` does with ``recursive=True`` and hidden files left
-    out.
-    """
+    """Compile a pattern to match whole paths as ``glob.glob(recursive=True)`` does, leading dots only if asked for."""
     parts = pattern.split("/")
     pieces: list[str] = []
     for number, part in enumerate(parts):

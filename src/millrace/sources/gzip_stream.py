@@ -88,7 +88,7 @@ class _Inflated(io.RawIOBase):
         super().close()
 
 
-def inflated(stored: io.BufferedReader, location: str, wbits: int) -> io.BufferedReader:
+def inflate(stored: io.BufferedReader, location: str, wbits: int) -> io.BufferedReader:
     """Inflate ``stored`` as it is read; closing the result closes ``stored``.
 
     Raises:

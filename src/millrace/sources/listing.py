@@ -13,8 +13,8 @@ from millrace.planning.split_table import Files, SplitTable, stamp_of
 from millrace.sources import globs as language
 from millrace.sources import storage
 from millrace.sources.file_list import FileList
-from millrace.sources.source import Seen, nobody
-from millrace.sources.storage import Found
+from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.storage import FileInfo
 
 _LOOKED_AT = 1000
 _AT_ONCE = 1024
@@ -24,7 +24,7 @@ _TOLD = 256
 T = TypeVar("T")
 
 
-def expand(patterns: Sequence[str]) -> list[Found]:
+def expand(patterns: Sequence[str]) -> list[FileInfo]:
     """Expand paths, URLs and patterns to files: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.globs`; a path that
@@ -37,15 +37,17 @@ def expand(patterns: Sequence[str]) -> list[Found]:
         PipelineError: there is no pattern, or one is none that can be read.
         SourceNotFoundError: a path does not exist, or a pattern matches nothing; says how far it matched.
     """
-    return list(_each(patterns, _in_order, nobody))
+    return list(_each(patterns, _in_order, ignore_progress))
 
 
-def expand_many(patterns: Sequence[str], seen: Seen) -> Iterator[Files]:
+def expand_many(patterns: Sequence[str], seen: ListingProgress) -> Iterator[Files]:
     """Expand as :func:`expand` does, without an object per file; ``seen`` is called as files are looked at."""
     return _each(patterns, _by_folder, seen)
 
 
-def _each(patterns: Sequence[str], collect: Callable[[Iterator[Found]], Iterable[T]], seen: Seen) -> Iterator[T]:
+def _each(
+    patterns: Sequence[str], collect: Callable[[Iterator[FileInfo]], Iterable[T]], seen: ListingProgress
+) -> Iterator[T]:
     """Apply ``collect`` to the files that each name stands for, which come in no order."""
     if not patterns:
         raise PipelineError("No files given: the list of paths is empty. Give a path, a pattern, or a list of them")
@@ -60,12 +62,12 @@ def _each(patterns: Sequence[str], collect: Callable[[Iterator[Found]], Iterable
             yield from found
 
 
-def _in_order(found: Iterator[Found]) -> list[Found]:
+def _in_order(found: Iterator[FileInfo]) -> list[FileInfo]:
     by_location = {file.location.encode("utf-8", "surrogateescape"): file for file in found}
     return [by_location[location] for location in sorted(by_location)]
 
 
-def _by_folder(found: Iterator[Found]) -> Iterable[Files]:
+def _by_folder(found: Iterator[FileInfo]) -> Iterable[Files]:
     some = list(islice(found, 2))
     if len(some) == 1:  # a path, of which there may be millions
         ((location, size, version),) = some
@@ -101,7 +103,7 @@ def _names(pattern: str) -> Iterator[str]:
     yield from [pattern] if literal else language.expand_braces(pattern)
 
 
-def _resolve(name: str, seen: Seen) -> Iterator[Found]:
+def _resolve(name: str, seen: ListingProgress) -> Iterator[FileInfo]:
     """Find the file, or the files that match a pattern, in no order and some perhaps twice."""
     if storage.is_remote(name):
         http = storage.scheme_of(name).startswith("http")
@@ -124,7 +126,7 @@ def _resolve(name: str, seen: Seen) -> Iterator[Found]:
         raise SourceNotFoundError(f"{path} does not exist: {_reach_local(path)}") from error
 
 
-def _http(url: str) -> Found:
+def _http(url: str) -> FileInfo:
     # "?" begins a query here; the rest cannot be meant as anything but a pattern if the file is not there.
     try:
         return storage.stat(url)
@@ -139,7 +141,7 @@ def _http(url: str) -> Found:
 # -- local -------------------------------------------------------------------------------------------------------------
 
 
-def _match_local(pattern: str, seen: Seen) -> Iterator[Found]:
+def _match_local(pattern: str, seen: ListingProgress) -> Iterator[FileInfo]:
     count, folders = 0, False
     for path in glob.iglob(pattern, recursive=True):
         try:
@@ -177,12 +179,12 @@ def _reach_local(pattern: str) -> str:
 # -- object stores -----------------------------------------------------------------------------------------------------
 
 
-def _match_remote(pattern: str, seen: Seen) -> Iterator[Found]:
+def _match_remote(pattern: str, seen: ListingProgress) -> Iterator[FileInfo]:
     folder = language.fixed_folder(pattern)
     rest = pattern[len(folder) :]
     match = language.compile_glob(rest).match
     folders: set[str] = set()
-    empty: list[Found] = []
+    empty: list[FileInfo] = []
     count = 0
     for file in storage.list_folder(folder, recursive="/" in rest or "**" in rest):
         above = file.location.rpartition("/")[0]

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from millrace.errors import ElementError, PipelineError
 from millrace.graph.nodes import FromMapStyle, Opaque
 from millrace.planning.split_table import SplitTable, positions_table
-from millrace.sources.source import Seen, nobody
+from millrace.sources.source import ListingProgress, ignore_progress
 
 
-def list_source(node: FromMapStyle, _seen: Seen = nobody) -> SplitTable:
+def list_source(node: FromMapStyle, _seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one position per item."""
     return positions_table(node.count)
 

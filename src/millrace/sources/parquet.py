@@ -20,8 +20,8 @@ from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
 from millrace.sources.listing import expand
 from millrace.sources.rows import to_rows
-from millrace.sources.source import Seen, nobody
-from millrace.sources.storage import Found
+from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.storage import FileInfo
 
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 64 << 10
@@ -31,7 +31,7 @@ _FOOTERS_KEPT = 8
 _FOOTER_BYTES = 64 << 10
 
 
-def list_source(node: FromParquet, seen: Seen = nobody) -> SplitTable:
+def list_source(node: FromParquet, seen: ListingProgress = ignore_progress) -> SplitTable:
     """List one split per row group that has rows, from the files' footers.
 
     Raises:
@@ -41,7 +41,7 @@ def list_source(node: FromParquet, seen: Seen = nobody) -> SplitTable:
     """
     files = expand(node.patterns)
 
-    def look(file: Found) -> list[Split]:
+    def look(file: FileInfo) -> list[Split]:
         _, metadata = _footer(file.location, file.version)
         _check_columns(node, file.location, metadata)
         seen(1)
@@ -57,7 +57,7 @@ def open_source(node: FromParquet, table: SplitTable) -> _Parquet:
     return _Parquet(node)
 
 
-def _splits(file: Found, metadata: Any) -> Iterator[Split]:
+def _splits(file: FileInfo, metadata: Any) -> Iterator[Split]:
     first = 0
     for group in range(metadata.num_row_groups):
         about = metadata.row_group(group)

@@ -8,12 +8,12 @@ import numpy.typing as npt
 from millrace.elements.tree import NumberList
 from millrace.graph.nodes import Range
 from millrace.planning.split_table import SplitTable, positions_table
-from millrace.sources.source import Seen, nobody
+from millrace.sources.source import ListingProgress, ignore_progress
 
 _INT64_SAFE = 1 << 62
 
 
-def list_source(node: Range, _seen: Seen = nobody) -> SplitTable:
+def list_source(node: Range, _seen: ListingProgress = ignore_progress) -> SplitTable:
     """List as many positions as the range has numbers."""
     return positions_table(len(range(node.start, node.stop, node.step)))
 

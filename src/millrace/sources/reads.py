@@ -60,7 +60,7 @@ class _Queue:
                 self.positions.extend(units.tolist())
 
 
-class Reads:
+class ReadScheduler:
     """Scheduler of the reads of one source in one process, for all tasks that run there. Thread-safe.
 
     Args:
@@ -112,7 +112,7 @@ class Reads:
             self._expected = {**others, **ours}
             self._begin_more()
 
-    def stream(self, owner: Hashable, key: Key, feed: Iterator[Array]) -> Stream:
+    def stream(self, owner: Hashable, key: Key, feed: Iterator[Array]) -> ReadStream:
         """Begin a task that will ask for the positions of ``feed``, in this order; close what is returned."""
         queue = _Queue(feed)
         queue.top_up()
@@ -128,7 +128,7 @@ class Reads:
                         queue.positions.popleft()
             self._running.append(queue)
             self._begin_more()
-        return Stream(self, queue, self._read)
+        return ReadStream(self, queue, self._read)
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Reads:
                 queue.positions.clear()
 
 
-class Stream:
+class ReadStream:
     """Reads of one task; a context manager that lets go of what was not fetched.
 
     Attributes:
@@ -247,7 +247,7 @@ class Stream:
         cpu_s: of these, seconds of processor time.
     """
 
-    def __init__(self, reads: Reads, queue: _Queue, direct: Callable[[int], Any]) -> None:
+    def __init__(self, reads: ReadScheduler, queue: _Queue, direct: Callable[[int], Any]) -> None:
         self._reads, self._queue, self._direct = reads, queue, direct
         self.waited_s = self.reading_s = self.cpu_s = 0.0
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from millrace.planning.split_table import Split, SplitTable
 
-Seen = Callable[[int], None]
+ListingProgress = Callable[[int], None]
 """Callback of a listing: called with the number of files looked at since the last call, on any thread."""
 
 
-def nobody(_files: int) -> None:
+def ignore_progress(_files: int) -> None:
     """Ignore the progress of a listing."""
 
 
@@ -50,7 +50,7 @@ class SequentialSource(Protocol):
 class SourceType(Protocol):
     """Module of this package, one per format, listed in :mod:`millrace.sources`."""
 
-    def list_source(self, node: Any, seen: Seen) -> SplitTable:
+    def list_source(self, node: Any, seen: ListingProgress) -> SplitTable:
         """List a source: look at its data (paths, sizes, footers, indexes) and cut it into splits.
 
         ``seen`` is told of each file once, when it was looked at; that may be on several threads.

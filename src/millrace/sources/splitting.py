@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millrace.planning.split_table import Split
-from millrace.sources.storage import Found
+from millrace.sources.storage import FileInfo
 
 _PIECE_BYTES = 4 << 20
 """Size in bytes of a piece, at which the cost of opening it is negligible."""
@@ -14,15 +14,13 @@ _PIECES = 128
 """Number of pieces that little data is cut into, so that each task has several to mix."""
 
 
-def piece_bytes(files: Iterable[Found]) -> int:
+def piece_bytes(files: Iterable[FileInfo]) -> int:
     """Size in bytes that pieces of these files should have, about."""
     return min(_PIECE_BYTES, max(_SMALL_PIECE_BYTES, sum(file.size for file in files) // _PIECES))
 
 
-def cut(file: Found, ends: Iterable[int], size: int) -> list[Split]:
-    """Cut a file into splits of whole records, of ``size`` bytes or just above; ``ends`` has the records' ends in
-    bytes.
-    """
+def cut(file: FileInfo, ends: Iterable[int], size: int) -> list[Split]:
+    """Cut a file into splits of whole records, of ``size`` bytes or just above; ``ends`` are the records' ends."""
     splits: list[Split] = []
     start = end = first = count = 0
     for end in ends:
@@ -35,10 +33,10 @@ def cut(file: Found, ends: Iterable[int], size: int) -> list[Split]:
     return splits
 
 
-def _split(file: Found, start: int, end: int, first: int, count: int) -> Split:
+def _split(file: FileInfo, start: int, end: int, first: int, count: int) -> Split:
     return Split(file.location, start, end, first, count, end - start, file.version)
 
 
-def whole(file: Found) -> Split:
+def whole_file(file: FileInfo) -> Split:
     """Make one split of a whole file, whose number of records only reading can tell."""
     return Split(file.location, first_record=0, bytes=file.size, version=file.version)

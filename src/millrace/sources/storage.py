@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from millrace.errors import PipelineError, SourceError, SourceNotFoundError
-from millrace.sources.stores import AccessDeniedError, store_errors, store_of
+from millrace.sources.stores import StoreAccessDeniedError, store_errors, store_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -41,7 +41,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Found(NamedTuple):
+class FileInfo(NamedTuple):
     """File of a listing: its location, its size in bytes, and its version.
 
     The version is an etag, or mtime and size; it is empty if the store gives neither.
@@ -164,7 +164,7 @@ def concurrently(function: Callable[[T], R], items: list[T], threads: int = _REQ
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def stat(location: str) -> Found:
+def stat(location: str) -> FileInfo:
     """Look up the size and version of one file.
 
     Raises:
@@ -179,7 +179,7 @@ def stat(location: str) -> Found:
         return _found(location, obstore.head(store, key))
 
 
-def stat_local(path: str) -> Found:
+def stat_local(path: str) -> FileInfo:
     """Look up a path as :func:`stat` does."""
     try:
         info = os.stat(path)
@@ -188,20 +188,20 @@ def stat_local(path: str) -> Found:
             raise
     if S_ISDIR(info.st_mode):
         raise SourceNotFoundError(f"{path} is a folder; for the files in it write {os.path.join(path, '*')!r}")
-    return Found(path, info.st_size, f"{info.st_mtime_ns}-{info.st_size}")
+    return FileInfo(path, info.st_size, f"{info.st_mtime_ns}-{info.st_size}")
 
 
-def _found(location: str, meta: Any) -> Found:
-    return Found(location, meta["size"], meta["e_tag"] or f"{meta['last_modified']:%Y%m%d%H%M%S}-{meta['size']}")
+def _found(location: str, meta: Any) -> FileInfo:
+    return FileInfo(location, meta["size"], meta["e_tag"] or f"{meta['last_modified']:%Y%m%d%H%M%S}-{meta['size']}")
 
 
-def existing(locations: list[str]) -> list[Found]:
+def existing(locations: list[str]) -> list[FileInfo]:
     """Find those of ``locations`` that exist and may be read, in order; remote ones are asked for at once."""
 
-    def look(location: str) -> Found | None:
+    def look(location: str) -> FileInfo | None:
         try:
             return stat(location)
-        except (SourceNotFoundError, AccessDeniedError):
+        except (SourceNotFoundError, StoreAccessDeniedError):
             return None
 
     remote = any(is_remote(location) for location in locations)
@@ -408,7 +408,7 @@ def delete(location: str) -> None:
 # -- listing -----------------------------------------------------------------------------------------------------------
 
 
-def list_folder(folder: str, *, recursive: bool) -> Iterable[Found]:
+def list_folder(folder: str, *, recursive: bool) -> Iterable[FileInfo]:
     """List objects below a remote folder (a URL with its slash), in no order; without ``recursive`` those right in it.
 
     Millions come page by page. Only if a folder has many files below it are those right in it asked for all at once, as

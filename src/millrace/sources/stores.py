@@ -60,7 +60,7 @@ PROVIDERS = {
 """Providers of stores that have buckets, by scheme."""
 
 
-class AccessDeniedError(SourceError):
+class StoreAccessDeniedError(SourceError):
     """Access was denied; a class of its own, as a store answers so for a missing file too, if one may not list."""
 
 
@@ -169,7 +169,7 @@ def store_errors(location: str, scheme: str, name: str) -> Iterator[None]:
 def _denied(location: str, scheme: str) -> SourceError:
     provider = PROVIDERS.get(scheme)
     advice = f". Credentials come from the environment: {provider.credentials}" if provider is not None else ""
-    return AccessDeniedError(f"{location}: access denied{_asked(scheme)}{advice}")
+    return StoreAccessDeniedError(f"{location}: access denied{_asked(scheme)}{advice}")
 
 
 def _asked(scheme: str) -> str:

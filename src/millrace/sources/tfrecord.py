@@ -23,11 +23,11 @@ from millrace.graph.nodes import FromTFRecords
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
-from millrace.sources.gzip_stream import GZIP, ZLIB, inflated
+from millrace.sources.gzip_stream import GZIP, ZLIB, inflate
 from millrace.sources.listing import expand
-from millrace.sources.source import Seen, nobody
-from millrace.sources.splitting import cut, piece_bytes, whole
-from millrace.sources.storage import Found
+from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.splitting import cut, piece_bytes, whole_file
+from millrace.sources.storage import FileInfo
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -39,7 +39,7 @@ _DOUBTFUL_BYTES = 16 << 20
 _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
-def list_source(node: FromTFRecords, seen: Seen = nobody, size: int | None = None) -> SplitTable:
+def list_source(node: FromTFRecords, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
     """List pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
@@ -53,13 +53,13 @@ def list_source(node: FromTFRecords, seen: Seen = nobody, size: int | None = Non
     splits: list[Split] = []
     for file in files:
         if _wbits(node, file.location):
-            splits.append(whole(file))
+            splits.append(whole_file(file))
         elif not storage.is_remote(file.location):
             splits.extend(cut(file, _hop(file), size))
         elif ends := indexes.get(file.location):
             splits.extend(cut(file, ends, size))
         else:
-            splits.append(whole(file))
+            splits.append(whole_file(file))
         seen(1)
     return splits_table(splits)
 
@@ -81,7 +81,7 @@ def _wbits(node: FromTFRecords, location: str) -> int:
 # -- listing -----------------------------------------------------------------------------------------------------------
 
 
-def _hop(file: Found) -> Iterator[int]:
+def _hop(file: FileInfo) -> Iterator[int]:
     """Find the end of each record of a local file."""
     headers: list[bytes] = []
     at, number = 0, 0
@@ -104,9 +104,9 @@ def _hop(file: Found) -> Iterator[int]:
     _verify_lengths(file.location, headers, number)
 
 
-def _indexes(files: list[Found]) -> dict[str, list[int]]:
+def _indexes(files: list[FileInfo]) -> dict[str, list[int]]:
     """Find the ends of records, for those of the remote ``files`` that have an index beside them."""
-    candidates: dict[str, Found] = {}
+    candidates: dict[str, FileInfo] = {}
     for file in files:
         if storage.bare(file.location) != file.location:
             continue  # a signature is good for one file
@@ -121,7 +121,7 @@ def _indexes(files: list[Found]) -> dict[str, list[int]]:
     return ends
 
 
-def _parse_index(text: bytes, file: Found, location: str) -> list[int]:
+def _parse_index(text: bytes, file: FileInfo, location: str) -> list[int]:
     try:
         numbers = np.array([int(word) for word in text.split()], dtype=np.int64).reshape(-1, 2)
     except (ValueError, OverflowError):
@@ -152,7 +152,7 @@ class _TFRecords:
             return
         stream = storage.open_range(split.location, split.start, split.stop)
         if wbits := _wbits(self._node, split.location):
-            stream = inflated(stream, split.location, wbits)
+            stream = inflate(stream, split.location, wbits)
         with contextlib.closing(stream):
             reader = _Reader(stream, split)
             reader.skip(start)

@@ -15,11 +15,11 @@ from millrace.errors import SourceCorruptError
 from millrace.graph.nodes import FromWebDataset
 from millrace.planning.split_table import Split, SplitTable, splits_table
 from millrace.sources import storage
-from millrace.sources.gzip_stream import GZIP, inflated
+from millrace.sources.gzip_stream import GZIP, inflate
 from millrace.sources.listing import expand
-from millrace.sources.source import Seen, nobody
-from millrace.sources.splitting import cut, piece_bytes, whole
-from millrace.sources.storage import Found
+from millrace.sources.source import ListingProgress, ignore_progress
+from millrace.sources.splitting import cut, piece_bytes, whole_file
+from millrace.sources.storage import FileInfo
 from millrace.sources.tarfiles import members
 
 _INDEX_BUFFER_BYTES = 8 << 10
@@ -27,7 +27,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 """Paths that WebDataset keeps for itself."""
 
 
-def list_source(node: FromWebDataset, seen: Seen = nobody, size: int | None = None) -> SplitTable:
+def list_source(node: FromWebDataset, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
     """List pieces of about ``size`` bytes (None: by the amount of data), or whole files.
 
     Raises:
@@ -39,7 +39,7 @@ def list_source(node: FromWebDataset, seen: Seen = nobody, size: int | None = No
     splits: list[Split] = []
     for file in files:
         if storage.is_remote(file.location) or _compressed(file.location):
-            splits.append(whole(file))
+            splits.append(whole_file(file))
         else:
             splits.extend(cut(file, _hop(file), size))
         seen(1)
@@ -55,7 +55,7 @@ def _compressed(location: str) -> bool:
     return storage.bare(location).endswith((".gz", ".tgz"))
 
 
-def _hop(file: Found) -> Iterator[int]:
+def _hop(file: FileInfo) -> Iterator[int]:
     """Find the end of each sample of a local archive."""
     key = None
     end = 0
@@ -114,7 +114,7 @@ def _samples(split: Split, start: int) -> Generator[dict[str, Any], None, None]:
     """Read samples from number ``start`` of the split on; of those before it only headers are read."""
     stream = storage.open_range(split.location, split.start, split.stop)
     if _compressed(split.location):
-        stream = inflated(stream, split.location, GZIP)
+        stream = inflate(stream, split.location, GZIP)
     first = max(0, split.first_record)
     with contextlib.closing(stream):
         sample: dict[str, Any] = {}

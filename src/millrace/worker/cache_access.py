@@ -15,7 +15,7 @@ from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, K
 from millrace.protocol.messages import LeaseTask
 
 if TYPE_CHECKING:
-    from millrace.blocks.block_index import Catalog
+    from millrace.blocks.block_index import PointIndex
     from millrace.blocks.stores.block_store import BlockStore
     from millrace.engine.cache.cache_writer import Kept
     from millrace.engine.cache.cached_items import Point
@@ -37,7 +37,7 @@ class Using:
     """
 
     def __init__(
-        self, point: Point | None = None, kept: Kept | None = None, catalogs: Mapping[str, Catalog] | None = None
+        self, point: Point | None = None, kept: Kept | None = None, catalogs: Mapping[str, PointIndex] | None = None
     ) -> None:
         self.point, self.kept = point, kept
         self.catalogs = catalogs or {}
@@ -54,7 +54,7 @@ class Caches:
         """Of blocks; the dispatcher says it."""
         self._lock = threading.Lock()
         self._stores: dict[str, BlockStore] = {}
-        self._catalogs: dict[str, Catalog] = {}
+        self._catalogs: dict[str, PointIndex] = {}
         self._news: dict[str, list[str]] = {}
         self._failed: set[str] = set()
 
@@ -108,16 +108,16 @@ class Caches:
         kept = Kept(store, folder, use.room, self.compression, use.writer) if use.room and add else None
         return Using(point, kept, catalogs)
 
-    def _catalog(self, store: BlockStore, place: str, writer: str) -> Catalog:
+    def _catalog(self, store: BlockStore, place: str, writer: str) -> PointIndex:
         """What is known to lie at a place, its indexes read."""
-        from millrace.blocks.block_index import Catalog
+        from millrace.blocks.block_index import PointIndex
 
         _, folder, path = split_place(place)
         first = False
         with self._lock:
             catalog = self._catalogs.get(place)
             if catalog is None:
-                catalog = self._catalogs[place] = Catalog(store, folder, writer)
+                catalog = self._catalogs[place] = PointIndex(store, folder, writer)
                 first = True
             news, self._news[place] = self._news.get(place, []), []
         if first and path:  # of the user's own: the dispatcher does not list it
@@ -156,7 +156,7 @@ class Caches:
         with self._lock:  # the next run may begin before the dispatcher tells of them
             self._news.setdefault(place, []).extend(block.name for block in blocks)
         taken = [catalog.reads.take() for catalog in using.catalogs.values()]
-        lost = {place: names for place, catalog in using.catalogs.items() if (names := catalog.lost())}
+        lost = {place: names for place, catalog in using.catalogs.items() if (names := catalog.take_lost())}
         for where, names in lost.items():
             _logger.warning("%d blocks of cache point %s could not be read: their elements are made", len(names), where)
         used = CacheUsed(

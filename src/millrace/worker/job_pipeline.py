@@ -178,9 +178,9 @@ class Job:
         if self._unpacked is None:
             from millrace.functions import bundles
             from millrace.graph import serialize
-            from millrace.sources.arrays import opened
+            from millrace.sources.arrays import open_shipped
 
-            values = opened(bundles.unpack(self._fetch(self.spec.bundle)), self._share)
+            values = open_shipped(bundles.unpack(self._fetch(self.spec.bundle)), self._share)
             self._unpacked = serialize.unpack(self.spec.structure, values), values
         return self._unpacked
 

@@ -15,7 +15,7 @@ import pytest
 
 from millrace.blocks.block_reader import BlockReader
 from millrace.blocks.block_writer import BlockWriter
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.object_store import ObjectStore
 from millrace.errors import BlockMissingError, StoreFullError
 from millrace.testing.faulty_stores import POINT, BlockStoreSuite, get, put
@@ -99,7 +99,7 @@ def until(process: subprocess.Popen, word: str, count: int = 1) -> None:
 def test_a_writer_that_is_killed_leaves_whole_blocks_and_a_draft_that_goes(tmp_path, lines):
     with writing(tmp_path) as process:
         until(process, "wrote", lines)
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     assert os.listdir(tmp_path / ".drafts") == []
     for point, name in store.blocks():
         block = store.open(point, name)
@@ -115,7 +115,7 @@ def test_a_draft_of_a_living_process_stays(tmp_path):
         os.kill(process.pid, 19)  # SIGSTOP
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         left = os.listdir(tmp_path / ".drafts")
-        DirectoryStore(str(tmp_path))
+        FileStore(str(tmp_path))
         assert os.listdir(tmp_path / ".drafts") == left
         assert len(left) <= 1  # none if it was stopped between two
         os.kill(process.pid, 18)  # SIGCONT
@@ -123,7 +123,7 @@ def test_a_draft_of_a_living_process_stays(tmp_path):
 
 
 def test_processes_that_write_one_name_do_not_disturb_each_other_or_readers(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     seen: set[int] = set()
     with writing(tmp_path, 1, "same") as one, writing(tmp_path, 2, "same") as two:
         until(one, "published")
@@ -167,7 +167,7 @@ def small_files(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("disk", [small_disk, small_files])
-@pytest.mark.parametrize("open_store", [DirectoryStore, lambda path: ObjectStore("memory://full")])
+@pytest.mark.parametrize("open_store", [FileStore, lambda path: ObjectStore("memory://full")])
 def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch, disk, open_store):
     with disk(tmp_path):
         store = open_store(str(tmp_path))
@@ -190,7 +190,7 @@ def test_a_full_disk_is_named_and_left_as_it_was(tmp_path, monkeypatch, disk, op
 
 
 def test_a_block_is_readable_as_long_as_it_is_open(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", bytes(1_000_000))
     block = store.open(POINT, "b1")
     subprocess.run(["rm", "-r", tmp_path / POINT], check=True)
@@ -201,7 +201,7 @@ def test_a_block_is_readable_as_long_as_it_is_open(tmp_path):
 
 
 def test_a_folder_that_was_removed_is_made_again(tmp_path):
-    store = DirectoryStore(str(tmp_path / "cache"))
+    store = FileStore(str(tmp_path / "cache"))
     put(store, "b1", b"1")
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(BlockMissingError):

@@ -8,7 +8,7 @@ import numpy as np
 
 from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.store_benchmark import POINT
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of
@@ -18,7 +18,7 @@ from millrace.protocol.cache_messages import KeptBlock
 PLACE = "ab" * 16
 
 
-def put(store: DirectoryStore, point: str, writer: str = "", *, whole: bool = True) -> KeptBlock:
+def put(store: FileStore, point: str, writer: str = "", *, whole: bool = True) -> KeptBlock:
     """A block of three items, or what only looks like one."""
     with store.draft() as draft:
         if not whole:
@@ -45,7 +45,7 @@ async def asked(folder: Path, *actions: ListStore | DeleteBlocks) -> list[inp.In
 
 
 def test_blocks_are_listed_with_their_items_and_others_are_removed(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     block = put(store, PLACE)
     put(store, PLACE, whole=False)
     (answer,) = asyncio.run(asked(tmp_path, ListStore([7], {})))
@@ -54,7 +54,7 @@ def test_blocks_are_listed_with_their_items_and_others_are_removed(tmp_path):
 
 
 def test_blocks_that_are_known_with_their_size_are_not_looked_into(tmp_path):
-    block = put(DirectoryStore(str(tmp_path)), PLACE)
+    block = put(FileStore(str(tmp_path)), PLACE)
     (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: block.bytes}})))
     assert answer == inp.StoreListed({PLACE: [KeptBlock(block.name, block.bytes)]})
     (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: 7}})))
@@ -62,7 +62,7 @@ def test_blocks_that_are_known_with_their_size_are_not_looked_into(tmp_path):
 
 
 def test_blocks_are_listed_with_their_writers_and_those_in_anothers_place_are_removed(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     red, blue = (place_of(PLACE, "", tenant) for tenant in ("red", "blue"))
     block = put(store, red, "red")
     for writer in ("red", ""):
@@ -76,7 +76,7 @@ def test_blocks_are_listed_with_their_writers_and_those_in_anothers_place_are_re
 
 
 def test_a_block_that_was_truncated_is_removed(tmp_path):
-    block = put(DirectoryStore(str(tmp_path)), PLACE)
+    block = put(FileStore(str(tmp_path)), PLACE)
     path = tmp_path / PLACE / block.name
     path.write_bytes(path.read_bytes()[:-1])
     (answer,) = asyncio.run(asked(tmp_path, ListStore([], {PLACE: {block.name: block.bytes}})))
@@ -102,7 +102,7 @@ def test_a_store_that_is_gone_is_not_one_without_blocks(tmp_path, caplog):
 
 
 def test_what_a_measurement_left_behind_is_removed_as_the_service_starts_and_let_alone_later(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, POINT, whole=False)
     asyncio.run(asked(tmp_path))
     assert not store.blocks()
@@ -121,7 +121,7 @@ def test_what_a_measurement_left_behind_is_removed_as_the_service_starts_and_let
 
 
 def test_blocks_are_deleted_and_it_is_said(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     block = put(store, PLACE)
     (answer,) = asyncio.run(asked(tmp_path, DeleteBlocks(PLACE, [block.name, "ef" * 16])))
     assert answer == inp.BlocksGone(PLACE, [block.name, "ef" * 16])
@@ -129,7 +129,7 @@ def test_blocks_are_deleted_and_it_is_said(tmp_path):
 
 
 def test_a_block_that_cannot_be_deleted_stays_and_is_said_once(tmp_path, caplog):
-    block = put(DirectoryStore(str(tmp_path)), PLACE)
+    block = put(FileStore(str(tmp_path)), PLACE)
     path = tmp_path / PLACE / block.name
     path.unlink()
     path.mkdir()  # what cannot be unlinked, not even by root

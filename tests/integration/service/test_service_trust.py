@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.blocks import store_benchmark
 from millrace.blocks.block_reader import BlockReader
 from millrace.blocks.block_writer import BlockWriter
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.control.state.cache_state import place_of
 
 COUNT = 120
@@ -69,7 +69,7 @@ def test_tenants_share_what_they_trust_each_other_with(folder, calls, capsys):
 
 def rewritten(folder, place, writer, change):
     """Each block of a place, with other elements and in the name of somebody, put where it was."""
-    store = DirectoryStore(str(folder))
+    store = FileStore(str(folder))
     for _, name in store.blocks(place):
         block = store.open(place, name)
         reader = BlockReader(block)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from millrace.blocks import async_writer as behinds
-from millrace.blocks.async_writer import behind
+from millrace.blocks.async_writer import write_async
 from millrace.errors import StoreFullError
 
 
@@ -39,7 +39,7 @@ def pieces(count, size=300_000):
 
 def test_all_is_written_in_order_and_elsewhere_before_it_is_published(threads):
     paper, parts = Paper(), pieces(50)
-    with behind(paper, threads) as draft:
+    with write_async(paper, threads) as draft:
         for part in parts:
             draft.write(part)
         draft.publish("point", "name")
@@ -52,7 +52,7 @@ def test_no_more_than_some_megabytes_wait(threads, monkeypatch):
     monkeypatch.setattr(behinds, "_UNDER_WAY", 2)
     paper = Paper()
     paper.go.clear()
-    with behind(paper, threads) as draft:
+    with write_async(paper, threads) as draft:
         written = []
 
         def write():
@@ -74,7 +74,7 @@ def test_no_more_than_some_megabytes_wait(threads, monkeypatch):
 @pytest.mark.parametrize("room", [0, 5_000_000])
 def test_what_cannot_be_written_is_said_in_the_end_at_the_latest(threads, room):
     paper = Paper(room)
-    with pytest.raises(StoreFullError), behind(paper, threads) as draft:
+    with pytest.raises(StoreFullError), write_async(paper, threads) as draft:
         for part in pieces(20):
             draft.write(part)
         draft.publish("point", "name")
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_is_said_in_the_end_at_the_latest(threads, room):
 
 def test_what_is_given_up_is_not_written_any_more(threads):
     paper = Paper()
-    with behind(paper, threads) as draft:
+    with write_async(paper, threads) as draft:
         for part in pieces(20):
             draft.write(part)
     before = len(paper.data)

@@ -18,10 +18,10 @@ from hypothesis.extra import numpy as hnp
 
 from millrace.blocks.block_format import MESSAGE_BYTES, TRAILER
 from millrace.blocks.block_keys import KEY_BYTES, KeyTable, block_name
-from millrace.blocks.block_reader import BlockReader, Reads, read_index
+from millrace.blocks.block_reader import BlockReader, ReadCounter, read_index
 from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.block_store import BlockStore
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.elements import file_mapping
 from millrace.elements.tree import flatten
@@ -242,7 +242,7 @@ def test_of_arrays_that_are_alike_only_those_are_read_once_their_message_was_fou
 
 @pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_of_a_local_disk_large_elements_are_views_of_what_the_system_has(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     made = [{"image": np.full(150_001, number, np.uint8), "label": np.int64(number)} for number in range(20)]
     with contextlib.closing(store.open(POINT, write(store, [[element] for element in made]))) as block:
         reader = BlockReader(block)
@@ -259,7 +259,7 @@ def test_of_a_local_disk_large_elements_are_views_of_what_the_system_has(tmp_pat
 
 
 def test_what_was_written_to_since_is_looked_at_again(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     name = write(store, [[np.full(1000, number, np.uint8)] for number in range(100)])
     with contextlib.closing(store.open(POINT, name)) as block:
         reader = BlockReader(block)
@@ -383,7 +383,7 @@ def test_a_block_finds_its_items():
 
 def test_time_in_which_several_reads_are_under_way_counts_once():
     now = [0.0]
-    reads = Reads(lambda: now[0])
+    reads = ReadCounter(lambda: now[0])
     first, second = reads.reading(1, 10), reads.reading(2, 20)
     with first:
         now[0] = 2.0

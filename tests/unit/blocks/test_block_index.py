@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.blocks import block_index
-from millrace.blocks.block_index import Catalog
+from millrace.blocks.block_index import PointIndex
 from millrace.blocks.block_keys import KEY_BYTES, Keys
 from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.block_store import BlockStore
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.testing.faulty_stores import POINT, put
 
@@ -35,10 +35,10 @@ def write(store: BlockStore, numbers: list[int]) -> str:
     return info.name
 
 
-def read(known: Catalog, numbers: list[int]) -> dict[int, list[int] | None]:
+def read(known: PointIndex, numbers: list[int]) -> dict[int, list[int] | None]:
     found = known.find(keys_of(numbers))
     there = found.block >= 0
-    some = block_index.Found(found.block[there], found.item[there])
+    some = block_index.ItemLocations(found.block[there], found.item[there])
     return dict(zip(np.array(numbers)[there].tolist(), known.read(some), strict=True))
 
 
@@ -49,7 +49,7 @@ blocks = st.lists(st.lists(st.integers(0, 199), unique=True, min_size=1, max_siz
 @given(blocks, st.data())
 def test_any_blocks_are_one(blocks, data):
     store = MemoryStore()
-    with closing(Catalog(store, POINT)) as known:
+    with closing(PointIndex(store, POINT)) as known:
         names = {}
         for numbers in blocks:
             name = write(store, numbers)
@@ -65,29 +65,29 @@ def test_any_blocks_are_one(blocks, data):
             for number, elements in read(known, list(range(200))).items():
                 assert elements == [number] * (number % 10) or (elements is None and number in removed)
         assert read(known, list(range(200))).keys() >= left - removed
-        assert set(known.lost()) <= set(gone[1::2])
-        assert not known.lost()
+        assert set(known.take_lost()) <= set(gone[1::2])
+        assert not known.take_lost()
 
 
 def test_a_block_that_cannot_be_read_is_lost_once_and_may_come_back():
     store = MemoryStore()
-    known = Catalog(store, POINT)
+    known = PointIndex(store, POINT)
     name = write(store, [1, 2])
     known.learn([name, "0123"])
-    assert known.lost() == ["0123"]
+    assert known.take_lost() == ["0123"]
     store.delete(POINT, name)
     assert read(known, [1, 2, 3]) == {1: None, 2: None}
     assert read(known, [1, 2, 3]) == {}
-    assert known.lost() == [name]
+    assert known.take_lost() == [name]
     assert write(store, [1, 2]) == name
     known.learn([name])
     assert read(known, [2, 1]) == {2: [2, 2], 1: [1]}
-    assert known.lost() == []
+    assert known.take_lost() == []
 
 
 def test_a_damaged_block_is_lost():
     store = MemoryStore()
-    known = Catalog(store, POINT)
+    known = PointIndex(store, POINT)
     name = write(store, [9])
     known.learn([name])
     with closing(store.open(POINT, name)) as block:
@@ -95,12 +95,12 @@ def test_a_damaged_block_is_lost():
     whole[200] ^= 255
     put(store, name, whole.tobytes())
     assert read(known, [9]) == {9: None}
-    assert known.lost() == [name]
+    assert known.take_lost() == [name]
 
 
 def test_a_block_that_is_damaged_after_it_was_read_is_lost(tmp_path):
-    store = DirectoryStore(str(tmp_path))
-    known = Catalog(store, POINT)
+    store = FileStore(str(tmp_path))
+    known = PointIndex(store, POINT)
     name = write(store, [9])
     known.learn([name])
     assert read(known, [9]) == {9: [9] * 9}
@@ -109,7 +109,7 @@ def test_a_block_that_is_damaged_after_it_was_read_is_lost(tmp_path):
         os.pwrite(file.fileno(), b"x", path.read_bytes().index(np.full(9, 9).tobytes()))  # 120 and eight times 9
         os.utime(file.fileno(), ns=(0, 0))  # as time goes by
     assert read(known, [9]) == {9: None}
-    assert known.lost() == [name]
+    assert known.take_lost() == [name]
 
 
 def test_few_blocks_are_open_at_a_time(monkeypatch):
@@ -124,7 +124,7 @@ def test_few_blocks_are_open_at_a_time(monkeypatch):
         monkeypatch.setattr(block, "close", lambda: opened.remove(name))
         return block
 
-    known = Catalog(store, POINT)
+    known = PointIndex(store, POINT)
     known.learn([write(store, [number]) for number in range(1, 9)])
     monkeypatch.setattr(store, "open", counted)
     assert read(known, list(range(1, 9))) == {number: [number] * number for number in range(1, 9)}
@@ -135,7 +135,7 @@ def test_few_blocks_are_open_at_a_time(monkeypatch):
 
 def test_an_item_is_found_in_another_block_when_one_is_forgotten():
     store = MemoryStore()
-    with closing(Catalog(store, POINT)) as known:
+    with closing(PointIndex(store, POINT)) as known:
         names = [write(store, [1]), write(store, [2, 1])]
         for name in names:
             known.learn([name])  # one table has both

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.blocks.block_index import Found
+from millrace.blocks.block_index import ItemLocations
 from millrace.blocks.merged_index import MergedIndex
 
 
@@ -17,7 +17,7 @@ class Items:
     def find(self, keys):
         places = [self.numbers.index(number) if number in self.numbers else -1 for number in keys[:, 0].tolist()]
         found = np.array(places, np.int64)
-        return Found(np.where(found < 0, -1, found // 3), np.where(found < 0, -1, found % 3))
+        return ItemLocations(np.where(found < 0, -1, found // 3), np.where(found < 0, -1, found % 3))
 
     def read(self, found):
         numbers = [self.numbers[3 * block + item] for block, item in zip(*map(np.ndarray.tolist, found), strict=True)]
@@ -42,7 +42,7 @@ def test_each_item_is_read_from_the_first_that_has_it(parts, asked):
         for number, holder in zip(asked, holders, strict=True)
         if holder >= 0
     ]
-    assert union.read(Found(found.block[hits], found.item[hits])) == expected
+    assert union.read(ItemLocations(found.block[hits], found.item[hits])) == expected
 
 
 def test_new_blocks_are_of_the_first():

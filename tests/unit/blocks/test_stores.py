@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from millrace.blocks.stores import file_store
-from millrace.blocks.stores.open_store import open_store
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.blocks.stores.object_store import ObjectStore
+from millrace.blocks.stores.open_store import open_store
 from millrace.elements import file_mapping
 from millrace.errors import BlockMissingError, CacheError, PipelineError, StoreFullError
 from millrace.sources import storage
@@ -32,17 +32,17 @@ class TestDirectory(BlockStoreSuite):
 
     @pytest.fixture
     def store(self, tmp_path):
-        return DirectoryStore(str(tmp_path / "new" / "cache"))
+        return FileStore(str(tmp_path / "new" / "cache"))
 
     @pytest.fixture
     def again(self, store):
-        return DirectoryStore(store.location)
+        return FileStore(store.location)
 
 
 class TestDurableDirectory(TestDirectory):
     @pytest.fixture
     def store(self, tmp_path):
-        return DirectoryStore(str(tmp_path), durable=True)
+        return FileStore(str(tmp_path), durable=True)
 
 
 class TestObjects(BlockStoreSuite):
@@ -58,7 +58,7 @@ class TestObjects(BlockStoreSuite):
 def test_open_store_by_location(tmp_path, monkeypatch):
     assert isinstance(open_store("memory://prefix/"), ObjectStore)
     assert isinstance(open_store("s3://bucket/prefix"), ObjectStore)
-    assert isinstance(open_store(str(tmp_path / "a")), DirectoryStore)
+    assert isinstance(open_store(str(tmp_path / "a")), FileStore)
     put(open_store(f"file://{tmp_path}/b%20c"), "b1", b"1")
     assert (tmp_path / "b c" / POINT / "b1").read_bytes() == b"1"
     monkeypatch.chdir(tmp_path)
@@ -94,11 +94,11 @@ def drafts(store):
 
 
 def test_a_draft_says_whose_it_is_and_goes(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     with store.draft() as draft:
         (name,) = drafts(store)
         assert name.startswith(f"{platform.node()}.{os.getpid()}.")
-        DirectoryStore(str(tmp_path))  # does not take it for one that was left
+        FileStore(str(tmp_path))  # does not take it for one that was left
         assert drafts(store) == [name]
         draft.publish(POINT, "b1")
     with store.draft():
@@ -107,15 +107,15 @@ def test_a_draft_says_whose_it_is_and_goes(tmp_path):
 
 
 def test_what_others_left_is_theirs_to_remove(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     for host in (platform.node(), f"{platform.node()}.elsewhere", "elsewhere"):
         (tmp_path / ".drafts" / f"{host}.17.{uuid.uuid4().hex}").write_bytes(b"half a block")
-    DirectoryStore(str(tmp_path))
+    FileStore(str(tmp_path))
     assert {name.rsplit(".", 2)[0] for name in drafts(store)} == {f"{platform.node()}.elsewhere", "elsewhere"}
 
 
 def test_what_is_no_block_is_not_listed(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", b"1")
     (tmp_path / "README").write_text("")
     (tmp_path / "file").write_text("")
@@ -139,11 +139,11 @@ def loop(path):
 @pytest.mark.parametrize("made", [pipe, link, loop, os.mkdir])
 def test_what_is_in_the_place_of_a_block_is_none(tmp_path, made):
     """And nobody waits for what comes out of it, or reads for ever."""
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", b"1")
     made(tmp_path / POINT / "b2")
     made(tmp_path / ".drafts" / f"{platform.node()}.17.left")
-    DirectoryStore(str(tmp_path))
+    FileStore(str(tmp_path))
     assert store.blocks() == {(POINT, "b1"): 1}
     with pytest.raises(CacheError, match=f"{tmp_path}/{POINT}/b2: "):
         store.open(POINT, "b2")
@@ -151,7 +151,7 @@ def test_what_is_in_the_place_of_a_block_is_none(tmp_path, made):
 
 @pytest.mark.parametrize("made", [pipe, link, loop])
 def test_a_block_takes_the_place_of_what_is_none(tmp_path, made):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", b"1")
     for name in ("b2", "b3"):
         made(tmp_path / POINT / name)
@@ -169,17 +169,17 @@ def fails(code):
 
 
 def test_a_draft_that_cannot_be_removed_any_more_is_let_lie(tmp_path, monkeypatch):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     with monkeypatch.context() as patch, store.draft() as draft:
         draft.write(b"1")
         patch.setattr(os, "unlink", fails(errno.EROFS))
     assert len(drafts(store)) == 1
-    DirectoryStore(str(tmp_path))
+    FileStore(str(tmp_path))
     assert not drafts(store)
 
 
 def test_an_open_block_that_is_gone_elsewhere_is_missing(tmp_path, monkeypatch):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", b"1")
     with contextlib.closing(store.open(POINT, "b1")) as block, monkeypatch.context() as patch:
         patch.setattr(os, "fstat", fails(errno.ESTALE))
@@ -191,12 +191,12 @@ def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for place in ("file", "file/below"):
         with pytest.raises(CacheError, match=rf"{tmp_path}/{place}.*: (File exists|Not a directory)") as caught:
-            DirectoryStore(str(tmp_path / place))
+            FileStore(str(tmp_path / place))
         assert not isinstance(caught.value, BlockMissingError)
 
 
 def test_memory_that_was_read_into_is_arrows_until_the_last_view_of_it_has_died(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", bytes(1_000_000))
     before = pa.total_allocated_bytes()
     with contextlib.closing(store.open(POINT, "b1")) as block:
@@ -211,7 +211,7 @@ def test_memory_that_was_read_into_is_arrows_until_the_last_view_of_it_has_died(
 
 @pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
 def test_much_of_a_block_is_not_copied(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", bytes(3 << 20))
     before = pa.total_allocated_bytes()
     with contextlib.closing(store.open(POINT, "b1")) as block:
@@ -224,7 +224,7 @@ def test_much_of_a_block_is_not_copied(tmp_path):
 
 def test_where_a_file_system_may_fail_much_is_copied_too(tmp_path, monkeypatch):
     monkeypatch.setattr(file_store, "stays", lambda fd: False)
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", bytes(3 << 20))
     before = pa.total_allocated_bytes()
     with contextlib.closing(store.open(POINT, "b1")) as block:
@@ -234,7 +234,7 @@ def test_where_a_file_system_may_fail_much_is_copied_too(tmp_path, monkeypatch):
 
 
 def test_a_large_block_that_was_cut_short_ends_before(tmp_path):
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     put(store, "b1", bytes(6 << 20))
     with contextlib.closing(store.open(POINT, "b1")) as block:
         os.truncate(block.location, (3 << 20) + 10)
@@ -252,7 +252,7 @@ def test_what_is_written_at_once_begins_at_large_pages(tmp_path, monkeypatch):
         return writev(fd, views)
 
     monkeypatch.setattr(os, "writev", noted)
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     data = np.arange(9 << 20, dtype=np.uint32).view(np.uint8)[: 9 << 20].tobytes()
     with store.draft() as draft:
         for start, stop in [(0, 5), (5, 100_000), (100_000, 2 << 20), (2 << 20, 8_500_000), (8_500_000, 9 << 20)]:
@@ -263,7 +263,7 @@ def test_what_is_written_at_once_begins_at_large_pages(tmp_path, monkeypatch):
 
 
 def test_free_bytes_of_a_folder_are_those_of_its_file_system(tmp_path):
-    free = DirectoryStore(str(tmp_path)).free_bytes()
+    free = FileStore(str(tmp_path)).free_bytes()
     assert free is not None
     assert free > 0
 

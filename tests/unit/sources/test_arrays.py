@@ -8,7 +8,7 @@ import pytest
 
 from millrace.dataset import Dataset
 from millrace.errors import PipelineError, StateError
-from millrace.sources.arrays import Arrays, arrays_of, opened
+from millrace.sources.arrays import Arrays, arrays_of, open_shipped
 
 X = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
 Y = np.arange(6)
@@ -44,7 +44,7 @@ def test_elements_are_rows_in_the_structure_of_the_arrays(arrays: Any, second: A
     elements = list(dataset)
     assert len(elements) == len(dataset) == 6
     assert plain(elements[1]) == second
-    again = opened([arrays_of(arrays).shipped()], lambda digest: arrays_of(arrays).share().view())[0]
+    again = open_shipped([arrays_of(arrays).shipped()], lambda digest: arrays_of(arrays).share().view())[0]
     assert [plain(row) for row in again.fetch(np.array([1, 5]))] == [plain(elements[1]), plain(elements[5])]
 
 
@@ -69,7 +69,7 @@ def test_arrays_of_all_kinds_are_the_same_where_they_are_mapped(array: np.ndarra
     arrays = arrays_of({"first": np.arange(len(array)), "it": array})
     memory = arrays.share()
     shipped = pickle.loads(pickle.dumps(arrays.shipped()))
-    (there,) = opened([shipped], lambda digest: {memory.digest: memory.view()}[digest])
+    (there,) = open_shipped([shipped], lambda digest: {memory.digest: memory.view()}[digest])
     assert there.arrays[1].dtype == array.dtype
     np.testing.assert_array_equal(there.arrays[1], array)
     assert list(map(repr, there.fetch(range(len(array))))) == list(map(repr, arrays.fetch(range(len(array)))))
@@ -84,7 +84,7 @@ def test_rows_are_views_that_cannot_be_written_to() -> None:
         row += 1
     assert mine.flags.writeable, "the user's own array is as it was"
     with pytest.raises(ValueError, match="read-only"):
-        opened([arrays_of(X).shipped()], lambda digest: arrays_of(X).share().view())[0].fetch(range(1))[0][:] = 0
+        open_shipped([arrays_of(X).shipped()], lambda digest: arrays_of(X).share().view())[0].fetch(range(1))[0][:] = 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from millrace.planning.split_table import stamp_of, table_of
 from millrace.sources.file_list import FileList
-from millrace.sources.storage import Found
+from millrace.sources.storage import FileInfo
 
 PATHS = st.lists(st.text("ab/-.é\udc80", min_size=1, max_size=8))
 
@@ -26,7 +26,7 @@ def taken(files):
 def test_the_order_is_that_of_paths_as_bytes_each_once(paths, absolute):
     files = FileList()
     for path in paths:
-        files.add(Found("/" * absolute + path, len(path), f"v/{path}\udc80"))
+        files.add(FileInfo("/" * absolute + path, len(path), f"v/{path}\udc80"))
     wanted = sorted(set(paths), key=raw)
     assert taken(files) == [(raw("/" * absolute + path), len(path), stamp_of(f"v/{path}\udc80")) for path in wanted]
     assert taken(files) == []
@@ -36,7 +36,7 @@ def test_the_order_is_that_of_paths_as_bytes_each_once(paths, absolute):
 def test_a_table_is_made_of_them_folder_by_folder(paths):
     files = FileList()
     for path in paths:
-        files.add(Found(path, len(path), path))
+        files.add(FileInfo(path, len(path), path))
     table = table_of(files.take())
     wanted = sorted(set(paths), key=raw)
     assert list(table.names) == wanted
@@ -46,5 +46,5 @@ def test_a_table_is_made_of_them_folder_by_folder(paths):
 
 def test_deep_folders():
     files, path = FileList(), "/".join(["d"] * 3000)
-    files.add(Found(path, 1, ""))
+    files.add(FileInfo(path, 1, ""))
     assert taken(files) == [(raw(path), 1, 0)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.errors import SourceError
-from millrace.sources.reads import Array, Reads, Stream
+from millrace.sources.reads import Array, ReadScheduler, ReadStream
 
 
 class Store:
@@ -18,7 +18,7 @@ class Store:
         self.asked: list[int] = []
         self.waiting: list[Callable[[], None]] = []
         self.bad = bad
-        self.reads = Reads(self._read, [size] * 1000, self.waiting.append, budget=budget, chosen=chosen)
+        self.reads = ReadScheduler(self._read, [size] * 1000, self.waiting.append, budget=budget, chosen=chosen)
 
     def _read(self, position: int) -> str:
         self.asked.append(position)
@@ -30,7 +30,7 @@ class Store:
         for _ in range(count):
             self.waiting.pop(0)()
 
-    def fetch(self, stream: Stream, *positions: int) -> list[str]:
+    def fetch(self, stream: ReadStream, *positions: int) -> list[str]:
         while self.waiting and not set(positions) <= set(self.asked):
             self.go()
         elements, error = stream.fetch(np.array(positions))

@@ -10,7 +10,7 @@ import pytest
 from millrace.blocks.block_keys import block_name
 from millrace.blocks.block_reader import read_index
 from millrace.blocks.block_writer import BlockWriter
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.control.state.cache_state import place_of
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.protocol.messages import LeaseTask, TaskRef
@@ -23,7 +23,7 @@ LEASE = LeaseTask(TaskRef("job", 0, 0), 1, 0, cache=CacheUse(0, POINT, random=Fa
 @pytest.fixture
 def caches(tmp_path: Path) -> Caches:
     """With three blocks in the store, of an item each."""
-    store = DirectoryStore(str(tmp_path))
+    store = FileStore(str(tmp_path))
     for letter in "abc":
         with store.draft() as draft:
             writer = BlockWriter(draft)
@@ -132,7 +132,7 @@ TRUSTING = msgspec.structs.replace(LEASE, cache=CacheUse(0, BLUE, False, 1 << 20
 
 def put(folder: Path, place: str, writer: str, letter: str) -> str:
     """A block of one item, in a folder and in the name of whomever."""
-    with DirectoryStore(str(folder)).draft() as draft:
+    with FileStore(str(folder)).draft() as draft:
         items = BlockWriter(draft, writer=writer)
         items.add(key(letter).tobytes(), [letter])
         info = items.finish()
@@ -148,7 +148,7 @@ def read(caches: Caches, letter: str, lease: LeaseTask) -> object:
 
 def test_what_a_run_adds_bears_the_name_of_its_tenant_and_lies_in_its_place(caches: Caches, tmp_path: Path):
     (block,) = one_run(caches, lease=OF_BLUE).blocks
-    with closing(DirectoryStore(str(tmp_path)).open(BLUE, block.name)) as there:
+    with closing(FileStore(str(tmp_path)).open(BLUE, block.name)) as there:
         assert read_index(there).writer == "blue"
     caches.known(BlocksKnown(BLUE, [block.name]))
     assert read(caches, "z", OF_BLUE) is not None

@@ -130,7 +130,7 @@ class BlockStore(Protocol):
         """
 
 
-def checked(*names: str) -> None:
+def check_names(*names: str) -> None:
     """Refuse invalid names of points and blocks.
 
     Raises:

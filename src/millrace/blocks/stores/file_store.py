@@ -18,7 +18,7 @@ from io import FileIO
 import numpy as np
 import pyarrow as pa
 
-from millrace.blocks.stores.block_store import FULL, NAME, checked
+from millrace.blocks.stores.block_store import FULL, NAME, check_names
 from millrace.elements.encode_columns import Piece
 from millrace.elements.file_mapping import OpenFile, snapshot, stays_readable
 from millrace.elements.layout import ALIGNMENT
@@ -42,7 +42,7 @@ _COPIED_BYTES = 80 << 10
 """Largest bytes of messages that hold several elements; each of their elements is copied anyway."""
 
 
-class DirectoryStore:
+class FileStore:
     """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) in a folder, with a folder for each point.
 
     A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So the drafts
@@ -89,14 +89,14 @@ class DirectoryStore:
 
     def open(self, point: str, name: str) -> _Block:
         """Open the block; it holds one file descriptor, and can be read when it has been deleted."""
-        checked(point, name)
+        check_names(point, name)
         return _Block(name, os.path.join(self.location, point, name))
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """List the bytes of each block as (point, name)."""
         with _errors(self.location):
             points = [each for each in os.listdir(self.location) if NAME.fullmatch(each)] if point is None else [point]
-            checked(*points)
+            check_names(*points)
             return {(each, name): size for each in points for name, size in self._sizes(each)}
 
     def _sizes(self, point: str) -> Iterator[tuple[str, int]]:
@@ -111,7 +111,7 @@ class DirectoryStore:
 
     def delete(self, point: str, name: str) -> None:
         """Remove a block, if it is there."""
-        checked(point, name)
+        check_names(point, name)
         path = os.path.join(self.location, point, name)
         with _errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
@@ -164,7 +164,7 @@ class _Draft:
                 written -= min(written, len(first))
 
     def publish(self, point: str, name: str) -> None:
-        checked(point, name)
+        check_names(point, name)
         folder = os.path.join(self._root, point)
         path = os.path.join(folder, name)
         self._flush(self._count)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millrace.blocks.stores.block_store import checked
+from millrace.blocks.stores.block_store import check_names
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import BlockMissingError, StoreFullError
@@ -39,7 +39,7 @@ class MemoryStore:
 
     def open(self, point: str, name: str) -> _Block:
         """Open the block; it stays as it is, whatever becomes of it in the store."""
-        checked(point, name)
+        check_names(point, name)
         with self._lock:
             data = self._blocks.get((point, name))
         location = f"{self.location}, block {point}/{name}"
@@ -54,7 +54,7 @@ class MemoryStore:
 
     def delete(self, point: str, name: str) -> None:
         """Remove a block, if it is there."""
-        checked(point, name)
+        check_names(point, name)
         with self._lock:
             self._bytes -= len(self._blocks.pop((point, name), b""))
 
@@ -93,7 +93,7 @@ class _Draft:
         self._data += data
 
     def publish(self, point: str, name: str) -> None:
-        checked(point, name)
+        check_names(point, name)
         self._store.put((point, name), bytes(self._data))
         self._data = bytearray()
 

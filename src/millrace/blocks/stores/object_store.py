@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from millrace.blocks.stores.block_store import FULL, NAME, checked
+from millrace.blocks.stores.block_store import FULL, NAME, check_names
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import (
@@ -52,7 +52,7 @@ class ObjectStore:
 
     def open(self, point: str, name: str) -> _Block:
         """Open the block, whose size is asked for."""
-        checked(point, name)
+        check_names(point, name)
         location = f"{self.location}{point}/{name}"
         with _errors(location):
             found = storage.stat(location)
@@ -60,7 +60,7 @@ class ObjectStore:
 
     def blocks(self, point: str | None = None) -> dict[tuple[str, str], int]:
         """List the bytes of each block as (point, name)."""
-        checked(*([] if point is None else [point]))
+        check_names(*([] if point is None else [point]))
         folder = self.location if point is None else f"{self.location}{point}/"
         with _errors(folder):
             found = {
@@ -73,7 +73,7 @@ class ObjectStore:
 
     def delete(self, point: str, name: str) -> None:
         """Remove a block, if it is there."""
-        checked(point, name)
+        check_names(point, name)
         location = f"{self.location}{point}/{name}"
         with _errors(location), contextlib.suppress(SourceNotFoundError):
             storage.delete(location)
@@ -93,7 +93,7 @@ class _Draft:
             self._file.write(data)
 
     def publish(self, point: str, name: str) -> None:
-        checked(point, name)
+        check_names(point, name)
         location = f"{self._root}{point}/{name}"
         with _spooling(self._root):
             self._file.seek(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.blocks.stores.block_store import BlockStore
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.object_store import ObjectStore
 from millrace.sources.storage import is_remote, local_path
 
@@ -22,4 +22,4 @@ def open_store(location: str, *, durable: bool = False) -> BlockStore:
     """
     if is_remote(location):
         return ObjectStore(location)
-    return DirectoryStore(local_path(location), durable=durable)
+    return FileStore(local_path(location), durable=durable)

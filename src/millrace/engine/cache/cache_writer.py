@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millrace.blocks.async_writer import Behind, behind
+from millrace.blocks.async_writer import AsyncWriter, write_async
 from millrace.blocks.block_format import BlockInfo
 from millrace.blocks.block_keys import Keys, as_bytes
 from millrace.blocks.block_writer import BlockWriter
@@ -205,7 +205,7 @@ class _Writing:
         self.begun = False
         """Something was added, ever: there is work for the other thread."""
         self._stack = ExitStack()
-        self._draft: Behind | None = None
+        self._draft: AsyncWriter | None = None
         self._writer: BlockWriter | None = None
         self._added: Added = []
         self._bytes = 0
@@ -263,7 +263,7 @@ class _Writing:
             self.publish()
         if self._writer is None:
             draft = self._stack.enter_context(self._store.draft())
-            self._draft = self._stack.enter_context(behind(draft, self._kept.files))
+            self._draft = self._stack.enter_context(write_async(draft, self._kept.files))
             self._writer = BlockWriter(self._draft, self._kept.compression, self._kept.writer)
         self._writer.begin(key)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from millrace.blocks.block_index import Found
+from millrace.blocks.block_index import ItemLocations
 from millrace.blocks.block_keys import as_bytes
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.run import index_streams
@@ -28,7 +28,7 @@ from millrace.planning.units import UnitMap, Yield
 
 if TYPE_CHECKING:
     from millrace.blocks.block_keys import Keys
-    from millrace.blocks.merged_index import Lookup
+    from millrace.blocks.merged_index import ItemIndex
     from millrace.engine.cache.cache_writer import Added, Kept
     from millrace.engine.run.task import NodeContext
 
@@ -59,11 +59,11 @@ class Point:
     number: int
     fingerprint: bytes
     random: bool
-    catalog: Lookup
+    catalog: ItemIndex
     hits: int = 0
     misses: int = 0
 
-    def find(self, keys: Keys, kept: Kept | None) -> Found:
+    def find(self, keys: Keys, kept: Kept | None) -> ItemLocations:
         """Where items are, those included that the task itself has made by now.
 
         Args:
@@ -258,7 +258,7 @@ class Items:
 
         def read(chunk: Chunk) -> Chunk:
             where = cast("Array", chunk.elements)  # stands for the elements
-            return Chunk(list(catalog.read(Found(*where.T))), self._origin, chunk.positions)
+            return Chunk(list(catalog.read(ItemLocations(*where.T))), self._origin, chunk.positions)
 
         for chunk in self._context.in_order(read, wanted(), self._context.AUTOTUNE):
             there = [elements is not None for elements in chunk.elements]

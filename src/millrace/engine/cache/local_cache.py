@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from millrace.blocks.block_index import Catalog
+from millrace.blocks.block_index import PointIndex
 from millrace.blocks.stores.block_store import BlockStore
-from millrace.blocks.stores.open_store import open_store
 from millrace.blocks.stores.memory_store import MemoryStore
+from millrace.blocks.stores.open_store import open_store
 from millrace.engine.cache.cache_writer import Kept
 from millrace.engine.cache.cached_items import Point
 from millrace.engine.cache.find_cache_points import find_points
@@ -31,8 +31,8 @@ _UNBOUNDED = 1 << 62
 
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
-_kept: weakref.WeakValueDictionary[str, Catalog] = weakref.WeakValueDictionary()
-_held: weakref.WeakKeyDictionary[Node, dict[str, Catalog]] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakValueDictionary[str, PointIndex] = weakref.WeakValueDictionary()
+_held: weakref.WeakKeyDictionary[Node, dict[str, PointIndex]] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
 _memory: list[MemoryStore] = []
 
@@ -52,7 +52,7 @@ class Reuse:
         self._point: CachePoint | None = None
         self._fingerprint = ""
         self._store: BlockStore | None = None
-        self._catalog: Catalog | None = None
+        self._catalog: PointIndex | None = None
         self._full = False
         if not any(map(always_reused, graph.nodes)):
             return
@@ -122,9 +122,9 @@ def _memory_store(parts: int) -> MemoryStore:
         return _memory[0]
 
 
-def _catalog(store: BlockStore, fingerprint: str, path: str) -> Catalog:
+def _catalog(store: BlockStore, fingerprint: str, path: str) -> PointIndex:
     """A catalog; blocks in memory go with it."""
-    catalog = Catalog(store, fingerprint)
+    catalog = PointIndex(store, fingerprint)
     if not path:
         weakref.finalize(catalog, _drop, store, fingerprint)
     return catalog

@@ -31,8 +31,8 @@ from millrace.planning.units import UnitMap
 from millrace.policies import read_concurrency
 from millrace.sources import list_source, open_source
 from millrace.sources.listing import changed_file
-from millrace.sources.reads import Reads
-from millrace.sources.source import PositionSource, Seen, SequentialSource, nobody
+from millrace.sources.reads import ReadScheduler
+from millrace.sources.source import ListingProgress, PositionSource, SequentialSource, ignore_progress
 from millrace.sources.storage import is_far, is_remote
 
 
@@ -94,7 +94,7 @@ class Program:
         self._totals = Totals(_inputs(self._running))
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._far = [] if _pool else [number for number, node in graph.sources() if _reads_far(node)]
-        self._reads: dict[int, Reads] = {}
+        self._reads: dict[int, ReadScheduler] = {}
         self._readers = Pool(1, self._options.reads_in_flight or read_concurrency.MOST, name="read")
         self._lock = threading.Lock()
 
@@ -243,7 +243,7 @@ class Program:
                 self._sources[number] = found
             return found
 
-    def _ahead(self, number: int) -> Reads | None:
+    def _ahead(self, number: int) -> ReadScheduler | None:
         """What reads a source ahead, if it is far."""
         if number not in self._far:
             return None
@@ -251,7 +251,7 @@ class Program:
         with self._lock:
             if number not in self._reads:
                 sizes = self._units.tables[number].sizes
-                self._reads[number] = Reads(
+                self._reads[number] = ReadScheduler(
                     lambda position: source.fetch(range(position, position + 1))[0],
                     sizes,
                     self._readers.start,
@@ -312,7 +312,7 @@ def _reads_far(node: Node) -> bool:
     return isinstance(node, FromFiles) and any(map(is_far, node.patterns))
 
 
-def list_sources(graph: Graph, seen: Seen = nobody) -> dict[int, SplitTable]:
+def list_sources(graph: Graph, seen: ListingProgress = ignore_progress) -> dict[int, SplitTable]:
     """Split table of every source of ``graph``, by node id: the planning task.
 
     Args:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from millrace.policies.figures import duration
-from millrace.sources.source import Seen
+from millrace.sources.source import ListingProgress
 
 FIRST_S = 10.0
 """After which it is said; the same for the first element on a service."""
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def announced(reader: object) -> Iterator[Seen]:
+def announced(reader: object) -> Iterator[ListingProgress]:
     """Counts the files that are looked at, by what it gives to the listing.
 
     Args:

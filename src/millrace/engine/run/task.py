@@ -31,7 +31,7 @@ from millrace.ops.stacking import Allocate
 from millrace.planning.plan import Task
 from millrace.planning.random_keys import derive, mix, mix_array
 from millrace.planning.units import UnitMap
-from millrace.sources.reads import Reads, Stream
+from millrace.sources.reads import ReadScheduler, ReadStream
 from millrace.sources.source import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RunningTask:
         sizers: Sequence[Sizer],
         crews: Sequence[Crew],
         sources: Callable[[int], PositionSource | SequentialSource],
-        reads: Callable[[int], Reads | None],
+        reads: Callable[[int], ReadScheduler | None],
         nested: Callable[[Graph, int], Nested],
         allocate: Allocate,
         leftovers: Mapping[int, list[Any]] = MappingProxyType({}),
@@ -366,13 +366,13 @@ class NodeContext(Context):
         return self._task.buffer_bytes
 
     @property
-    def reads(self) -> Reads | None:
+    def reads(self) -> ReadScheduler | None:
         """What reads this source ahead; None where that is not worth it, or what is read is watched."""
         return None if self._task.watch is not None else self._task.reads(self._number)
 
     @contextmanager
     def streaming(
-        self, reads: Reads, feed: Iterator[Array]
+        self, reads: ReadScheduler, feed: Iterator[Array]
     ) -> Iterator[Callable[[Array], tuple[list[Any], Exception | None]]]:
         """The body fetches the positions of ``feed`` in their order, by the function given to it: as Stream.fetch."""
         task, measure = self._task, self._task.measures[self._number]
@@ -439,7 +439,7 @@ class NodeContext(Context):
         return Chunk(elements, chunk.origin, positions[np.array(kept, np.int64)])
 
 
-def _fetched(stream: Stream, measure: Measure, positions: Array) -> tuple[list[Any], Exception | None]:
+def _fetched(stream: ReadStream, measure: Measure, positions: Array) -> tuple[list[Any], Exception | None]:
     """The elements at ``positions`` as :meth:`Stream.fetch` gives them, and where the time went."""
     waited_s, reading_s, cpu_s = stream.waited_s, stream.reading_s, stream.cpu_s
     try:

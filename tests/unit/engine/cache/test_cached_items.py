@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import numbers, pipeline
 from tests.unit.engine.conftest import elements_of
 
-from millrace.blocks.block_index import Catalog
+from millrace.blocks.block_index import PointIndex
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.dataset import Dataset
 from millrace.engine.cache.cache_writer import Kept
@@ -26,10 +26,10 @@ def augmented(element: Any, rng: np.random.Generator) -> tuple[Any, float]:
     return element, float(rng.random())
 
 
-def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Catalog, list[Kept], Any]:
+def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[PointIndex, list[Kept], Any]:
     """All runs of a program use its last autocache point; where what they keep is noted."""
     number = max(index for index, node in enumerate(made.graph.nodes) if isinstance(node, Autocache))
-    catalog = Catalog(store, POINT)
+    catalog = PointIndex(store, POINT)
     fixed = frozen_by(made._units, number)
     point = Point(number, bytes(16), random=any(is_random(made.graph.nodes[each]) for each in fixed), catalog=catalog)
     reused = number if fixed else -1
