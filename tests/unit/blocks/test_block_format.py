@@ -336,7 +336,7 @@ def test_what_cannot_be_written_is_told_to_who_writes():
             writer.add(b"key", [])
         with pytest.raises(StoreFullError):
             writer.add(KEYS[0], [bytes(60_000)] * 3)
-        with pytest.raises(CodecError, match=r'\["what"\] is a object'):
+        with pytest.raises(CodecError, match=r'\["what"\] is of type object'):
             writer.add(KEYS[0], [{"what": object()}] * 10_000)
     assert store.free_bytes() == 100_000
 

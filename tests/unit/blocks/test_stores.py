@@ -223,7 +223,7 @@ def test_much_of_a_block_is_not_copied(tmp_path):
 
 
 def test_where_a_file_system_may_fail_much_is_copied_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_store, "stays", lambda fd: False)
+    monkeypatch.setattr(file_store, "stays_readable", lambda fd: False)
     store = FileStore(str(tmp_path))
     put(store, "b1", bytes(3 << 20))
     before = pa.total_allocated_bytes()
