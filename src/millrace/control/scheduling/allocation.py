@@ -83,9 +83,26 @@ def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
 
     What is a worker's share can be run by no other, so it comes back to it in any case.
     """
-    if not fits(job, worker):
+    if not fits(job, worker) or _too_small(turn, job, worker):
         return False
     return _owns(job, worker) or not (_sated(turn, job, worker) or _full(turn, job.spec.tenant, worker))
+
+
+def _too_small(turn: Turn, job: Job, worker: Worker) -> bool:
+    """The last place of the job's tenant is for a larger worker, which is free: a job that had less waits for that."""
+    tenant, jobs, crew = job.spec.tenant, turn.state.jobs, turn.state.crew
+    quota = turn.state.settings.quotas.get(tenant)
+    if quota is None or sum(other is not worker for other in _of_tenant(turn, tenant)) < quota - 1:
+        return False
+    division, free = divide(turn), crew.by_job.get("", ())
+    waiting = [jobs[name] for name in division.waiting if name in jobs and not fits(jobs[name], worker)]
+    had = division.standing(job.name, turn.now).ahead
+    return any(
+        other.spec.tenant == tenant
+        and any(fits(other, each) for each in free)
+        and division.standing(other.name, turn.now).ahead <= had
+        for other in waiting
+    )
 
 
 def _owns(job: Job, worker: Worker) -> bool:
@@ -131,7 +148,7 @@ def _find_surplus(turn: Turn) -> set[str]:
 def yielding(turn: Turn) -> set[str]:
     """Workers that get no more tasks of their job, as others are to have them."""
     crew, jobs, division = turn.state.crew, turn.state.jobs, divide(turn)
-    chosen = _surplus(turn)
+    chosen = _surplus(turn) | _exchanged(turn, division)
     if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
         return chosen
     able = able_to_take(turn, division.accounts.takers(turn.now - division.at))
@@ -162,7 +179,26 @@ def yielding(turn: Turn) -> set[str]:
                 free = free[1:]
             else:
                 own = [giver for giver in givers if jobs[giver].spec.tenant == job.spec.tenant] if full else givers
-                _take(turn, job, own, standings, chosen, ready)
+                # Where a free one is of use to it, all that it lacks is a place.
+                place = full and any(runnable(turn, job, worker) for worker in free)
+                _take(turn, job, own, standings, chosen, ready, place=place)
+    return chosen
+
+
+def _exchanged(turn: Turn, division: Division) -> set[str]:
+    """Workers that jobs could do without, as smaller ones are free, and that are large enough for jobs that wait."""
+    crew, jobs, chosen = turn.state.crew, turn.state.jobs, set[str]()
+    free = crew.by_job.get("", ())
+    for job in [jobs[name] for name in sorted(division.waiting) if free and name in jobs and jobs[name].needs]:
+        if by_worker(job) or _full(turn, job.spec.tenant) or any(fits(job, worker) for worker in free):
+            continue
+        for worker in crew.workers:
+            serves = jobs.get(worker.job)
+            if serves is None or _owns(serves, worker) or worker.id in chosen or not runnable(turn, job, worker):
+                continue
+            if any(fits(serves, other) for other in free) and _had_turn(turn, worker):
+                chosen.add(worker.id)
+                break
     return chosen
 
 
@@ -182,13 +218,18 @@ def _take(
     standings: Mapping[str, Standing],
     chosen: set[str],
     ready: Callable[[str], list[Worker]],
+    *,
+    place: bool,
 ) -> None:
-    """Have workers of the givers that are ready to leave do so for the job: all that it is short of, or else one."""
+    """Have workers of the givers that are ready to leave do so for the job: all that it is short of, or else one.
+
+    Those that can run it, or any, if it is only their ``place`` that it needs.
+    """
     has = standings[job.name]
     for giver in list(givers):
         while gives(standings[giver], has):
             there = ready(giver)
-            able = (worker for worker in there if worker.id not in chosen and runnable(turn, job, worker))
+            able = (each for each in there if each.id not in chosen and (place or runnable(turn, job, each)))
             first = next(able, None)
             if first is None:
                 if not there:

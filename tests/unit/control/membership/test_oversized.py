@@ -5,6 +5,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control.journal.job_events import JobBroke
+from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.planning.split_table import positions_table
 from millrace.protocol import messages as msg
 
@@ -125,3 +126,43 @@ def test_local_workers_that_are_too_small_leave_the_job_to_the_service():
     assert service.state.crew.locals["a"] == 0
     service.run()
     assert peer.done
+
+
+def served(service: Service, job: str, seconds: int = 120) -> bool:
+    """Whether the job has a worker within the time."""
+    for _ in range(seconds):
+        if any(worker.job == job for worker in service.state.workers.values()):
+            return True
+        service.work()
+        for peer in service.consumers.values():  # of tasks without end
+            peer.reads = {task: read for task, read in peer.reads.items() if task not in peer.complete}
+            peer.complete.clear()
+        service.tick(1.0)
+    return False
+
+
+def test_a_place_in_a_quota_that_a_small_worker_has_goes_to_a_large_one_in_turn():
+    service = Service(FakePlan(None), quotas={"default": 1})
+    service.add_worker("little", buffer_bytes=MIB)
+    for name in ("a", "b", "c"):
+        service.join(f"c-{name}", name)
+    service.work()
+    service.add_worker("mighty", buffer_bytes=256 * MIB)
+    assert service.state.workers["little"].job == "a"
+    fail(service, "little")
+    assert all(served(service, job) for job in "abcabc")
+
+
+def test_a_job_that_any_worker_can_serve_leaves_the_large_one_to_a_job_that_needs_it():
+    service = Service(FakePlan(None), quotas={"one": 1})
+    for worker, job, size in (("mighty", "a", 256 * MIB), ("little", "b", MIB)):
+        service.add_worker(worker, buffer_bytes=size)
+        service.join(f"c-{job}", job, tenant="one" if job == "a" else "many")
+        service.plan_tasks(service.workers[worker])
+    assert (service.state.workers["little"].job, service.state.workers["mighty"].job) == ("b", "a")
+    fail(service, "little")
+    assert served(service, "b")
+    assert served(service, "a", 3)
+    before = len(service.events)
+    assert not served(service, "nobody", 60)
+    assert not [each for each in service.events[before:] if isinstance(each, WorkerAssigned)]
