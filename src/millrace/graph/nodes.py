@@ -1,4 +1,4 @@
-"""The nodes of a dataset's graph: what the user wrote, frozen, and nothing that runs.
+"""Nodes of a dataset's graph: the user's pipeline, frozen, and nothing that runs.
 
 A node knows its inputs and its parameters. User functions and user objects are opaque here: whoever plans
 never calls them, and :mod:`millrace.graph.serialize` replaces them by numbered slots.
@@ -12,19 +12,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 AUTOTUNE = -1
-"""``num_parallel_calls=AUTOTUNE``: let the engine choose (the default, as nothing is gained by a guess)."""
+"""Value of ``num_parallel_calls`` that lets the engine choose (the default, as nothing is gained by a guess)."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Opaque:
-    """A user's object that is carried but never looked into by ``graph``, ``planning`` or ``control``.
+    """User's object that is carried but never looked into by ``graph``, ``planning`` or ``control``.
 
     Attributes:
         value: the object; in a graph read from its structure alone, None.
         name: how to call it in messages, e.g. ``decode``.
         where: where it was defined, e.g. ``train.py:12``; empty if unknown.
         takes_rng: a function that wants ``(element, rng)``.
-        key: the version that the user gave it; empty: to be told by looking at ``value``.
+        key: the version that the user gave it; empty: it has to be told from ``value``.
     """
 
     value: Any
@@ -42,11 +42,11 @@ class Node:
 
     @property
     def op(self) -> str:
-        """The operator's name as in the public API, e.g. ``padded_batch``."""
+        """Name of the operator in the public API, e.g. ``padded_batch``."""
         return OP_NAMES[type(self)]
 
     def opaques(self) -> Iterator[tuple[str, Opaque]]:
-        """(field name, value) of every opaque parameter."""
+        """List every opaque parameter as (field name, value)."""
         for spec in fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, Opaque):
@@ -62,12 +62,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
-    """A node without inputs; :mod:`millrace.sources` reads it."""
+    """Node without inputs; :mod:`millrace.sources` reads it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Range(Source):
-    """Python ints ``start, start + step, ...`` below ``stop``."""
+    """Source of Python ints ``start, start + step, ...`` below ``stop``."""
 
     start: int
     stop: int
@@ -76,17 +76,17 @@ class Range(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrivals(Source):
-    """What comes from a service, to the operators behind ``distribute()``: those run in the training process."""
+    """Elements that arrive from a service, for operators behind ``distribute()``, which run in the training process."""
 
     @property
     def op(self) -> str:
-        """As in the public API."""
+        """Name of the operator in the public API."""
         return "distribute"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromList(Source):
-    """The items of a sequence."""
+    """Items of a sequence."""
 
     items: Opaque
     count: int
@@ -94,7 +94,7 @@ class FromList(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromFiles(Source):
-    """One element per file: ``{"path": str, "bytes": bytes}``."""
+    """Files as elements: ``{"path": str, "bytes": bytes}``."""
 
     patterns: tuple[str, ...]
     """Paths, URLs or glob patterns; matches of one pattern come sorted, patterns in the order given."""
@@ -102,7 +102,7 @@ class FromFiles(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromTFRecords(Source):
-    """One element per record: ``bytes``."""
+    """Records as elements: ``bytes``."""
 
     patterns: tuple[str, ...]
     compression: str | None = None
@@ -111,14 +111,14 @@ class FromTFRecords(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromWebDataset(Source):
-    """One element per sample of tar shards: ``{"__key__": str, "jpg": bytes, ...}``."""
+    """Samples of tar shards as elements: ``{"__key__": str, "jpg": bytes, ...}``."""
 
     patterns: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromParquet(Source):
-    """One element per row: a dict by column."""
+    """Rows as elements: a dict by column."""
 
     patterns: tuple[str, ...]
     columns: tuple[str, ...] | None = None
@@ -126,7 +126,7 @@ class FromParquet(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromArrays(Source):
-    """Rows of arrays. ``contents`` is the hash of what they hold, or what finds it, as that reads all of them."""
+    """Rows of arrays. ``contents`` is the hash of the arrays, or a function that computes it by reading them all."""
 
     arrays: Opaque
     count: int
@@ -135,7 +135,7 @@ class FromArrays(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FromMapStyle(Source):
-    """``dataset[i]`` for i in ``range(len(dataset))``."""
+    """Items ``dataset[i]`` for i in ``range(len(dataset))``."""
 
     dataset: Opaque
     count: int
@@ -146,7 +146,7 @@ class FromMapStyle(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Map(Node):
-    """``fn(element)`` or ``fn(element, rng)`` for each element."""
+    """Function ``fn(element)`` or ``fn(element, rng)`` of each element."""
 
     fn: Opaque
     num_parallel_calls: int = AUTOTUNE
@@ -155,7 +155,7 @@ class Map(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Filter(Node):
-    """The elements for which ``fn`` is true."""
+    """Elements for which ``fn`` is true."""
 
     fn: Opaque
 
@@ -180,26 +180,26 @@ class Interleave(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Unbatch(Node):
-    """The rows of each batch."""
+    """Rows of each batch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prefetch(Node):
-    """Computes up to ``buffer_size`` elements ahead (AUTOTUNE: by bytes)."""
+    """Buffer of up to ``buffer_size`` elements computed ahead (AUTOTUNE: by bytes)."""
 
     buffer_size: int = AUTOTUNE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cache(Node):
-    """Marks a point up to which elements are those of the first epoch, and are kept once computed."""
+    """Cache point: elements up to it are those of the first epoch, and are kept once computed."""
 
     path: str | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Autocache(Node):
-    """Marks a point up to which reuse is acceptable.
+    """Cache point up to which reuse is acceptable.
 
     Attributes:
         mode: "auto": the service decides by measuring; "compute": never; "cache": as :class:`Cache`.
@@ -209,7 +209,7 @@ class Autocache(Node):
 
 
 def always_reused(node: Node) -> bool:
-    """The pipeline asks for reuse there, whatever is measured."""
+    """Whether the pipeline asks for reuse at this node, whatever is measured."""
     return isinstance(node, Cache) or (isinstance(node, Autocache) and node.mode == "cache")
 
 
@@ -254,7 +254,7 @@ class Shuffle(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch(Node):
-    """``batch_size`` consecutive elements stacked leaf by leaf."""
+    """Stack of ``batch_size`` consecutive elements, leaf by leaf."""
 
     batch_size: int
     drop_remainder: bool = False
@@ -262,19 +262,19 @@ class Batch(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PaddedBatch(Node):
-    """As batch, each leaf padded to the longest of the batch or to ``padded_shapes``."""
+    """Batch whose leaves are padded to the longest of the batch or to ``padded_shapes``."""
 
     batch_size: int
     padded_shapes: Any = None
-    """A pytree of shapes like the element: tuples of int or None (None: the longest of the batch)."""
+    """Pytree of shapes like the element: tuples of int or None (None: the longest of the batch)."""
     padding_values: Any = None
-    """A number for all leaves or a pytree like the element; default zero, empty bytes and str."""
+    """Number for all leaves or a pytree like the element; default zero, empty bytes and str."""
     drop_remainder: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BucketBySequenceLength(Node):
-    """Padded batches of elements of like length: bucket i holds lengths in [boundaries[i-1], boundaries[i])."""
+    """Padded batches of elements of similar length: bucket i holds lengths in [boundaries[i-1], boundaries[i])."""
 
     element_length_fn: Opaque
     bucket_boundaries: tuple[int, ...]
@@ -288,7 +288,7 @@ class BucketBySequenceLength(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupByWindow(Node):
-    """``reduce_fn(key, elements)`` for each window of elements of one key."""
+    """Elements of ``reduce_fn(key, elements)`` for each window of elements of one key."""
 
     key_fn: Opaque
     reduce_fn: Opaque
@@ -309,14 +309,14 @@ class Rebatch(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Repeat(Node):
-    """The input ``count`` times; None for ever."""
+    """Input repeated ``count`` times; None for ever."""
 
     count: int | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Take(Node):
-    """The first ``count`` elements (-1: all)."""
+    """First ``count`` elements (-1: all)."""
 
     count: int
 
@@ -338,7 +338,7 @@ class Shard(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Enumerate(Node):
-    """``(start + i, element)``."""
+    """Pairs ``(start + i, element)``."""
 
     start: int = 0
 
@@ -357,7 +357,7 @@ class Concatenate(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SampleFromDatasets(Node):
-    """Each element from a random input, chosen by ``weights``."""
+    """Elements from inputs drawn at random by ``weights``."""
 
     weights: tuple[float, ...]
     seed: int | None = None
@@ -400,7 +400,7 @@ OP_NAMES: dict[type[Node], str] = {
 
 
 class Graph:
-    """A root node and, by number, all nodes below it: inputs before the nodes that use them.
+    """Root node and, by number, all nodes below it: inputs before the nodes that use them.
 
     Node ids are positions in :attr:`nodes`; they depend on structure alone, so that they agree between processes.
 
@@ -419,17 +419,17 @@ class Graph:
         self._ids = {node: number for number, node in enumerate(self.nodes)}
 
     def id_of(self, node: Node) -> int:
-        """The number of a node of this graph."""
+        """Number of a node of this graph."""
         return self._ids[node]
 
     def sources(self) -> Iterator[tuple[int, Source]]:
-        """(id, node) of every source."""
+        """List every source as (id, node)."""
         for number, node in enumerate(self.nodes):
             if isinstance(node, Source):
                 yield number, node
 
     def options(self) -> WithOptions:
-        """The pipeline's options, merged: what stands nearest the root wins, option by option."""
+        """Merge the pipeline's options: what stands nearest the root wins, option by option."""
         merged: dict[str, Any] = {}
         for node in reversed(self.nodes):
             if isinstance(node, WithOptions):
@@ -440,23 +440,25 @@ class Graph:
         return WithOptions(**merged)
 
     def seed(self) -> int | None:
-        """The seed that the user gave: of the options, else of the last shuffle that has one."""
+        """Return the seed that the user gave: of the options, else of the last shuffle that has one."""
         seeds = [node.seed for node in self.nodes if isinstance(node, Shuffle) and node.seed is not None]
         chosen = self.options().seed
         return chosen if chosen is not None else seeds[-1] if seeds else None
 
     def reachable(self) -> Iterator[Node]:
-        """The root and all that it needs, inputs first; not the nodes that :meth:`rewritten` has left out."""
+        """List the root and all that it needs, inputs first, without the nodes that :meth:`rewritten` has left out."""
         return _postorder(self.root)
 
     def rewritten(self, change: Callable[[int, Node], Node]) -> Graph:
-        """The graph with ``change`` applied to every node, inputs first, to be run in place of this one.
+        """Apply ``change`` to every node, inputs first; the result runs in place of this graph.
 
         ``change`` takes a node's number and the node, its inputs changed already. It returns that node, a new one that
-        takes its place, or one of its inputs, which then stands for it.
+        takes
+        its place, or one of its inputs, which then stands for it.
 
         Numbers stay, and with them all that goes by number: keys, split tables, units, measures. Nodes left out are
-        still in ``nodes``, though nothing leads to them, and :meth:`id_of` them is the number of what stands for them.
+        still in
+        ``nodes``, though nothing leads to them, and :meth:`id_of` them is the number of the node that stands for them.
         """
         ids, nodes, done = dict(self._ids), list(self.nodes), dict[Node, Node]()
         for node in self.reachable():

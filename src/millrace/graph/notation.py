@@ -1,4 +1,4 @@
-"""A graph as the Python expression that makes it, for people: ``Dataset.range(10).map(decode).batch(3)``."""
+"""Notation of a graph as the Python expression that makes it: ``Dataset.range(10).map(decode).batch(3)``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from millrace.graph.nodes import (
 
 _LONGEST_VALUE = 40
 _LONGEST_INPUT = 120
-"""Characters of a dataset that is an argument of another one: one that is used twice, again and again, would double."""
+"""Most characters of a dataset that is an argument of another one: a dataset used twice, again and again, would
+double."""
 _DERIVED = {"count", "contents"}
 """Fields of sources that follow from what the user gave."""
 _LISTS = {"patterns", "columns", "bucket_boundaries", "bucket_batch_sizes", "weights"}
-"""Fields that the user gives as a list, or, of strings, as a single one."""
+"""Fields that the user gives as a list, or as a single string."""
 
 
 def notation(graph: Graph) -> str:
-    """The expression; long values are cut, functions and objects stand by their names."""
+    """Write the expression; long values are cut, functions and objects stand by their names."""
     texts: dict[Node, str] = {}
     for node in graph.reachable():
         texts[node] = _call(node, [texts[child] for child in node.inputs])
@@ -38,7 +39,7 @@ def notation(graph: Graph) -> str:
 
 
 def called(name: str, positional: Sequence[Any], named: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """A call as it is written: positional arguments that are not None, and named ones other than their default."""
+    """Write a call: positional arguments that are not None, and named ones other than their default."""
     shown = [_value(value) for value in positional if value is not None]
     shown += [f"{key}={_value(value)}" for key, value in named.items() if value != defaults[key]]
     return f"{name}({', '.join(shown)})"
@@ -65,7 +66,7 @@ def _call(node: Node, inputs: list[str]) -> str:
 
 
 def _arguments(node: Node) -> str:
-    """Required parameters by position, others by name where they are not the default."""
+    """Write required parameters by position, others by name where they are not the default."""
     if isinstance(node, Range):
         numbers = (node.start, node.stop, node.step)
         return ", ".join(map(str, numbers if node.step != 1 else numbers[:2] if node.start else numbers[1:2]))
@@ -103,7 +104,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def graph_of(value: Any) -> Graph | None:
-    """The graph of a dataset; None if ``value`` is something else."""
+    """Find the graph of a dataset; None if ``value`` is something else."""
     pipeline = getattr(type(value), "__pipeline__", None)
     found = None if pipeline is None else getattr(pipeline(value), "graph", None)
     return found if isinstance(found, Graph) else None

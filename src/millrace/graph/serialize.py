@@ -1,4 +1,4 @@
-"""A graph as bytes, without its user's functions.
+"""Serialization of a graph, without its user's functions.
 
 The structure is what the dispatcher plans with: operators, numbers, names. Everything that only the user's Python can
 interpret (functions, data sets, pytrees of shapes) is replaced by a numbered slot, and so are long lists of paths; who
@@ -42,7 +42,7 @@ class _GraphRecord(msgspec.Struct, frozen=True):
 
 
 LONG = 1 << 18
-"""Bytes of a list beyond which it is no part of the structure, but travels with the functions."""
+"""Bytes beyond which a list is no part of the structure, but travels with the functions."""
 _FORMAT = 1
 PASSING = (Prefetch, Cache, Autocache, WithOptions)
 _BESIDES = {"inputs", "num_parallel_calls"}
@@ -59,9 +59,9 @@ def is_plain(value: Any) -> bool:
 
 
 def brief(value: Any) -> Any:
-    """What structures and outlines have of a parameter: of a long list its length and digest, as one name.
+    """Replace a long list by its length and digest, as one name, for structures and outlines.
 
-    The dispatcher needs none of what is in it. Other values are returned as they are.
+    The dispatcher needs none of the list's values. Other values are returned as they are.
     """
     if type(value) is not tuple or _fits(value):
         return value
@@ -77,13 +77,15 @@ def _fits(value: tuple[Any, ...]) -> bool:
 
 
 def parameter(node: Node, name: str) -> Any:
-    """A parameter's value, which is found now if it was too dear to be found before it is needed."""
+    """Read a parameter's value; one that is costly to compute is computed now."""
     value = getattr(node, name)
     return value() if name == "contents" and callable(value) else value
 
 
 def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
-    """``(structure, slots)``: the graph's structure and, by slot, what it leaves out, named as in ``map(decode)``."""
+    """Serialize a graph: ``(structure, slots)``; slots hold what the structure leaves out, each with its operator's
+    name.
+    """
     slots: list[Opaque] = []
     records = []
     for node in graph.nodes:
@@ -107,7 +109,7 @@ def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
 
 
 def outline(graph: Graph) -> list[Any]:
-    """What decides which elements come out, the functions aside: operators, inputs and parameters, as plain values.
+    """Outline what decides which elements come out, without functions: operators, inputs, parameters, as plain values.
 
     Operators that only pass elements on, and options, have no part in it.
     """
@@ -128,7 +130,7 @@ def outline(graph: Graph) -> list[Any]:
 
 
 def unpack(structure: bytes, values: Sequence[Any] | None = None) -> Graph:
-    """The graph of :func:`pack`; ``values`` by slot, or None for structure alone (slots then hold None).
+    """Deserialize a graph of :func:`pack`; ``values`` by slot, or None for structure alone (slots then hold None).
 
     Raises:
         ProtocolError: if ``structure`` is not a graph of this version.
@@ -161,7 +163,7 @@ def _node(entry: _NodeRecord, earlier: Sequence[Node], values: Sequence[Any] | N
 
 
 def digest(structure: bytes) -> str:
-    """Identity of the pipeline's shape: operators and parameters, not the functions' code nor where it stands."""
+    """Hash the pipeline's shape: operators and parameters, not the functions' code nor where it stands."""
     record = _DECODER.decode(structure)
     bare = [
         (entry.op, entry.inputs, sorted(entry.plain.items()), sorted((k, _named(s)) for k, s in entry.slots.items()))

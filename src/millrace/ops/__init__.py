@@ -1,4 +1,4 @@
-"""What each operator does with elements; :mod:`millrace.ops.operator` says how.
+"""Operators: the function that runs each node type; :mod:`millrace.ops.operator` has their contract.
 
 ``Repeat`` is missing: running an input again is the engine's business.
 """
@@ -51,4 +51,4 @@ OPERATORS: dict[type[nodes.Node], Operator] = {
     nodes.Concatenate: combining.run_concatenate,
     nodes.SampleFromDatasets: combining.run_sample,
 }
-"""``OPERATORS[type(node)](node, inputs, context)`` gives the chunks that ``node`` yields."""
+"""Functions by node type: ``OPERATORS[type(node)](node, inputs, context)`` yields the node's chunks."""

@@ -1,4 +1,4 @@
-"""batch and padded_batch: consecutive elements stacked leaf by leaf."""
+"""Operators ``batch`` and ``padded_batch``: consecutive elements stacked leaf by leaf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.ops.stacking import stack
 
 
 def run_batch(node: Batch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Batches of ``node.batch_size`` elements; :mod:`millrace.ops.stacking` says what leaves become.
+    """Yield batches of ``node.batch_size`` elements; :mod:`millrace.ops.stacking` lists what leaves become.
 
     Raises:
         PipelineError: if elements differ in structure, shape or dtype.
@@ -25,7 +25,7 @@ def run_batch(node: Batch, inputs: list[Iterator[Chunk]], context: Context) -> I
 
 
 def run_padded_batch(node: PaddedBatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Batches of ``node.batch_size`` elements, arrays padded to one shape.
+    """Yield batches of ``node.batch_size`` elements, arrays padded to one shape.
 
     Raises:
         PipelineError: if elements differ in more than sizes, or are larger than ``node.padded_shapes``.

@@ -1,4 +1,4 @@
-"""bucket_by_sequence_length: padded batches of elements of like length."""
+"""Operator ``bucket_by_sequence_length``: padded batches of elements of similar length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millrace.ops.stacking import stack
 
 
 def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """A batch of a bucket as soon as it is full; at the end what is left, shortest bucket first.
+    """Yield a batch of a bucket as soon as it is full; at the end the rest, shortest bucket first.
 
     Raises:
         PipelineError: if a length is no whole number, an element belongs to no bucket with
@@ -89,7 +89,7 @@ def _build(
 def _lengths(
     node: BucketBySequenceLength, results: list[Any], label: str
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], PipelineError | None]:
-    """The lengths, up to the first that cannot be one, and what is to be said of that."""
+    """Convert results to lengths, up to the first that cannot be one, and the error about that one."""
     lengths: list[int] = []
     try:
         for result in results:

@@ -1,4 +1,4 @@
-"""What the operators that collect elements share: which elements belong together, and what becomes of the rest."""
+"""Collecting operators' shared parts: grouping of elements, leftovers of a task, and output chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 def run_groups(
     chunks: Iterator[Chunk], context: Context, size: int, drop_remainder: bool, build: Callable[[list[Any]], Any]
 ) -> Iterator[Chunk]:
-    """``build`` of each ``size`` consecutive elements; of other numbers where they were planned."""
+    """Apply ``build`` to each ``size`` consecutive elements; to other numbers where they were planned."""
     outbox = Outbox()
     return sent_before_failing(outbox, _groups(chunks, context, size, drop_remainder, build, outbox))
 
@@ -71,7 +71,7 @@ def build_batch(
     places: Sequence[tuple[Origin, Positions]],
     context: Context,
 ) -> Any:
-    """``build(elements)``, whose errors name the elements of the data that do not fit together.
+    """Call ``build(elements)``; its errors name the elements of the data that do not fit together.
 
     Args:
         build: makes a batch of elements.
@@ -92,7 +92,7 @@ def build_batch(
 
 
 def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]:
-    """What earlier tasks left, then ``chunks``."""
+    """Chain the leftovers of earlier tasks and ``chunks``."""
 
     def left() -> Iterator[Chunk]:
         leftovers, position = iter(context.leftovers()), 0
@@ -104,7 +104,7 @@ def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]
 
 
 def sent_before_failing(outbox: Outbox, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The chunks of an operator; if it fails, what it had put into its outbox comes before the error."""
+    """Pass on an operator's chunks; if it fails, the content of its outbox comes before the error."""
     try:
         yield from chunks
     except Exception:
@@ -113,10 +113,11 @@ def sent_before_failing(outbox: Outbox, chunks: Iterator[Chunk]) -> Iterator[Chu
 
 
 class Outbox:
-    """Outputs on their way into a chunk: what one chunk of input gave, unless that is more than 1 MiB.
+    """Outputs of one input chunk on their way into an output chunk of at most about 1 MiB.
 
     So nothing that is ready waits for input that isn't, there are never more chunks than came in without reason, and
-    few large batches are held at a time.
+    few
+    large batches are held at a time.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ class Outbox:
         self._bytes = 0
 
     def add(self, element: Any, origin: Origin, position: int) -> Iterator[Chunk]:
-        """Takes an output; gives a chunk when it is time for one."""
+        """Take an output; yield a chunk when it is time for one."""
         if origin != self._origin or position != self._start + len(self._elements):
             yield from self.flush()
             self._origin, self._start = origin, position
@@ -136,7 +137,7 @@ class Outbox:
             yield from self.flush()
 
     def flush(self) -> Iterator[Chunk]:
-        """The chunk of what is here, if anything is."""
+        """Yield a chunk of the outputs that wait, if any do."""
         if self._elements:
             stop = self._start + len(self._elements)
             yield Chunk(self._elements, self._origin, range(self._start, stop))

@@ -1,4 +1,4 @@
-"""zip, concatenate, sample_from_datasets: several inputs as one, in a stream.
+"""Operators ``zip``, ``concatenate`` and ``sample_from_datasets``: several inputs as one, in a stream.
 
 Where the lengths of the inputs are known the planner does these, and they don't run at all.
 """
@@ -19,7 +19,7 @@ _DRAWS = 4096
 
 
 def run_zip(node: Zip, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Tuples (dicts, if ``node.keys``) of one element of each input, as long as the shortest."""
+    """Yield tuples (dicts, if ``node.keys``) of one element of each input, as long as the shortest."""
     origin, position = context.mixed(), 0
     waiting: list[list[Any]] = [[] for _ in inputs]
     while True:
@@ -39,15 +39,16 @@ def run_zip(node: Zip, inputs: list[Iterator[Chunk]], context: Context) -> Itera
 
 
 def run_concatenate(node: Concatenate, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The inputs one after the other."""
+    """Chain the inputs one after the other."""
     return chain.from_iterable(inputs)
 
 
 def run_sample(node: SampleFromDatasets, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Each element from a random input; the sequence is that of :func:`millrace.planning.mixture.choices`.
+    """Yield each element from a random input; the sequence is that of :func:`millrace.planning.mixture.choices`.
 
     Its seed there is ``seed_from(context.generator())``. As in tf.data an input is found to be exhausted when it is
-    drawn; then the mixture ends (``node.stop_on_empty_dataset``) or goes on with the others.
+    drawn;
+    then the mixture ends (``node.stop_on_empty_dataset``) or goes on with the others.
     """
     origin, size = context.mixed(), max(1, context.chunk_size())
     out: list[Any] = []

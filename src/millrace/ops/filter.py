@@ -1,4 +1,4 @@
-"""filter: the elements for which a predicate is true."""
+"""Operator ``filter``: the elements for which a predicate is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOOLS = {bool, np.bool_}
 
 
 def run(node: Filter, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The elements for which ``node.fn`` is true; one after the other, as predicates that remember are common.
+    """Yield the elements for which ``node.fn`` is true; one after the other, as predicates that remember are common.
 
     Raises:
         PipelineError: if the predicate returns anything but a bool, ``np.bool_`` or array of one bool.
@@ -28,7 +28,7 @@ def run(node: Filter, inputs: list[Iterator[Chunk]], context: Context) -> Iterat
 
 
 def step(node: Filter, context: Context) -> Callable[[Chunk], Chunk]:
-    """What :func:`run` does with one chunk; the result may be empty."""
+    """Return the function that filters one chunk; its result may be empty."""
 
     def apply(chunk: Chunk) -> Chunk:
         indices, results, failure = context.call(node.fn, chunk)
@@ -45,7 +45,7 @@ def step(node: Filter, context: Context) -> Callable[[Chunk], Chunk]:
 
 
 def _as_bools(results: list[Any], label: str) -> tuple[list[bool], PipelineError | None]:
-    """As bools, up to the first result that is none, and what is to be said of that."""
+    """Convert results to bools, up to the first that is none, and the error about that one."""
     bools: list[bool] = []
     for result in results:
         try:

@@ -1,4 +1,4 @@
-"""group_by_window: windows of elements of one key, each reduced to a dataset."""
+"""Operator ``group_by_window``: windows of elements of one key, each reduced to a dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace.ops.operator import Context
 
 @dataclass(slots=True)
 class _Window:
-    """Elements of one key on their way to ``size`` of them.
+    """Window of elements of one key, until it has ``size`` of them.
 
     Attributes:
         first: the first element alone, for messages and random keys.
@@ -32,7 +32,7 @@ class _Window:
 
 
 def run(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The elements of ``node.reduce_fn(key, elements)`` for each full window; at the end for the others, by key.
+    """Yield the elements of ``node.reduce_fn(key, elements)`` for each full window; at the end for the others, by key.
 
     ``reduce_fn`` gets the window's elements as a list and returns a dataset or an iterable. Keys are hashable; numpy
     scalars and arrays of one number count as that number.
@@ -75,7 +75,7 @@ def _reduced(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Contex
 
 
 class _Reduced:
-    """What ``reduce_fn`` makes of windows, as chunks."""
+    """Chunks of the elements that ``reduce_fn`` makes of windows."""
 
     def __init__(self, node: GroupByWindow, context: Context) -> None:
         self._reduce: Callable[[Any, list[Any]], Any] = node.reduce_fn.value
@@ -134,7 +134,7 @@ def _key(result: Any, label: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar, or an array of one number without dimensions, as what Python has for it."""
+    """Convert a numpy scalar, or an array of one number without dimensions, to Python's type."""
     return value.item() if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0 else value
 
 

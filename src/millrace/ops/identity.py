@@ -1,4 +1,4 @@
-"""prefetch, cache, autocache, with_options: elements pass as they are."""
+"""Operators that pass elements unchanged: ``prefetch``, ``cache``, ``autocache``, ``with_options``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from millrace.ops.operator import Context
 
 
 def run_prefetch(node: Prefetch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The input, computed ahead by another thread."""
+    """Pass on the input, computed ahead by another thread."""
     return context.ahead(inputs[0], node.buffer_size)
 
 
 def run_unchanged(
     node: Cache | Autocache | WithOptions, inputs: list[Iterator[Chunk]], context: Context
 ) -> Iterator[Chunk]:
-    """The input. These nodes tell the planner and the engine something, and do nothing to elements."""
+    """Pass on the input: these nodes tell the planner and the engine something, and change no element."""
     return inputs[0]

@@ -1,4 +1,4 @@
-"""flat_map and interleave: datasets made of elements, one after the other or several in turn."""
+"""Operators ``flat_map`` and ``interleave``: datasets made of elements, one after the other or several in turn."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from millrace.ops.operator import Context
 
 
 def run_flat_map(node: FlatMap, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The elements of ``node.fn`` of each element, one input after the other."""
+    """Yield the elements of ``node.fn`` of each element, one input after the other."""
     return _in_turn(node.fn, 1, sys.maxsize, inputs[0], context)
 
 
 def run_interleave(node: Interleave, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """``node.block_length`` elements of each of ``node.cycle_length`` datasets in turn, in tf.data's order.
+    """Yield ``node.block_length`` elements of each of ``node.cycle_length`` datasets in turn, in tf.data's order.
 
     A dataset is found to have ended when its turn comes and it has fewer elements than the block; its place is taken by
-    the next input when that place's turn comes again.
+    the
+    next input when that place's turn comes again.
     """
     return _in_turn(node.fn, node.cycle_length, node.block_length, inputs[0], context)
 
@@ -72,7 +73,7 @@ def _in_turn(
 
 
 class _Children:
-    """The elements made of one element, read a little ahead so that a turn costs little."""
+    """Elements made of one element, read a little ahead so that a turn costs little."""
 
     def __init__(self, elements: Iterator[Any], parent: Chunk, context: Context, sharing: int) -> None:
         self.origin = parent.origin
@@ -87,7 +88,7 @@ class _Children:
         self._failure: Exception | None = None
 
     def take(self, count: int) -> tuple[list[Any], int]:
-        """Up to ``count`` elements, fewer only if there are no more, and the position of the first."""
+        """Take up to ``count`` elements, fewer only if there are no more, and the position of the first."""
         while not self._ended and len(self._buffer) - self._at < count:
             self._read(count)
         taken = self._buffer[self._at : self._at + count]
@@ -97,7 +98,7 @@ class _Children:
         return taken, position
 
     def check(self) -> None:
-        """Raises what ended them, after the last, if that was a failure."""
+        """Raise the failure that ended them, if one did; for after the last element."""
         if self._failure is not None:
             raise self._failure
 
@@ -131,7 +132,7 @@ class _Out:
 
     @property
     def room(self) -> int:
-        """Elements that still go into the chunk; at least 1."""
+        """Number of elements that still go into the chunk; at least 1."""
         return self._size - len(self._elements)
 
     def add(self, elements: list[Any], children: _Children, position: int) -> Iterator[Chunk]:

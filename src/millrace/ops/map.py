@@ -1,4 +1,4 @@
-"""map: a function of each element."""
+"""Operator ``map``: a function of each element."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from millrace.ops.operator import Context
 
 
 def run(node: Map, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """``node.fn`` of each element, on several threads, in order (``deterministic=False`` only permits others)."""
+    """Apply ``node.fn`` to each element, on several threads, in order (``deterministic=False`` only permits others)."""
     for chunk in context.in_order(step(node, context), inputs[0], node.num_parallel_calls):
         if chunk.elements or chunk.failure is not None:
             yield chunk
 
 
 def step(node: Map, context: Context) -> Callable[[Chunk], Chunk]:
-    """What :func:`run` does with one chunk; the result may be empty."""
+    """Return the function that maps one chunk; its result may be empty."""
     call, function = context.call, node.fn
 
     def apply(chunk: Chunk) -> Chunk:

@@ -1,4 +1,4 @@
-"""Reading the datasets and iterables that users' functions make of elements."""
+"""Nested datasets: the datasets and iterables that users' functions make of elements."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _DONE = object()
 def read(
     elements: Iterator[Any], count: int, parent: Chunk, context: Context
 ) -> tuple[list[Any], bool, Exception | None]:
-    """Up to ``count`` more of the ``elements`` made of ``parent`` (a chunk of one), and whether they have ended.
+    """Read up to ``count`` more of the ``elements`` made of ``parent`` (a chunk of one), and whether they have ended.
 
-    If they fail, what came before the failure stays and they have ended: with the failure, which the caller raises once
-    the others have been yielded, or, if the pipeline's ``on_error`` goes on, with what that gives instead.
+    If they fail, the elements before the failure stay and they have ended: with the failure, which the caller raises
+    once
+    the others have been yielded, or, if the pipeline's ``on_error`` goes on, with the replacement that it gives.
     """
     taken: list[Any] = []
 
@@ -39,7 +40,7 @@ def read(
 
 
 def close(elements: Iterator[Any]) -> None:
-    """Closes what ``elements`` reads from, if it can be closed."""
+    """Close the iterator, if it can be closed."""
     closing = getattr(elements, "close", None)
     if closing is not None:
         closing()

@@ -1,4 +1,4 @@
-"""What an operator implements, and what the engine offers it.
+"""Contract of operators, and the services that the engine offers them.
 
 An operator is a function ``run(node, inputs, context)`` in a file of its own, listed in :mod:`millrace.ops`. It takes
 one iterator of chunks per input and yields chunks. It is a generator: when the consumer stops early the engine closes
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class Context(Protocol):
-    """What the engine offers to one operator of one running task."""
+    """Services of the engine for one operator of one running task."""
 
     @property
     def label(self) -> str:
-        """The operator for messages, e.g. ``map(decode)``."""
+        """Name of the operator for messages, e.g. ``map(decode)``."""
         ...
 
     @property
@@ -34,36 +34,39 @@ class Context(Protocol):
         ...
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
-        """``function`` of each element of ``chunk``, with its random generator if it takes one.
+        """Call ``function`` on each element of ``chunk``, with its random generator if it takes one.
 
         Returns ``(indices, results, failure)``: result k belongs to element ``indices[k]``; None means all of them, in
-        order. A failing element is left out or replaced if the pipeline's ``on_error`` says so. Else its error
-        is the ``failure``, to be raised once what comes of the elements before it has been yielded.
+        order. A
+        failing element is left out or replaced if the pipeline's ``on_error`` says so. Else its error is the
+        ``failure``, to be
+        raised once the results of the elements before it have been yielded.
         """
         ...
 
     def guard(self, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
-        """``action()`` about element ``index`` of ``chunk``, with errors treated as in :meth:`call`: (kept, value)."""
+        """Run ``action()`` about element ``index`` of ``chunk``, with errors as of :meth:`call`: (kept, value)."""
         ...
 
     def in_order(self, function: Callable[[Chunk], T], chunks: Iterator[Chunk], parallel: int) -> Iterator[T]:
-        """``function`` of each chunk, on up to ``parallel`` threads (AUTOTUNE: the engine's choice), results in order.
+        """Apply ``function`` to each chunk on up to ``parallel`` threads (AUTOTUNE: the engine's choice), in order.
 
         The engine may cut chunks into smaller ones first, so that threads have work; it bounds what is in flight in
-        bytes. Closing the iterator waits for what runs.
+        bytes.
+        Closing the iterator waits for what runs.
         """
         ...
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
-        """The same chunks, computed by another thread up to ``elements`` (AUTOTUNE: the budget) ahead."""
+        """Compute the chunks on another thread, up to ``elements`` (AUTOTUNE: the budget) ahead."""
         ...
 
     def name_of(self, origin: Origin, position: int) -> str:
-        """The element at ``position`` of ``origin`` for messages: its file, record or item."""
+        """Name the element at ``position`` of ``origin`` for messages: its file, record or item."""
         ...
 
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
-        """The elements of what a user's function made of element ``index`` of ``parent``: a dataset or an iterable.
+        """Iterate over the dataset or iterable that a user's function made of element ``index`` of ``parent``.
 
         Raises:
             PipelineError: if it is neither.
@@ -71,19 +74,19 @@ class Context(Protocol):
         ...
 
     def generator(self) -> np.random.Generator:
-        """The generator of this operator in this task (keyed by seed, epoch, node, repetition and task)."""
+        """Random generator of this operator in this task (keyed by seed, epoch, node, repetition and task)."""
         ...
 
     def chunk_size(self) -> int:
-        """Elements to put into a chunk made from scratch; asked anew for each chunk."""
+        """Number of elements to put into a chunk made from scratch; asked anew for each chunk."""
         ...
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array for a leaf of a batch, contents arbitrary; where it lies is the engine's choice."""
+        """Allocate an array for a leaf of a batch, contents arbitrary; where it lies is the engine's choice."""
         ...
 
     def mixed(self) -> Origin:
-        """Origin of what task-local operators yield: positions count this operator's outputs in the task from 0."""
+        """Origin of the outputs of task-local operators: positions count this operator's outputs in the task from 0."""
         ...
 
     def children(self, parent: Chunk, index: int) -> int:
@@ -91,10 +94,10 @@ class Context(Protocol):
         ...
 
     def outputs(self) -> Iterator[tuple[Origin, int, int]] | None:
-        """For a batch whose boundaries were planned: (origin, position, number of input elements) of each output.
+        """Planned boundaries of batches: (origin, position, number of input elements) of each output.
 
-        None if the task's elements are not known in number: then group as they come, start with :meth:`leftovers` and
-        offer the rest to :meth:`leave`.
+        The result is None if the task's elements are not known in number: then group as they come, start with
+        :meth:`leftovers` and offer the rest to :meth:`leave`.
         """
         ...
 
@@ -103,5 +106,5 @@ class Context(Protocol):
         ...
 
     def leave(self, elements: list[Any]) -> bool:
-        """Offers what is left at the end of the input. True: a later task takes it; False: flush or drop it here."""
+        """Offer the rest at the end of the input. True: a later task takes it; False: flush or drop it here."""
         ...

@@ -1,4 +1,4 @@
-"""Elements to batches with each leaf padded to one shape."""
+"""Padding: elements to batches with each leaf padded to one shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.errors import PipelineError
 from millrace.ops.stacking import Allocate, Array, MismatchError, as_array, at, columns, one_dtype, rebuild, stack_leaf
 
 Shape = tuple[int | None, ...] | None
-"""Of one leaf: None as a dimension, or instead of all, is the longest of the batch."""
+"""Shape of one leaf: None as a dimension, or instead of all, is the longest of the batch."""
 
 
 def stack_padded(
@@ -24,7 +24,7 @@ def stack_padded(
     allocate: Allocate = np.empty,
     path: Path = (),
 ) -> Any:
-    """As :func:`millrace.ops.stacking.stack`, with arrays padded at the end of each dimension.
+    """Stack as :func:`millrace.ops.stacking.stack`, with arrays padded at the end of each dimension.
 
     Args:
         elements: at least one.
@@ -56,7 +56,7 @@ def stack_padded(
 
 
 def fill_unknown(shapes: Any, size: int, elements: Sequence[Any], label: str, path: Path = ()) -> Any:
-    """``shapes`` for these elements as a pytree in which each unknown dimension is ``size``.
+    """Complete ``shapes`` for these elements to a pytree in which each unknown dimension is ``size``.
 
     Raises:
         PipelineError: if ``shapes`` doesn't fit the elements, or says nothing about a leaf of more than one dimension,

@@ -1,4 +1,4 @@
-"""take, skip, shard, enumerate: elements by their number, counted as they come.
+"""Operators ``take``, ``skip``, ``shard`` and ``enumerate``: elements by their number, counted as they come.
 
 Where positions are known the planner does these, and they don't run at all.
 """
@@ -13,7 +13,7 @@ from millrace.ops.operator import Context
 
 
 def run_take(node: Take, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The first ``node.count`` elements (-1: all); asks for no more input once it has them."""
+    """Yield the first ``node.count`` elements (-1: all); ask for no more input after them."""
     if node.count < 0:
         yield from inputs[0]
         return
@@ -29,7 +29,7 @@ def run_take(node: Take, inputs: list[Iterator[Chunk]], context: Context) -> Ite
 
 
 def run_skip(node: Skip, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """All but the first ``node.count`` elements (-1: none)."""
+    """Yield all but the first ``node.count`` elements (-1: none)."""
     if node.count < 0:
         return
     left = node.count
@@ -44,7 +44,7 @@ def run_skip(node: Skip, inputs: list[Iterator[Chunk]], context: Context) -> Ite
 
 
 def run_shard(node: Shard, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Every ``node.num_shards``-th element, from number ``node.index`` on."""
+    """Yield every ``node.num_shards``-th element, from number ``node.index`` on."""
     step, start = node.num_shards, node.index
     for chunk in inputs[0]:
         if start < len(chunk):
@@ -53,7 +53,7 @@ def run_shard(node: Shard, inputs: list[Iterator[Chunk]], context: Context) -> I
 
 
 def run_enumerate(node: Enumerate, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """``(number, element)``, numbers are Python ints from ``node.start`` on."""
+    """Yield ``(number, element)``; numbers are Python ints from ``node.start`` on."""
     number = node.start
     for chunk in inputs[0]:
         yield Chunk(list(enumerate(chunk.elements, number)), chunk.origin, chunk.positions)

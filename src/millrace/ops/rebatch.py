@@ -1,4 +1,4 @@
-"""rebatch and unbatch: batches cut anew, and into their rows."""
+"""Operators ``rebatch`` and ``unbatch``: batches cut anew, and into their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_row
 
 
 def run_rebatch(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Batches of ``node.batch_size`` rows: views of an input batch where they lie within one, else copied once.
+    """Yield batches of ``node.batch_size`` rows: views of an input batch where they lie within one, else copied once.
 
     Raises:
         PipelineError: if an input is no batch, or inputs differ in structure, dtype or the shape of rows.
@@ -45,7 +45,7 @@ def _rebatched(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context, o
 
 
 def run_unbatch(node: Unbatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """The rows of each batch; those of arrays of several dimensions are views of it.
+    """Yield the rows of each batch; those of arrays of several dimensions are views of it.
 
     Raises:
         PipelineError: if an element is no batch, or its leaves have different numbers of rows.
@@ -59,7 +59,7 @@ def run_unbatch(node: Unbatch, inputs: list[Iterator[Chunk]], context: Context) 
 
 
 def _cut(pieces: deque[tuple[Any, int, int]], rows: int) -> list[Any]:
-    """The next ``rows`` rows of ``pieces`` as batches, taken off ``pieces``."""
+    """Take the next ``rows`` rows off ``pieces``, as batches."""
     parts = []
     while rows:
         batch, start, stop = pieces.popleft()

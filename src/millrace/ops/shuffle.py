@@ -1,4 +1,4 @@
-"""shuffle: random order within a window."""
+"""Operator ``shuffle``: random order within a window."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from millrace.ops.operator import Context
 
 _DRAWS = 4096
 _SLOT_BYTES = 16
-"""Of an element's places in the two lists of the window."""
+"""Bytes of an element's slots in the two lists of the window."""
 
 
 def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Each element takes the place of a random one in a window of ``node.buffer_size``, which goes out.
+    """Replace a random element of a window of ``node.buffer_size`` by each element; yield the replaced one.
 
     The window stays smaller if its elements exceed ``context.budget`` bytes, with a warning. As that is judged by the
     elements alone, the order is the same wherever the task runs.
@@ -66,7 +66,7 @@ def run(node: Shuffle, inputs: list[Iterator[Chunk]], context: Context) -> Itera
 
 
 def _uniforms(generator: np.random.Generator) -> Iterator[float]:
-    """Numbers in [0, 1), drawn many at a time; which ones doesn't depend on how the input comes in chunks."""
+    """Draw numbers in [0, 1), many at a time; the sequence doesn't depend on how the input comes in chunks."""
     while True:
         yield from generator.random(_DRAWS).tolist()
 

@@ -1,4 +1,4 @@
-"""Elements to batches and back, leaf by leaf.
+"""Stacking: elements to batches and back, leaf by leaf.
 
 A batch is a pytree like its elements, with all their values of one leaf in each of its leaves:
 
@@ -31,13 +31,13 @@ from millrace.errors import PipelineError
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Makes the array that a leaf of a batch is written into: ``allocate(shape, dtype)``, contents arbitrary."""
+"""Allocator of the array that a leaf of a batch is written into: ``allocate(shape, dtype)``, contents arbitrary."""
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
 class MismatchError(PipelineError):
-    """An element that cannot be stacked with the batch's first; operators add which elements of the data these are.
+    """Element that cannot be stacked with the batch's first; operators add which elements of the data these are.
 
     Attributes:
         index: the element's place in the batch.
@@ -52,7 +52,7 @@ _NUMBERS: dict[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: 
 
 
 def stack(elements: Sequence[Any], label: str, allocate: Allocate = np.empty, path: Path = ()) -> Any:
-    """The batch of ``elements`` (at least one); each array's bytes are copied once, into what ``allocate`` gives.
+    """Stack ``elements`` (at least one) to a batch; each array's bytes are copied once, into an array of ``allocate``.
 
     Raises:
         PipelineError: if structures, shapes or dtypes differ; it names the leaf and what to do.
@@ -67,7 +67,7 @@ def stack(elements: Sequence[Any], label: str, allocate: Allocate = np.empty, pa
 
 
 def stack_leaf(column: Sequence[Any], label: str, allocate: Allocate, path: Path) -> Array | list[bytes]:
-    """One leaf of a batch from its values in the elements."""
+    """Stack the values of one leaf."""
     kinds = set(map(type, column))
     if len(kinds) == 1 or kinds == {int, float}:
         kind = float if len(kinds) == 2 else next(iter(kinds))
@@ -85,7 +85,7 @@ def stack_leaf(column: Sequence[Any], label: str, allocate: Allocate, path: Path
 
 
 def concatenate(batches: Sequence[Any], label: str, allocate: Allocate = np.empty, path: Path = ()) -> Any:
-    """The rows of ``batches`` (at least one) in one batch.
+    """Concatenate the rows of ``batches`` (at least one) into one batch.
 
     Raises:
         PipelineError: if structures, dtypes or the shapes of rows differ, naming the leaf.
@@ -125,14 +125,14 @@ def count_rows(batch: Any, label: str) -> int:
 
 
 def slice_rows(batch: Any, start: int, stop: int) -> Any:
-    """Rows ``start`` to ``stop`` of a batch, as views."""
+    """View rows ``start`` to ``stop`` of a batch."""
     if is_bytes_column(batch) or not isinstance(batch, (dict, list, tuple)):
         return batch[start:stop]
     return rebuild(batch, [slice_rows(child, start, stop) for _, child in _children(batch, ())])
 
 
 def split_rows(batch: Any, rows: int) -> list[Any]:
-    """The ``rows`` elements of a batch; arrays of more than one dimension give views."""
+    """Split a batch into its ``rows`` elements; arrays of more than one dimension give views."""
     if is_bytes_column(batch):
         return list(batch)
     if not isinstance(batch, (dict, list, tuple)):
@@ -150,12 +150,12 @@ def split_rows(batch: Any, rows: int) -> list[Any]:
 
 
 def is_bytes_column(batch: Any) -> bool:
-    """Whether this part of a batch is what :func:`stack` makes of bytes."""
+    """Whether this part of a batch is a list of bytes, as :func:`stack` makes it."""
     return type(batch) is list and bool(batch) and isinstance(batch[0], bytes)
 
 
 def columns(elements: Sequence[Any], label: str, path: Path) -> list[tuple[Path, list[Any]]] | None:
-    """One level of ``elements`` taken apart: (path, values) of each child, or None if they are leaves.
+    """Take one level of ``elements`` apart: (path, values) of each child, or None if they are leaves.
 
     Raises:
         PipelineError: if they are not alike.
@@ -174,7 +174,7 @@ def columns(elements: Sequence[Any], label: str, path: Path) -> list[tuple[Path,
 
 
 def rebuild(like: Any, values: Iterable[Any]) -> Any:
-    """A container like ``like`` with ``values`` as its children."""
+    """Build a container like ``like`` with ``values`` as its children."""
     if isinstance(like, dict):
         return dict(zip(like, values, strict=True))
     if hasattr(like, "_fields"):
@@ -183,7 +183,7 @@ def rebuild(like: Any, values: Iterable[Any]) -> Any:
 
 
 def as_array(value: Any, label: str, path: Path, index: int = 0) -> Array:
-    """``value``, of element ``index``, as an array that shares its memory where it can.
+    """Convert ``value``, of element ``index``, to an array that shares its memory where it can.
 
     Raises:
         MismatchError: if it is not something numeric.
@@ -251,7 +251,7 @@ def _alike(arrays: Sequence[Array]) -> bool:
 
 
 def _joined(arrays: Sequence[Array], allocate: Allocate) -> Array:
-    """Like np.stack, which looks at each array once more."""
+    """Stack like np.stack, which looks at each array once more."""
     first = arrays[0]
     out = allocate((len(arrays), *first.shape), first.dtype)
     np.concatenate(arrays, out=out.reshape(len(arrays) * len(first), *first.shape[1:]))
@@ -272,7 +272,7 @@ def _stacked(arrays: Sequence[Array], label: str, allocate: Allocate, path: Path
 
 
 def one_dtype(arrays: Sequence[Array], label: str, path: Path) -> np.dtype[Any]:
-    """The dtype that all ``arrays`` have; of str and bytes arrays the widest.
+    """Return the dtype that all ``arrays`` have; of str and bytes arrays the widest.
 
     Raises:
         PipelineError: if they differ, or hold Python objects.
@@ -369,5 +369,5 @@ def _first_other(values: Sequence[Any]) -> tuple[int, Any]:
 
 
 def at(path: Path) -> str:
-    """Where a leaf is, for messages; empty for an element that is one leaf."""
+    """Describe the place of a leaf for messages; empty for an element that is one leaf."""
     return f" at {path_text(path)}" if path else ""

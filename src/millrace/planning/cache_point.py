@@ -1,4 +1,4 @@
-"""Cache points: what is kept there, and for whom it is the same."""
+"""Cache points: the elements kept there, and the fingerprint that says for whom they are the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.planning.units import UnitMap
 
 
 class CachePoint(msgspec.Struct, frozen=True, array_like=True):
-    """A ``cache`` or ``autocache`` node, as whoever decides about it knows it.
+    """Node ``cache`` or ``autocache``, as whoever decides about it knows it.
 
     Attributes:
         node: its id.
@@ -24,8 +24,8 @@ class CachePoint(msgspec.Struct, frozen=True, array_like=True):
         mode: "auto", "compute" or "cache", as in :data:`millrace.policies.caching.autocache.MODES`.
         fingerprint: of :func:`point_fingerprint`, in hexadecimal digits; empty if the point cannot be used.
         why: if so, why.
-        path: where blocks are to lie; empty: where the service keeps them.
-        items: that an epoch takes from it, about; -1 if that is not known.
+        path: folder or URL of its blocks; empty: where the service keeps them.
+        items: number of items that an epoch takes from it, about; -1 if that is not known.
         fixed: operators because of which all below is as in the first epoch where elements are reused.
         random: one of these calls a random function.
         known: what is kept there can be named, the functions aside.
@@ -44,15 +44,15 @@ class CachePoint(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def always(self) -> bool:
-        """The pipeline asks for it, whatever is measured."""
+        """Whether the pipeline asks for it, whatever is measured."""
         return self.mode == "cache"
 
 
 SEMANTICS = 1
-"""Of what operators and sources make of the same data; count it up when one makes something else of them."""
+"""Version of the operators' and sources' outputs for the same data; increment it when one of them changes."""
 
 _CHOOSING = (g.Take, g.Skip, g.Shard, g.Repeat, g.Shuffle)
-"""Operators that only say which items there are, and in which order."""
+"""Operators that only decide which items there are, and in which order."""
 
 _CHOICES: dict[type[g.Node], set[str]] = {
     g.Range: {"start", "stop", "step"},
@@ -65,21 +65,23 @@ _CHOICES: dict[type[g.Node], set[str]] = {
     g.FromParquet: {"patterns"},
     g.SampleFromDatasets: {"weights", "seed", "stop_on_empty_dataset"},
 }
-"""Parameters that do the same."""
+"""Parameters that only decide which items there are, and in which order."""
 
 _EVERYWHERE = {"inputs", "num_parallel_calls", "deterministic", "arrays"}
-"""Parameters that change nothing that comes out, or for which others stand: for arrays the hash of what they hold."""
+"""Parameters that change no output, or for which others stand: for arrays the hash of their contents."""
 
 _BY_NUMBER = (g.Batch, g.PaddedBatch, g.Zip, g.Enumerate)
 """Operators that join elements with those beside them, or with their number."""
 
 
 def frozen_by(units: UnitMap, number: int) -> list[int]:
-    """Numbers of the nodes for which all that is at node ``number`` and below stays as it was when first kept.
+    """Numbers of the nodes because of which all at node ``number`` and below stays as it was when first kept.
 
-    They are operators that call a random function, that work on what a whole task has, or that shuffle anew in each
+    They are operators that call a random function, that work on the elements of a whole task, or that shuffle anew in
+    each
     epoch below one that joins elements with others or with their number. Without any, elements are what they are in
-    every epoch.
+    every
+    epoch.
 
     Args:
         units: of the graph as it was written, not as it was rewritten.
@@ -102,11 +104,13 @@ def frozen_by(units: UnitMap, number: int) -> list[int]:
 def point_fingerprint(
     units: UnitMap, number: int, of_opaque: Callable[[g.Opaque], bytes], *, generation: int = 0
 ) -> bytes:
-    """What the operators up to a node make of an item, 16 bytes: the part of its key that all of its items share.
+    """Hash what the operators up to a node make of an item, 16 bytes: the part of its key that all of its items share.
 
     Items are told apart by :func:`millrace.planning.unit_ids.identities`, with ``random`` if a node of
-    :func:`frozen_by` calls a random function; so what only chooses or orders them has no part in this. It has if they
-    cannot be told apart, and what is kept is what a task gives.
+    :func:`frozen_by`
+    calls a random function; so operators that only choose or order them have no part in this. They have if items cannot
+    be
+    told apart, and a whole task's output is kept.
 
     Args:
         units: of the graph as it was written, not as it was rewritten.
@@ -144,7 +148,7 @@ def point_fingerprint(
 
 
 def _below(graph: g.Graph, number: int) -> tuple[g.Node, ...]:
-    """The node and all that it needs, inputs first."""
+    """List the node and all that it needs, inputs first."""
     return g.Graph(graph.nodes[number]).nodes
 
 

@@ -1,4 +1,4 @@
-"""What a saved state says: which epoch of which data was read how far. Pure; no elements, no buffers, no workers.
+"""Checkpoints: which epoch of which data was read how far. Pure; no elements, no buffers, no workers.
 
 A plan is a function of split tables, graph, seed and number of tasks. So a state that identifies these and says which
 tasks were yielded, and how far others, is all that is needed to go on, anywhere.
@@ -22,18 +22,18 @@ from millrace.planning.split_table import SplitTable
 
 VERSION = 1
 MOST_READ = 1 << 27
-"""Tasks of an epoch that a state can tell of, with as many elements each as there are."""
+"""Most tasks of an epoch that a state can tell of, with as many elements each as there are."""
 MOST_ALONE = 1 << 20
-"""Tasks of which it can say that they leave nothing over."""
+"""Most tasks of which a state can say that they leave nothing over."""
 MOST_RANKS = 1 << 16
-"""That one run can have had."""
+"""Most ranks that one run can have had."""
 _BLOCKS = 32
 _BLOCK_DIGITS = 4
 _AT_ONCE = 4096
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """What must be the same where a state is loaded.
+    """Identity of a pipeline over its data: it must be the same where a state is loaded.
 
     Attributes:
         graph: digest of operators and parameters, without functions and options.
@@ -52,19 +52,19 @@ Part = tuple[int, int, list[int]]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One reader's state.
+    """State of one reader.
 
     Attributes:
         version: of this format.
         seed: of the epoch's order and all that is random; None: nothing was read yet, and none was chosen.
         epoch: its number.
-        graph: see :class:`Identity`; ``sources`` and ``tasks`` likewise, empty where nothing was read yet.
-        done: all tasks below were yielded to their end, and
-        later: those of this :meth:`TaskSet.text`.
+        graph: see :class:`PipelineIdentity`; ``sources`` and ``tasks`` likewise, empty where nothing was read yet.
+        done: number of the task below which all were yielded to their end.
+        later: further tasks yielded to their end, as :meth:`TaskSet.text`.
         begun: outputs yielded of other tasks.
         ended: the reader was told that there is no more in this epoch.
-        rank: which of
-        ranks: readers this is; what is left of the epoch is what none of them has.
+        rank: number of this reader among ``ranks``.
+        ranks: number of readers; what is left of the epoch is what none of them has.
         helpers: the readers are processes of one DataLoader without a service, each with tasks of its own.
         reused: a cache point below which the epoch is as the first one was; -1: none.
         alone: (``low``, :meth:`TaskSet.text`) of tasks that are known to give what they would leave over themselves.
@@ -99,17 +99,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> Identity:
-        """What it can be loaded into."""
+        """Identity of the pipelines that it can be loaded into."""
         return Identity(self.graph, self.sources, self.tasks, self.behind)
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that is read next."""
+        """Number of the epoch that is read next."""
         return self.epoch + self.ended
 
     @property
     def untouched(self) -> bool:
-        """Nothing of its epoch was yielded."""
+        """Whether nothing of its epoch was yielded."""
         return not (self.done or self.later or self.begun or self.ended or self.parts)
 
     def tasks_done(self) -> TaskSet:
@@ -122,7 +122,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(checkpoint: Checkpoint) -> dict[str, Any]:
-    """As a dict of plain values, which any checkpoint format takes."""
+    """Convert a checkpoint to a dict of plain values, which any checkpoint format takes."""
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__struct_fields__}
     lists = {"sources": [*checkpoint.sources], "begun": [[*pair] for pair in checkpoint.begun]}
     pieces = [[*msgspec.structs.astuple(piece)] for piece in checkpoint.pieces]
@@ -133,7 +133,7 @@ def pack(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def unpack(state: Any) -> Checkpoint:
-    """What :func:`pack` was given.
+    """Restore a checkpoint from the dict of :func:`pack`.
 
     Raises:
         StateError: if this is no such dict.
@@ -184,7 +184,7 @@ def check(found: Checkpoint) -> None:
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """What all readers of one epoch have yielded together."""
+    """Progress of all readers of one epoch together."""
 
     epoch: int
     done: int = 0
@@ -203,7 +203,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(checkpoints: Iterable[Checkpoint]) -> str:
-    """A name for these states together, whatever order they are in: 16 hexadecimal digits."""
+    """Name these states together, whatever order they are in: 16 hexadecimal digits."""
     return _digest(msgspec.msgpack.encode(sorted(checkpoints, key=lambda each: each.rank)), 16)
 
 
@@ -228,7 +228,7 @@ def alike(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Merged:
-    """What the readers of one run, at unequal steps perhaps, have yielded of the epoch that is not over for all.
+    """Merge what the readers of one run, at unequal steps perhaps, have yielded of the epoch that is not over for all.
 
     Raises:
         StateError: they are not all there, not of one run, or too far apart.
@@ -252,7 +252,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Merged:
 
 
 def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
-    """What these states, of all ranks or of some, say that was yielded of an epoch."""
+    """Merge what these states, of all ranks or of some, say that was yielded of an epoch."""
     done, alone, begun, reused = TaskSet(), TaskSet(), dict[int, int](), -1
     for checkpoint in checkpoints:
         if checkpoint.epoch == epoch:
@@ -267,7 +267,7 @@ def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
 
 
 def parts_of(checkpoints: Iterable[Checkpoint], epoch: int) -> list[Part]:
-    """The :attr:`Checkpoint.parts` of an epoch that these states say together; of each output the furthest."""
+    """Merge the :attr:`Checkpoint.parts` of an epoch in these states; of each output the furthest."""
     found: dict[tuple[int, int], list[int]] = {}
     for checkpoint in checkpoints:
         for task, output, path in checkpoint.parts if checkpoint.epoch == epoch else ():
@@ -279,17 +279,17 @@ def parts_of(checkpoints: Iterable[Checkpoint], epoch: int) -> list[Part]:
 
 
 def identity(graph: g.Graph, tables: Mapping[int, SplitTable], tasks: int | None) -> Identity:
-    """What states of this pipeline over these sources must agree with."""
+    """Identity of this pipeline over these sources, which states must agree with."""
     return Identity(graph_digest(graph), prints(graph, tables), tasks)
 
 
 def graph_digest(graph: g.Graph) -> str:
-    """Digest of the operators and their parameters: what decides which outputs a task has, the functions aside."""
+    """Hash the operators and their parameters: what decides which outputs a task has, the functions aside."""
     return _digest(msgspec.json.encode(outline(graph)), 16)
 
 
 def prints(graph: g.Graph, tables: Mapping[int, SplitTable]) -> list[str]:
-    """What identifies the sources' split tables, in about two hundred characters each."""
+    """Identify the sources' split tables, in about two hundred characters each."""
     return [_source(str(graph.nodes[number]), tables[number]) for number in sorted(tables)]
 
 
@@ -320,7 +320,7 @@ def fit(state: Identity, here: Identity) -> None:
 
 
 def _source(label: str, table: SplitTable) -> str:
-    """``label|count|digest of each block of splits``: names the first block that differs without holding all."""
+    """Describe a table as ``label|count|digest of each block of splits``: this names the first block that differs."""
     entries = _entries(table)
     edges = _edges(len(table.names))
     blocks = [_digest_of_list(islice(entries, end - first), _BLOCK_DIGITS) for first, end in pairwise(edges)]
@@ -329,7 +329,7 @@ def _source(label: str, table: SplitTable) -> str:
 
 
 def _entries(table: SplitTable) -> Iterator[tuple[str | int, ...]]:
-    """What of files and splits decides what is read; not when they were written."""
+    """Properties of files and splits that decide what is read; not when they were written."""
     if table.pieces is None:
         yield from zip(table.names, table.sizes, strict=True)
     for split in table.splits:
@@ -337,7 +337,7 @@ def _entries(table: SplitTable) -> Iterator[tuple[str | int, ...]]:
 
 
 def _digest_of_list(entries: Iterator[tuple[str | int, ...]], digits: int) -> str:
-    """Digest of a list in JSON, of which a part at a time is held."""
+    """Hash a list in JSON, of which a part at a time is held."""
     state, before = hashlib.blake2b(digest_size=digits // 2), b"["
     while part := list(islice(entries, _AT_ONCE)):
         state.update(before + _json(part)[1:-1])
@@ -385,7 +385,7 @@ def _digest(data: bytes, digits: int) -> str:
 
 
 def parse_all(states: Any) -> tuple[Checkpoint, ...]:
-    """One state, or the list of all ranks' states.
+    """Parse one state, or the list of all ranks' states.
 
     Raises:
         StateError: if it is neither, or they are not of one run.

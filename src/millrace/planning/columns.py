@@ -1,4 +1,4 @@
-"""Columns: many numbers, or many strings that resemble one another, in few bytes and without an object for each.
+"""Columns: many numbers, or many similar strings, in few bytes and without an object for each.
 
 A data set may have millions of files. As columns its split table takes some thirty bytes a file, is sent as it lies in
 memory, and an entry is read without the others being looked at. What comes from elsewhere is checked as it is decoded,
@@ -23,12 +23,12 @@ _AT_ONCE = 4096
 """Strings that are compressed at a time, in a matrix of at most :data:`_MATRIX_BYTES`."""
 _MATRIX_BYTES = 1 << 20
 _EMPTY = 4096
-"""Strings without a byte of their own that a column may have; others have at least one, in a length or in the text."""
+"""Most strings of a column without a byte of their own; others have at least one, in a length or in the text."""
 _WIDTHS = {0: "u1", 1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
 class Integers(msgspec.Struct, frozen=True, array_like=True):
-    """A column of integers, each as its distance from the smallest, in as few bytes as the largest takes.
+    """Column of integers, each as its distance from the smallest, in as few bytes as the largest takes.
 
     Attributes:
         count: how many there are.
@@ -60,7 +60,7 @@ class Integers(msgspec.Struct, frozen=True, array_like=True):
             yield from self.part(start, start + 4096)
 
     def part(self, start: int, stop: int) -> list[int]:
-        """Those from ``start`` to before ``stop``, or to the end."""
+        """Numbers from ``start`` to before ``stop``, or to the end."""
         stop = min(stop, self.count)
         if not self.width:
             return [self.base] * max(0, stop - start)
@@ -68,7 +68,7 @@ class Integers(msgspec.Struct, frozen=True, array_like=True):
         return [self.base + offset for offset in found] if self.base else found
 
     def array(self) -> npt.NDArray[np.int64]:
-        """All of them, int64 of shape (count,)."""
+        """Convert to an array, int64 of shape (count,)."""
         if not self.width:
             return np.full(self.count, self.base, np.int64)
         return self._offsets().astype(np.int64) + self.base
@@ -83,7 +83,7 @@ class Integers(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def total(self) -> int:
-        """Their sum, however large."""
+        """Sum of all, however large."""
         if not self.width:
             return self.base * self.count
         offsets = self._offsets().astype(np.uint64)
@@ -95,7 +95,7 @@ class Integers(msgspec.Struct, frozen=True, array_like=True):
 
 
 def integers(values: Iterable[int]) -> Integers:
-    """A column of numbers, all of which are of 64 bits, with a sign or all without one."""
+    """Make a column of numbers, all of which are of 64 bits, with a sign or all without one."""
     if isinstance(values, array):
         found: npt.NDArray[Any] = np.frombuffer(values, values.typecode) if values else np.zeros(0, np.int64)
     else:
@@ -111,7 +111,7 @@ def integers(values: Iterable[int]) -> Integers:
 
 
 class Strings(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """A column of strings, each as what it does not share with the beginning of the one before.
+    """Column of strings, each without the beginning that it shares with the one before.
 
     The first of each :data:`BLOCK` is written in full, so that any can be read by way of a few others.
 
@@ -157,7 +157,7 @@ class Strings(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @functools.cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """By block, where in the text it begins."""
+        """Offset in the text of each block."""
         ends = np.cumsum(self.added.array())
         return np.concatenate([np.zeros(1, np.int64), ends[BLOCK - 1 :: BLOCK]])
 
@@ -174,7 +174,7 @@ class Strings(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class StringsWriter:
-    """Makes a column of strings, some at a time, without holding more than the column and these."""
+    """Writer of a column of strings, some at a time, without holding more than the column and these."""
 
     def __init__(self) -> None:
         self._shared, self._added = array("I"), array("I")
@@ -186,7 +186,7 @@ class StringsWriter:
         return len(self._shared) + len(self._waiting)
 
     def add(self, string: str) -> None:
-        """Appends one.
+        """Append one string.
 
         Raises:
             UnicodeEncodeError: the string is no file name and no text.
@@ -194,13 +194,13 @@ class StringsWriter:
         self.extend([string.encode("utf-8", "surrogateescape")])
 
     def extend(self, strings: Iterable[bytes]) -> None:
-        """Appends strings as their bytes."""
+        """Append strings as their bytes."""
         self._waiting += strings
         if len(self._waiting) >= _AT_ONCE:
             self._write()
 
     def column(self) -> Strings:
-        """All that were added."""
+        """Return the column of all that were added."""
         self._write()
         return Strings(integers(self._shared), integers(self._added), bytes(self._text))
 
@@ -215,7 +215,7 @@ class StringsWriter:
             start += len(some)
 
     def _compress(self, some: list[bytes]) -> None:
-        """Writes strings as rows of a matrix, all at a time."""
+        """Write strings as rows of a matrix, all at a time."""
         listed = [self._last[: max(map(len, some))], *some]
         matrix = np.array(listed, bytes).view(np.uint8).reshape(len(listed), -1)
         lengths = np.fromiter(map(len, listed), np.int64, len(listed))
@@ -231,7 +231,7 @@ class StringsWriter:
 
 
 def strings(values: Iterable[str]) -> Strings:
-    """A column of these."""
+    """Make a column of these strings."""
     writer = StringsWriter()
     for value in values:
         writer.add(value)

@@ -1,6 +1,6 @@
-"""Where elements are before a point: what an engine calls them, for units that give at most one each.
+"""Element origins: where an engine reads the elements of units, for units that give at most one each.
 
-The engine calls an element by the node that defines positions and the position there; a unit of a node higher up is the
+The engine names an element by the node that defines positions and the position there; a unit of a node higher up is the
 same element under another number. This is the arithmetic from the one to the other, node by node as units are pushed
 down (:mod:`millrace.engine.run.lowering`).
 """
@@ -19,7 +19,7 @@ from millrace.planning.units import INFINITE, Positions, UnitMap, Yield
 
 
 class Places(NamedTuple):
-    """Of n units, each int64 of shape (n,).
+    """Origins of n units, each int64 of shape (n,).
 
     Attributes:
         node: number of the node that defines the position.
@@ -35,7 +35,7 @@ class Places(NamedTuple):
 
 
 def places(units: UnitMap, number: int, at: Positions, order: ShuffleKey, repetition: int = 0) -> Places:
-    """Where the elements of some units come from.
+    """Find the origins of the elements of some units.
 
     Args:
         units: of the graph.

@@ -1,4 +1,4 @@
-"""Endless repeats of what may give nothing: as in tf.data, a pass that gives no element ends them."""
+"""Endless repeats of inputs that may be empty: as in tf.data, a pass that gives no element ends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millrace.planning.units import INFINITE, UnitMap, Yield
 
 
 def repeated(units: UnitMap) -> Node | None:
-    """What is repeated without end on the way from the root to the only source, if it can be planned and be empty."""
+    """Find the node repeated without end on the way from root to the only source, if it can be planned and be empty."""
     node, graph = units.graph.root, units.graph
     while len(node.inputs) == 1:
         (child,) = node.inputs
@@ -24,7 +24,7 @@ def repeated(units: UnitMap) -> Node | None:
 
 
 def has_whole_pass(ranges: Iterable[tuple[int, int]], units: int) -> bool:
-    """Whether these ranges of units, in ascending order, have all of some pass.
+    """Whether these ranges of units, in ascending order, contain a whole pass.
 
     Args:
         ranges: first unit, and one past the last.

@@ -1,4 +1,4 @@
-"""One reader's passes over a dataset: which epoch comes next, where it begins, and how far the last one was read."""
+"""Epoch cursor: one reader's passes over a dataset; the next epoch, its begin, and how far the last one was read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from millrace.errors import StateError
 from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, merge, pack, parse_all, said
 
 Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
-"""An epoch's number, or what says it when told which is the next and what it begins with; None: the next."""
+"""Number of an epoch, or a function of the next number and the states that it begins with; None: the next."""
 Share = tuple[int, int]
-"""(i, n): the i-th of n helpers of one reader."""
+"""Share (i, n): the i-th of n helpers of one reader."""
 
 
 class Passes:
-    """What a dataset remembers of its own iterators.
+    """Memory of a dataset about its own iterators.
 
     Attributes:
         following: number of the epoch after the last one begun.
@@ -29,7 +29,7 @@ class Passes:
         self._now: Callable[[], Checkpoint] | None = None
 
     def load(self, states: Any, here: Identity) -> None:
-        """The next pass begins where these were taken.
+        """Load states: the next pass begins where these were taken.
 
         Args:
             states: one, or those of all ranks.
@@ -44,35 +44,35 @@ class Passes:
         self.loaded, self._now = loaded, None
 
     def choose(self, number: Number) -> tuple[int, tuple[Checkpoint, ...]]:
-        """The epoch of a pass, of which ``following`` is the least, and the states that it begins with."""
+        """Choose the epoch of a pass, of which ``following`` is the least, and the states that it begins with."""
         if isinstance(number, int):
             return number, ()
         return self.following if number is None else number(self.following, self.loaded), self.loaded
 
     def begin(self, number: int, now: Callable[[], Checkpoint]) -> None:
-        """A pass over epoch ``number`` begins; ``now`` says how far it is, also when it is over."""
+        """Begin a pass over epoch ``number``; ``now`` says how far it is, also when it is over."""
         self.following = number + 1
         self._now = now
 
     def started(self) -> None:
-        """Somebody asks the pass for elements."""
+        """Forget the loaded states: somebody asks the pass for elements."""
         self.loaded = ()
 
     def state(self, fresh: Callable[[], Checkpoint]) -> dict[str, Any]:
-        """How far the last pass was read; ``fresh`` is what there is to say before the first."""
+        """State of the last pass; ``fresh`` gives the state before the first."""
         if self._now is not None:
             return pack(self._now())
         return pack(self.loaded[0] if self.loaded else fresh())
 
     def copy(self) -> Passes:
-        """For a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
+        """Copy for a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
         twin = Passes()
         twin.following, twin.loaded = self.following, self.loaded
         return twin
 
 
 def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: bool = False) -> Merged:
-    """Where a reader without a service begins.
+    """Decide where a reader without a service begins.
 
     Args:
         loaded: its own state, or those of all ranks.

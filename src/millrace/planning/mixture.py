@@ -1,4 +1,4 @@
-"""Which input each element of a random mixture comes from.
+"""Mixtures: which input each element of a random mixture comes from.
 
 The sequence is a function of (seed, weights, counts) alone and can be asked for at any position, so that a mixture of
 inputs of known length is cut into tasks like any other data. Uniform numbers come in blocks from a counter-based
@@ -27,12 +27,12 @@ Seed = int | np.random.SeedSequence
 
 
 def seed_from(generator: np.random.Generator) -> int:
-    """A seed of 128 bits for :func:`choices` and :func:`uniforms`, drawn from ``generator``."""
+    """Draw a seed of 128 bits for :func:`choices` and :func:`uniforms` from ``generator``."""
     return int.from_bytes(generator.bytes(16), "little")
 
 
 def uniforms(seed: Seed, block: int) -> npt.NDArray[np.float64]:
-    """The ``BLOCK`` uniform numbers in [0, 1) of block number ``block``."""
+    """Compute the ``BLOCK`` uniform numbers in [0, 1) of block number ``block``."""
     sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     key = sequence.generate_state(2, np.uint64)
     # Raw words, as numpy promises the same ones for ever, of Philox but not of Generator.
@@ -43,7 +43,7 @@ def uniforms(seed: Seed, block: int) -> npt.NDArray[np.float64]:
 def choose(
     draws: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], alive: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """For each uniform number of ``draws`` one of the inputs that are ``alive``, in proportion to ``weights``."""
+    """Choose for each uniform number of ``draws`` one of the ``alive`` inputs, in proportion to ``weights``."""
     edges = np.cumsum(np.where(alive, weights, 0.0))
     picked = np.searchsorted(edges, draws * edges[-1], side="right")
     # Rounding may carry a draw to the last edge, beyond which there is nothing.
@@ -51,7 +51,7 @@ def choose(
 
 
 def check_weights(weights: Sequence[float]) -> npt.NDArray[np.float64]:
-    """``weights`` as float64.
+    """Check ``weights`` and convert them to float64.
 
     Raises:
         ValueError: unless they are finite, none negative and one positive.
@@ -64,7 +64,7 @@ def check_weights(weights: Sequence[float]) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What one block of draws yields: for each element its input and the position within it; and the state after."""
+    """Elements of one block of draws: the input of each and the position within it; and the state after."""
 
     which: npt.NDArray[np.int64]
     index: npt.NDArray[np.int64]
@@ -74,7 +74,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The state at the start of each block drawn so far and, last, of the one after them.
+    """State at the start of each block drawn so far and, last, of the one after them.
 
     Attributes:
         starts: number of elements before the block, int64.
@@ -88,7 +88,7 @@ class _Drawn:
 
 
 class Mixture:
-    """A mixture of inputs of known length. Made by :func:`choices`.
+    """Mixture of inputs of known length. Made by :func:`choices`.
 
     Attributes:
         total: its number of elements; ``ENDLESS`` if it never ends.
@@ -111,7 +111,7 @@ class Mixture:
             self.total = min(min(drawn_from) if stop_on_empty else sum(drawn_from), ENDLESS)
 
     def resolve(self, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each of ``positions`` (int64, any order) the input's number and the position within that input.
+        """Find for each of ``positions`` (int64, any order) the input's number and the position within that input.
 
         The first to ask for a position draws all blocks up to it, some 40 million elements a second.
 
@@ -142,7 +142,7 @@ class Mixture:
         return which, index
 
     def _draw_until(self, position: int) -> _Drawn:
-        """Draws blocks until ``position`` is in one of them, or only one input is left or none."""
+        """Draw blocks until ``position`` is in one of them, or only one input is left or none."""
         drawn = self._drawn
         starts, used, alive = [drawn.starts[-1]], [drawn.used[-1]], [drawn.alive[-1]]
         while starts[-1] <= position and np.count_nonzero(alive[-1]) > 1:
@@ -186,7 +186,7 @@ class Mixture:
 
 
 def choices(seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool = False) -> Mixture:
-    """The mixture of inputs of ``counts`` elements, each element drawn from input i in proportion to ``weights[i]``.
+    """Make the mixture of inputs of ``counts`` elements, drawn from input i in proportion to ``weights[i]``.
 
     Args:
         seed: the same seed gives the same mixture, on any machine and numpy.
@@ -204,7 +204,7 @@ def choices(seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on
 
 
 def _ranks(values: npt.NDArray[np.int64], kinds: int) -> npt.NDArray[np.int64]:
-    """For each value, how many equal ones stand before it."""
+    """Count for each value the equal ones before it."""
     narrow = values.astype(np.uint16) if kinds <= 2**16 else values  # 16 bits are sorted by radix, in linear time
     order = np.argsort(narrow, kind="stable")
     counts = np.bincount(values, minlength=kinds)

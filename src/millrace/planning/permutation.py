@@ -17,7 +17,7 @@ _SMALL = 1024
 
 
 def permute(positions: npt.NDArray[np.int64], count: int, key: int) -> npt.NDArray[np.int64]:
-    """Where each of ``positions`` goes under the permutation of ``range(count)`` that ``key`` chooses.
+    """Permute ``positions`` by the permutation of ``range(count)`` that ``key`` chooses.
 
     Args:
         positions: int64, each in [0, count).

@@ -1,4 +1,4 @@
-"""A plan: an epoch cut into tasks, before any worker is involved.
+"""Plan: an epoch cut into tasks, before any worker is involved.
 
 Pure: the same graph, split tables and seed give the same tasks anywhere. Epochs don't matter here; they decide which
 data a unit is (:mod:`millrace.planning.units`), not where tasks begin.
@@ -26,7 +26,7 @@ from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
 
 FAN_IN = 16
-"""Tasks whose leftovers one tail takes."""
+"""Number of tasks whose leftovers one tail takes."""
 
 _TASK_BYTES = 32 << 20
 _SMALL_TASK_BYTES = 1 << 20
@@ -54,7 +54,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, start: int, stop: int) -> Piece:
-        """All that these units give."""
+        """Make the piece of all outputs of these units."""
         return cls(start, stop, 0, stop - start)
 
     def __len__(self) -> int:
@@ -66,19 +66,19 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return self.index < 0 and len(self) == self.stop - self.start
 
     def cut(self, begin: int, end: int) -> Piece:
-        """Its outputs from ``begin`` to ``end``, numbered from 0, where none was read."""
+        """Cut out outputs ``begin`` to ``end``, numbered from 0, of a piece of which none was read."""
         if self.whole:
             return Piece.of(self.start + begin, self.start + end)
         return msgspec.structs.replace(self, first=self.first + begin, last=self.first + end)
 
     def behind(self, count: int, index: int) -> Piece:
-        """What comes after ``count`` outputs that were read in a run of task ``index``."""
+        """Remainder after ``count`` outputs that were read in a run of task ``index``."""
         number = index if self.index < 0 else self.index
         return msgspec.structs.replace(self, first=self.first + count, index=number) if count else self
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A range of the graph's units, or a tail that takes what other tasks left over.
+    """Range of the graph's units, or a tail that takes what other tasks left over.
 
     Attributes:
         index: number within the epoch; order of indices is the order of the data.
@@ -98,7 +98,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What it runs, where each unit gives one output."""
+        """Pieces that it runs, where each unit gives one output."""
         return self.parts or (Piece.of(self.start, self.stop),)
 
     @property
@@ -113,17 +113,17 @@ class Task(msgspec.Struct, frozen=True):
 
 
 WHOLE = Task(0, 0, -1)
-"""The whole graph as one task, without a plan."""
+"""Task that is the whole graph, without a plan."""
 
 
 class Plan:
-    """The tasks of an epoch, computed when asked for.
+    """Tasks of an epoch, computed when asked for.
 
     Attributes:
         length: number of tasks, tails included; None without end.
         exact: each unit gives one element.
-        equal: consumers that are dealt the tasks in turn get equally many elements; ``left_out``: but for so many,
-            that nobody gets.
+        equal: consumers that are dealt the tasks in turn get equally many elements, but for the last ``left_out``.
+        left_out: number of elements that nobody gets, so that all get equally many.
         cycle: units in a pass of what is repeated without end, if it could give nothing; else 0.
         warnings: what the user should know about it, a sentence each.
     """
@@ -156,7 +156,7 @@ class Plan:
         self.length = None if units >= INFINITE else rounds * self._round
 
     def task(self, index: int) -> Task:
-        """Task number ``index``.
+        """Compute task number ``index``.
 
         Raises:
             IndexError: if there is none.
@@ -185,17 +185,17 @@ class Plan:
         return turn * self._round + within + sum(within // _full(level) for level in range(1, self._levels))
 
     def before(self, index: int) -> int:
-        """Outputs of the tasks before ``index``, where each unit gives one; without tails."""
+        """Number of outputs of the tasks before ``index``, where each unit gives one; without tails."""
         turn, within = divmod(index, self._mains) if self._mains else (0, 0)
         return min(turn * self._period + min(within * self._size, self._period), self._units)
 
     def between(self, start: int, stop: int) -> Iterator[Piece]:
-        """Outputs ``start`` to ``stop`` of all that its tasks give in their order, where each unit gives one."""
+        """Pieces of outputs ``start`` to ``stop`` of all tasks in their order, where each unit gives one."""
         if start < stop:
             yield Piece.of(start, stop)
 
     def undivided(self) -> list[Piece]:
-        """What no task has."""
+        """Pieces that no task has."""
         return []
 
     def _main(self, index: int, turn: int, number: int, parent: int) -> Task:
@@ -228,7 +228,7 @@ class Plan:
 
 
 def _levels(mains: int) -> int:
-    """Levels of tails above ``mains`` tasks."""
+    """Number of levels of tails above ``mains`` tasks."""
     level = 0
     while _full(level) < mains:
         level += 1
@@ -236,12 +236,12 @@ def _levels(mains: int) -> int:
 
 
 def _full(level: int) -> int:
-    """Tasks below a tail of ``level`` levels that has all it can have."""
+    """Number of tasks below a full tail of ``level`` levels."""
     return int(FAN_IN**level)
 
 
 def _tree(mains: int, level: int) -> int:
-    """Tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
+    """Number of tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
     if level == 0:
         return mains
     whole, rest = divmod(mains, _full(level - 1))
@@ -250,10 +250,11 @@ def _tree(mains: int, level: int) -> int:
 
 
 class EqualPlan(Plan):
-    """Outputs for ``ranks`` consumers that are dealt its tasks in turn.
+    """Plan with equally many outputs for ``ranks`` consumers that are dealt its tasks in turn.
 
-    Cut into rounds of a task for each rank, all of one size, so that all ranks get equally many. What cannot be
-    divided, fewer elements than there are ranks, is at the end and left out.
+    It is cut into rounds of a task for each rank, all of one size. The remainder of the division, fewer elements than
+    there
+    are ranks, is at the end and left out.
 
     Args:
         units: of the graph, each of which gives one element.
@@ -279,11 +280,11 @@ class EqualPlan(Plan):
         return self.length
 
     def main(self, number: int) -> int:
-        """As there are no tails."""
+        """Index of the ``number``-th task: there are no tails."""
         return number
 
     def task(self, index: int) -> Task:
-        """Task number ``index``.
+        """Compute task number ``index``.
 
         Raises:
             IndexError: if there is none.
@@ -295,21 +296,21 @@ class EqualPlan(Plan):
         return Task(index, parts[0].start, parts[0].stop, parts=() if alone else parts)
 
     def before(self, index: int) -> int:
-        """Outputs of the tasks before ``index``."""
+        """Number of outputs of the tasks before ``index``."""
         turn, rank = divmod(index, self._ranks)
         each, size = self._of_rank(turn), self._of_rank(turn + 1) - self._of_rank(turn)
         return self._ranks * each + rank * size
 
     def _of_rank(self, turn: int) -> int:
-        """Outputs that a rank has before a round."""
+        """Number of outputs that a rank has before a round."""
         return self._each * turn // self._rounds if turn < self._rounds else self._each
 
     def undivided(self) -> list[Piece]:
-        """What no task has."""
+        """Pieces that no task has."""
         return list(self.between(self._ends[-1] - self.left_out, self._ends[-1]))
 
     def between(self, start: int, stop: int) -> Iterator[Piece]:
-        """Outputs ``start`` to ``stop`` of all that its tasks give in their order."""
+        """Pieces of outputs ``start`` to ``stop`` of all tasks in their order."""
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
             piece, end = self._pieces[number], self._ends[number]
@@ -327,7 +328,7 @@ def make_plan(
     ranks: int | None = None,
     pieces: Sequence[Piece] = (),
 ) -> Plan:
-    """Cuts one epoch of ``graph`` into tasks.
+    """Cut one epoch of ``graph`` into tasks.
 
     Args:
         graph: its structure; user functions are not looked at.
@@ -346,7 +347,7 @@ def make_plan(
 def plan_of(
     units_of: UnitMap, tasks: int | None = None, ranks: int | None = None, pieces: Sequence[Piece] = ()
 ) -> Plan:
-    """As :func:`make_plan`, of an analysis that is there already."""
+    """Make a plan as :func:`make_plan` does, of an analysis that is there already."""
     graph = units_of.graph
     try:
         root = units_of.of(graph.id_of(graph.root))
@@ -378,8 +379,9 @@ def _cycle(units_of: UnitMap) -> int:
 def _size(root: Units, tasks: int | None) -> int:
     """Units per task: about 32 MiB of stored data or a sensible number of elements.
 
-    More and smaller tasks if there is little data, so that a few workers find work; never so few elements that a tail
-    would get most of them.
+    There are more and smaller tasks if there is little data, so that a few workers find work; never so few elements
+    that a
+    tail would get most of them.
     """
     if root.count >= INFINITE:
         per_task = (

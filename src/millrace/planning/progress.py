@@ -1,4 +1,4 @@
-"""How far an epoch was read: which tasks to their end, and how many outputs of the others."""
+"""Progress through an epoch: the tasks read to their end, and the outputs read of the others."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PLAIN_BYTES = 2048
 _AT_ONCE = 1 << 14
 """Bytes of a bitmap that are looked at together."""
 MOST_TASKS = 1 << 27
-"""Tasks that a set read from text may have beyond its first gap: a bound on what 64 KiB of it could become."""
+"""Most tasks that a set read from text may have beyond its first gap: a bound on what 64 KiB of it could become."""
 
 
 class TaskSet:
-    """A growing set of tasks: all below ``low``, and those whose bit is set in ``bits``, which begins there.
+    """Growing set of tasks: all below ``low``, and those whose bit is set in ``bits``, which begins there.
 
     Tasks are read about in their order, so that there are few bits; with several readers each has bits for the others'.
     """
@@ -36,14 +36,14 @@ class TaskSet:
 
     @classmethod
     def of(cls, tasks: Iterable[int]) -> TaskSet:
-        """The set of these."""
+        """Make the set of these tasks."""
         found = cls()
         for task in tasks:
             found.add(task)
         return found
 
     def add(self, task: int) -> None:
-        """One more; harmless if it is there."""
+        """Add a task; harmless if it is there."""
         if task >= self.low:
             self.bits |= 1 << (task - self.low)
             self._close_gap()
@@ -75,11 +75,11 @@ class TaskSet:
         yield from (self.low + place for place, bit in enumerate(f"{self.bits:b}"[::-1]) if bit == "1")
 
     def copy(self) -> TaskSet:
-        """Another of the same tasks."""
+        """Copy the set."""
         return TaskSet(self.low, self.bits)
 
     def bitmap(self) -> bytes:
-        """``bits`` as bytes, the lowest first: quick to look up."""
+        """Convert ``bits`` to bytes, the lowest first: quick to look up."""
         return self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
     def beyond(self) -> Iterator[Numbers]:
@@ -101,14 +101,14 @@ class TaskSet:
             yield first, end
 
     def counts(self, every: int) -> list[int]:
-        """For each remainder by ``every``, how many tasks of the set have it."""
+        """Count for each remainder by ``every`` the tasks of the set that have it."""
         found = np.array([len(range(rest, self.low, every)) for rest in range(every)], np.int64)
         for tasks in self.beyond():
             found += np.bincount(tasks % every, minlength=every)
         return [int(count) for count in found]
 
     def text(self) -> str:
-        """``bits`` in base64; deflated if there are many, after a ``~``: that is short where readers take turns."""
+        """Encode ``bits`` in base64; if there are many, deflated after a ``~``: short where readers take turns."""
         if self._text is None:
             bitmap = self.bitmap()
             deflated = len(bitmap) > PLAIN_BYTES
@@ -118,7 +118,7 @@ class TaskSet:
 
     @classmethod
     def parse(cls, low: int, text: str) -> TaskSet:
-        """The set that has this ``low`` and :meth:`text`.
+        """Parse the set that has this ``low`` and :meth:`text`.
 
         Raises:
             ValueError: if it is no such text.
@@ -138,7 +138,7 @@ class TaskSet:
 
 
 class Progress:
-    """What one reader has yielded of an epoch. One thread notes what it yields, others may say what ends.
+    """Outputs of an epoch that one reader has yielded. One thread notes what it yields, others may say what ends.
 
     Args:
         done: tasks that were yielded to their end before.
@@ -152,21 +152,21 @@ class Progress:
         self._totals: dict[int, int] = {}
 
     def resume(self, done: TaskSet, begun: Mapping[int, int]) -> None:
-        """All this was yielded before."""
+        """Add what was yielded before."""
         self._done |= done
         self._begun.update(begun)
 
     def yielded(self, task: int, outputs: int) -> None:
-        """So many outputs of the task, those before a resume included, were yielded."""
+        """Note that ``outputs`` outputs of the task, those before a resume included, were yielded."""
         if task not in self._done:
             self._begun[task] = outputs
 
     def ends(self, task: int, outputs: int) -> None:
-        """The task has so many outputs in all. May be said by any thread, before or after they are yielded."""
+        """Note that the task has ``outputs`` outputs in all. Any thread may, before or after they are yielded."""
         self._ends.append((task, outputs))
 
     def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
-        """Tasks of which all was yielded, and how many outputs of each other."""
+        """Tasks of which all was yielded, and the number of outputs of each other."""
         while self._ends:
             task, outputs = self._ends.popleft()
             self._totals[task] = outputs

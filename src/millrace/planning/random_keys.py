@@ -1,4 +1,4 @@
-"""Numbers from numbers: every random choice is a hash of what identifies it (seed, epoch, node, position).
+"""Random keys: every random choice is a hash of what identifies it (seed, epoch, node, position).
 
 The hash is splitmix64's finalizer (Steele, Lea and Flood 2014), chained; arithmetic only, so that every machine and
 every version of every library agrees.
@@ -16,7 +16,7 @@ _M2 = 0x94D049BB133111EB
 
 
 def mix(value: int) -> int:
-    """A 64-bit hash of a 64-bit number."""
+    """Hash a 64-bit number to 64 bits."""
     value = (value + _GAMMA) & _MASK
     value = ((value ^ (value >> 30)) * _M1) & _MASK
     value = ((value ^ (value >> 27)) * _M2) & _MASK
@@ -24,7 +24,7 @@ def mix(value: int) -> int:
 
 
 def derive(*parts: int) -> int:
-    """A 64-bit key from any whole numbers; their order matters."""
+    """Derive a 64-bit key from whole numbers; their order matters."""
     key = len(parts)
     for part in parts:
         key = mix(key ^ mix(part & _MASK))
@@ -37,7 +37,7 @@ def repetition_of(repetition: int, turn: int) -> int:
 
 
 def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """:func:`mix` of each number."""
+    """Apply :func:`mix` to each number."""
     out = values + _ARRAY_GAMMA
     out ^= out >> _SHIFT_1
     out *= _ARRAY_M1
@@ -53,7 +53,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def states(key: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Generator states, uint64 of shape (n, 4), one per position: hashes of ``key`` and the position."""
+    """Compute generator states, uint64 of shape (n, 4), one per position: hashes of ``key`` and the position."""
     out = np.ones((len(positions), 4), np.uint64)  # the last column is SFC64's counter
     base = mix_array(positions.astype(np.uint64) ^ np.uint64(mix(key)))
     columns = np.array([mix(key + 1), mix(key + 2), mix(key + 3)], np.uint64)

@@ -1,6 +1,6 @@
-"""What is left of an epoch that was read in part: outputs that nobody has had, and leftovers that tails still need.
+"""Remainder of an epoch that was read in part: outputs that nobody has had, and leftovers that tails still need.
 
-The work is by what the sets of tasks name, and not by the number of tasks.
+The cost is proportional to what the sets of tasks name, and not to the number of tasks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from millrace.planning.progress import TaskSet
 
 
 def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[list[int], list[int]]:
-    """Whose leftovers are needed, and whose no longer, when tasks in any order are done.
+    """On resume: finished tasks to rerun for their leftovers; unfinished tasks whose leftovers were consumed.
 
     Leftovers have become outputs that were read once the tail at the end of their round is done. Before that, tasks
-    that are done have to run again for what they leave over.
+    that
+    are done have to run again for what they leave over.
 
     Args:
         task: of a plan, by index.
@@ -52,28 +53,28 @@ def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[li
 
 
 class Divisible(Protocol):
-    """What is needed of a plan, of units that each give one output, to say what is left of it."""
+    """Plan of units that each give one output, as far as its remainder needs it."""
 
     @property
     def length(self) -> int | None:
         """Number of tasks."""
 
     def before(self, index: int) -> int:
-        """Outputs of the tasks before ``index``."""
+        """Number of outputs of the tasks before ``index``."""
 
     def between(self, start: int, stop: int) -> Iterator[Piece]:
-        """Outputs ``start`` to ``stop`` of all that its tasks give in their order."""
+        """Pieces of outputs ``start`` to ``stop`` of all tasks in their order."""
 
     def undivided(self) -> list[Piece]:
-        """What no task has."""
+        """Pieces that no task has."""
 
 
 NOTHING = Piece(0, 0, 0, 0)
-"""What is left of an epoch that is over."""
+"""Remainder of an epoch that is over."""
 
 
 def left_of(plan: Divisible, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]:
-    """What is left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece.
+    """Pieces left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece.
 
     Args:
         plan: of the epoch.
@@ -102,7 +103,7 @@ def left_of(plan: Divisible, done: TaskSet, begun: Mapping[int, int]) -> list[Pi
 
 
 def _unread(pieces: Iterable[Piece], read: int, index: int) -> Iterator[Piece]:
-    """The pieces of a task behind ``read`` outputs."""
+    """Pieces of a task behind ``read`` outputs."""
     for piece in pieces:
         count = min(read, len(piece))
         read -= count

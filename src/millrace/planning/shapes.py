@@ -1,4 +1,4 @@
-"""Which dimensions of a dataset's elements may vary, as far as its graph tells."""
+"""Element shapes: which dimensions of a dataset's elements may vary, as far as its graph tells."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Varying(NamedTuple):
 
 
 def varying(units: UnitMap) -> Varying:
-    """What of the elements' shapes depends on which element it is.
+    """Find which dimensions of the elements' shapes depend on the element.
 
-    Looks at the operators that made the elements into batches; a ``map`` behind them is taken to keep the rows.
+    The operators that made the elements into batches tell; a ``map`` behind them is taken to keep the rows.
     """
     makers = list(_makers(units.graph.root))
     inside = [below for node in makers if isinstance(node, g.Rebatch) for below in _makers(node.inputs[0])]
@@ -41,7 +41,7 @@ _Maker = g.Batch | g.PaddedBatch | g.BucketBySequenceLength | g.Rebatch | g.Grou
 
 
 def _makers(node: g.Node) -> Iterator[_Maker]:
-    """The operators that stacked what leaves ``node``."""
+    """Operators that stacked what leaves ``node``."""
     if isinstance(node, _Maker):
         yield node
     elif not isinstance(node, (g.Unbatch, g.FlatMap, g.Interleave)):
@@ -69,7 +69,7 @@ def _always_full(units: UnitMap, node: _Maker) -> bool:
 
 
 def _numbers(shapes: Any) -> Iterator[int]:
-    """The numbers in a pytree of shapes."""
+    """Numbers in a pytree of shapes."""
     if isinstance(shapes, int):
         yield shapes
     elif isinstance(shapes, (tuple, list, dict)):

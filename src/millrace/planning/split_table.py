@@ -1,4 +1,4 @@
-"""Split tables: what listing a source found out. Data only; workers hand them on, the dispatcher needs a summary."""
+"""Split tables: the results of listing a source. Data only; workers hand them on, the dispatcher needs a summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.errors import ProtocolError
 from millrace.planning.columns import Integers, Strings, StringsWriter, integers
 
 HASH_BYTES = 16
-"""Of an item's content hash."""
+"""Bytes of an item's content hash."""
 
 _AT_ONCE = 4096
 """Locations that are put together at a time."""
@@ -26,7 +26,7 @@ _Bytes = bytes  # a table has a property of that name
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a sequential source that is read on its own.
+    """Part of a sequential source that is read on its own.
 
     Attributes:
         location: path or URL of the file.
@@ -48,14 +48,14 @@ class Split(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableSummary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything that cutting an epoch into tasks needs to know of a split table, whatever its length.
+    """Summary of a split table, as much as cutting an epoch into tasks needs, whatever the table's length.
 
     Attributes:
         cheap: see :class:`SplitTable`; ``count`` likewise.
         pieces: number of splits of a sequential source.
         bytes: stored size, 0 if unknown.
-        sizes: in journals of before the whole table stood here, in lists; a summary is made of them, and
-        splits: they are forgotten.
+        sizes: in older journals the whole table's sizes; summed up into ``bytes``, and dropped.
+        splits: in older journals the whole table's splits; counted in ``pieces`` and ``bytes``, and dropped.
     """
 
     cheap: bool
@@ -123,12 +123,12 @@ class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
 
     @property
     def locations(self) -> Strings:
-        """Where the files are that the elements are; empty if they are none."""
+        """Locations of the files that are the elements; empty if elements are no files."""
         return self.names if self.pieces is None else Strings()
 
     @functools.cached_property
     def splits(self) -> Sequence[Split]:
-        """The pieces of a sequential source; empty of others."""
+        """Splits of a sequential source; empty for others."""
         return () if self.pieces is None else _Splits(self, self.pieces)
 
     @property
@@ -137,12 +137,12 @@ class SplitTable(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         return self.sizes.total
 
     def summary(self) -> TableSummary:
-        """As much of it as plans are made of."""
+        """Summarize as much of it as plans are made of."""
         return TableSummary(self.cheap, self.count, len(self.splits), min(self.bytes, _MOST_BYTES))
 
 
 class _Splits(Sequence[Split]):
-    """The rows of a table of splits."""
+    """Rows of a table of splits."""
 
     def __init__(self, table: SplitTable, pieces: Pieces) -> None:
         self._names, self._versions = table.names, pieces.versions
@@ -174,7 +174,7 @@ def _total(counts: Integers) -> int:
 
 
 def positions_table(count: int) -> SplitTable:
-    """Table of a source whose elements are ``count`` positions."""
+    """Make the table of a source whose elements are ``count`` positions."""
     return SplitTable(cheap=True, count=count)
 
 
@@ -195,7 +195,7 @@ class Files(NamedTuple):
 
 
 def table_of(found: Iterable[Files]) -> SplitTable:
-    """Table of a source whose elements are files, which are asked for a folder at a time."""
+    """Make the table of a source whose elements are files, which are asked for a folder at a time."""
     names, sizes, stamps = StringsWriter(), array("q"), array("Q")
     for files in found:
         for start in range(0, len(files.names), _AT_ONCE):
@@ -206,7 +206,7 @@ def table_of(found: Iterable[Files]) -> SplitTable:
 
 
 def files_table(files: Iterable[tuple[str, int, str]]) -> SplitTable:
-    """Table of a source whose elements are files: (location, size in bytes, version) of each."""
+    """Make the table of a source whose elements are files: (location, size in bytes, version) of each."""
     return table_of(
         Files(b"", [location.encode("utf-8", "surrogateescape")], [size], [stamp_of(version)])
         for location, size, version in files
@@ -214,13 +214,13 @@ def files_table(files: Iterable[tuple[str, int, str]]) -> SplitTable:
 
 
 def stamp_of(version: str) -> int:
-    """A version of a file in 64 bits, as a data set may have millions of files; 0 of none."""
+    """Hash the version of a file to 64 bits, as a data set may have millions of files; 0 of none."""
     data = version.encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) if data else 0
 
 
 def splits_table(splits: Iterable[Split]) -> SplitTable:
-    """Table of a sequential source, whose splits are asked for one by one."""
+    """Make the table of a sequential source, whose splits are asked for one by one."""
     names, versions = StringsWriter(), StringsWriter()
     starts, stops, firsts, counts, sizes = (array("q") for _ in range(5))
     versioned = False
@@ -240,7 +240,7 @@ def splits_table(splits: Iterable[Split]) -> SplitTable:
 
 
 class _Inline(msgspec.Struct, frozen=True):
-    """A table as it was written before there were columns."""
+    """Table as it was written before there were columns."""
 
     cheap: bool
     count: int
@@ -263,12 +263,12 @@ _before = msgspec.msgpack.Decoder(dict[int, _Inline])
 
 
 def pack_tables(tables: Mapping[int, SplitTable]) -> bytes:
-    """The split tables of a graph's sources, by node id, as bytes; of equal tables equal bytes."""
+    """Serialize the split tables of a graph's sources, by node id; equal tables give equal bytes."""
     return msgspec.msgpack.encode((_FORMAT, dict(sorted(tables.items()))))
 
 
 def unpack_tables(data: bytes) -> dict[int, SplitTable]:
-    """What :func:`pack_tables` was given, in this version or before.
+    """Restore the tables of :func:`pack_tables`, of this version or before.
 
     Raises:
         ProtocolError: these are not the bytes of split tables.
@@ -285,5 +285,5 @@ def unpack_tables(data: bytes) -> dict[int, SplitTable]:
 
 
 def summaries(tables: Mapping[int, SplitTable]) -> dict[int, TableSummary]:
-    """As much of each table as plans are made of."""
+    """Summarize each table as far as plans need it."""
     return {node: table.summary() for node, table in tables.items()}

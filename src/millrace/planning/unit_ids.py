@@ -1,8 +1,8 @@
-"""What units are made of: 128-bit numbers that are the same in every plan, job and process.
+"""Unit ids: 128-bit numbers that name the data of a unit, the same in every plan, job and process.
 
 A unit that two pipelines make by the same operators of the same piece of the same source has one identity, wherever
-their plans have it. Hashes of hashes, as in :mod:`.keys`, in two lanes of 64 bits: they have to tell units apart, and
-withstand nobody; what may be read by whom is not decided by them.
+their plans have it. They are hashes of hashes, as in :mod:`.random_keys`, in two lanes of 64 bits: they have to tell
+units apart, and withstand nobody; they do not decide who may read what.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from millrace.planning.split_table import SplitTable
 from millrace.planning.units import Positions, UnitMap
 
 Identities = npt.NDArray[np.uint64]
-"""Of n units: uint64 of shape (n, 2)."""
+"""Identities of n units: uint64 of shape (n, 2)."""
 
 ShuffleKey = Callable[[int, g.Shuffle, int], int]
-"""Key of a permuting shuffle's order, of its node's number, the node, and the repetition."""
+"""Function that returns the key of a permuting shuffle's order, of its node's number, the node, and the repetition."""
 
 _LANES = np.array([mix(1), mix(2)], np.uint64)
 
@@ -36,15 +36,15 @@ def itemised(units: UnitMap, number: int) -> bool:
 def identities(
     units: UnitMap, number: int, at: Positions, order: ShuffleKey, *, random: bool = False, repetition: int = 0
 ) -> Identities:
-    """Identities of units of a node.
+    """Compute the identities of units of a node.
 
     Args:
         units: of the graph.
         number: of the node, which is :func:`itemised`.
         at: its units, int64 of shape (n,).
         order: of the shuffles below it, in the epoch.
-        random: what is below the node depends on where in the plan an element is, too, because a random function's
-            generator does: then so do identities.
+        random: whether the output also depends on an element's place in the plan, because a random function's generator
+            does: then so do identities.
         repetition: of a ``repeat`` above.
     """
     return _Walk(units, order, random).of(number, at, repetition)
@@ -124,7 +124,7 @@ _PLACES = (g.Source, g.Zip, g.Concatenate, g.Repeat, g.SampleFromDatasets, g.Bat
 
 
 def _of_source(node: g.Source, table: SplitTable, starts: Positions | None, at: Positions) -> Identities:
-    """Of what a source's own parameters do not say; those are in the fingerprint of the operators."""
+    """Identify data beyond a source's own parameters; those are in the fingerprint of the operators."""
     if isinstance(node, g.Range):
         return _with(_nothing(len(at)), at * node.step + node.start)
     if table.locations:
@@ -151,7 +151,7 @@ def _nothing(count: int) -> Identities:
 
 
 def _with(found: Identities, *numbers: int | Positions) -> Identities:
-    """Hashes of identities and numbers, of each the same or one for each."""
+    """Hash identities and numbers, of each the same or one for each."""
     for number in numbers:
         column = np.asarray(number).astype(np.uint64)
         found = _mixed(found ^ mix_array(np.broadcast_to(column, len(found))[:, None] + _LANES))
@@ -159,7 +159,7 @@ def _with(found: Identities, *numbers: int | Positions) -> Identities:
 
 
 def _together(parts: list[Identities]) -> Identities:
-    """Hashes of several identities in order."""
+    """Hash several identities in order."""
     found = _nothing(len(parts[0]))
     for part in parts:
         found = _mixed(found ^ part)
@@ -171,7 +171,7 @@ def _mixed(found: Identities) -> Identities:
 
 
 def joined(found: Identities, stops: Positions) -> Identities:
-    """One identity for each run of consecutive units: the first ends before unit ``stops[0]``, and so on.
+    """Combine the identities of each run of consecutive units: the first ends before unit ``stops[0]``, and so on.
 
     Args:
         found: of the units, none of the runs empty.
@@ -183,6 +183,6 @@ def joined(found: Identities, stops: Positions) -> Identities:
 
 
 def item_keys(fingerprint: bytes, found: Identities) -> npt.NDArray[np.uint8]:
-    """Item keys: hashes of a point's fingerprint (16 bytes) and identities, uint8 of shape (n, 16)."""
+    """Hash a point's fingerprint (16 bytes) and identities to item keys, uint8 of shape (n, 16)."""
     keys = _mixed(_mixed(found) ^ np.frombuffer(fingerprint, "<u8"))
     return np.ascontiguousarray(keys).astype("<u8").view(np.uint8).reshape(-1, 16)

@@ -33,7 +33,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class Yield(enum.IntEnum):
-    """How many elements a unit gives."""
+    """Number of elements that a unit gives."""
 
     ONE = 0
     AT_MOST_ONE = 1
@@ -42,7 +42,7 @@ class Yield(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """How one node can be cut.
+    """Units of one node.
 
     Attributes:
         count: number of units, :data:`INFINITE` if endless.
@@ -71,7 +71,7 @@ class Units:
 
 
 class UnplannableError(PipelineError):
-    """A node needs positions that its input doesn't have: the graph runs as one sequence."""
+    """Node that needs positions which its input doesn't have: the graph runs as one sequence."""
 
     def __init__(self, node: g.Node, reason: str) -> None:
         super().__init__(f"{node} {reason}")
@@ -81,7 +81,7 @@ class UnplannableError(PipelineError):
 class UnitMap:
     """Units of every node of a graph, given its split tables; pure arithmetic on top of them.
 
-    Of their summaries alone as well; then it says how many units there are, and not which.
+    Made of their summaries alone, it says how many units there are, and not which.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class UnitMap:
         return [self.of(self.graph.id_of(child)) for child in node.inputs]
 
     def firsts(self, numbers: Sequence[int]) -> Positions:
-        """The first unit of each of the nodes ``numbers`` in their concatenation, int64."""
+        """First unit of each of the nodes ``numbers`` in their concatenation, int64."""
         counts = [self.of(number).count for number in numbers]
         return np.array([min(INFINITE, sum(counts[:index])) for index in range(len(counts))], np.int64)
 
     @functools.cached_property
     def starts(self) -> dict[int, Positions]:
-        """By source whose splits have known counts, the position of each split's first element, int64."""
+        """Position of each split's first element, int64, by source whose splits have known counts."""
         found = {}
         for number, table in self.tables.items():
             if table.pieces is not None and table.splits and table.count >= 0:
@@ -136,7 +136,7 @@ class UnitMap:
 
     @functools.cached_property
     def plan_digest(self) -> bytes:
-        """Of what decides which elements a task of a plan has: operators, sources and ``on_error``; 16 bytes."""
+        """Hash of what decides which elements a task of a plan has: operators, sources and ``on_error``; 16 bytes."""
         told = msgspec.msgpack.encode([outline(self.graph), self.skips])
         return hashlib.blake2b(told + pack_tables(self.tables), digest_size=16).digest()
 
@@ -211,7 +211,7 @@ class UnitMap:
         return (np.arange(0, count, period)[:, None] + inner).ravel()
 
     def _through(self, node: g.Node, inner: Positions, count: int) -> npt.NDArray[Any]:
-        """Boundaries of a node's first input as units of the node."""
+        """Convert boundaries of a node's first input to units of the node."""
         if isinstance(node, g.Skip):
             return inner - (node.count if node.count >= 0 else inner[-1])
         if isinstance(node, g.Shard):
@@ -223,7 +223,7 @@ class UnitMap:
         return inner  # where elements are collected, repetitions and parts begin at some of these
 
     def collectors(self, root: g.Node) -> Iterator[int]:
-        """The operators in ``root`` and below that may leave elements at a task's end."""
+        """Find the operators in ``root`` and below that may leave elements at a task's end."""
         for node in g.Graph(root).nodes:
             number = self.graph.id_of(node)
             if isinstance(node, _COLLECTORS) and self.of(number).collecting:

@@ -1,4 +1,4 @@
-"""What runs in place of what was written: graph -> graph, and nothing that comes out changes.
+"""Rewrites: graph -> graph, so that less runs than was written and no output changes.
 
 One file a rewrite. They are for running alone: the plan, and so the tasks and the identity of every element, are made
 from the graph as written, whose numbers :meth:`millrace.graph.nodes.Graph.rewritten` keeps. Each returns with its
@@ -12,11 +12,11 @@ from millrace.graph.nodes import Graph
 from millrace.graph.rewrites import fusion, identity_elimination
 
 REWRITES = (identity_elimination.apply, fusion.apply)
-"""In this order: what is left out no longer stands between what can be fused."""
+"""Rewrites in their order: an operator that is left out no longer stands between those that can be fused."""
 
 
 def rewritten(graph: Graph) -> tuple[Graph, list[str]]:
-    """``(what to run, what was rewritten)``; as written if the pipeline's options say ``rewrites=False``."""
+    """Rewrite a graph: ``(graph to run, notes)``; unchanged if the pipeline's options say ``rewrites=False``."""
     notes: list[str] = []
     if graph.options().rewrites is not False:
         for apply in REWRITES:

@@ -28,7 +28,7 @@ class Fused(Node):
 
 
 def apply(graph: Graph) -> tuple[Graph, list[str]]:
-    """The graph with chains fused, and a line for each of them."""
+    """Fuse chains; return the graph and a line for each of them."""
     users = Counter(child for node in graph.reachable() for child in node.inputs)
 
     def change(number: int, node: Node) -> Node:
@@ -47,5 +47,5 @@ def apply(graph: Graph) -> tuple[Graph, list[str]]:
 
 
 def parallel_calls(node: Map | Filter) -> int:
-    """How many calls at a time the node's function takes; AUTOTUNE: the engine's choice."""
+    """Number of concurrent calls that the node's function takes; AUTOTUNE: the engine's choice."""
     return node.num_parallel_calls if isinstance(node, Map) else 1

@@ -1,9 +1,9 @@
-"""Dead operators: those that pass on every element as it is are left out ("The tf.data service", section 3.2).
+"""Identity elimination: operators that pass on every element are left out ("The tf.data service", section 3.2).
 
-Only what is certain from the node itself: ``take(-1)``, ``skip(0)``, ``shard(1, 0)``, options (which are read from the
-graph as written) and a prefetch of what is prefetched without limit. ``repeat(1)`` as well, unless it is repeated
-itself: repetitions within repetitions are numbered anew, and the number enters random keys. A shuffle of a shuffle
-stays, as its order shows.
+Only operators that are certain from the node itself are: ``take(-1)``, ``skip(0)``, ``shard(1, 0)``, options (which are
+read from the graph as written) and a prefetch of a prefetch without limit. ``repeat(1)`` is as well, unless it is
+repeated itself: repetitions within repetitions are numbered anew, and the number enters random keys. A shuffle of a
+shuffle stays, as its order shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from millrace.graph.nodes import AUTOTUNE, Graph, Node, Prefetch, Repeat, Shard,
 
 
 def apply(graph: Graph) -> tuple[Graph, list[str]]:
-    """The graph without dead operators, and a line that names them."""
+    """Leave identity operators out; return the graph and a line that names them."""
     repeated = {below for node in graph.reachable() if _repeats(node) for child in node.inputs for below in _all(child)}
     dead: list[str] = []
 

@@ -1,8 +1,8 @@
-"""Prefetch at the end: the pipeline works while the consumer does ("The tf.data service", section 3.2).
+"""Trailing prefetch: the pipeline works while the consumer does ("The tf.data service", section 3.2).
 
-For whoever pulls an epoch's tasks one after the other in the consumer's own process. There a prefetch that is part of
-the graph would run dry at the end of each task, so the one at the end is taken out, to be done once over all tasks;
-where the user wrote none, it is to be done as soon as measurements say that it gains something.
+It is for whoever pulls an epoch's tasks one after the other in the consumer's own process. There a prefetch that is
+part of the graph would run dry at the end of each task, so the one at the end is taken out, to be done once over all
+tasks; where the user wrote none, it is to be done as soon as measurements say that it gains something.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millrace.graph.nodes import AUTOTUNE, Graph, Node, Prefetch
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The prefetch to do over all tasks.
+    """Prefetch to do over all tasks.
 
     Attributes:
         buffer_size: elements ahead at most; AUTOTUNE: by bytes.
@@ -26,7 +26,7 @@ class Ending:
 
 
 def apply(graph: Graph) -> tuple[Graph, Ending, list[str]]:
-    """The graph without a prefetch at its end, what to do instead, and that in words."""
+    """Take out a prefetch at the graph's end; return the graph, the prefetch to do instead, and a note."""
     last = graph.root
     if not isinstance(last, Prefetch):
         return graph, Ending(), ["computed ahead at the end, while that gains time"]
