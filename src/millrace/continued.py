@@ -15,7 +15,7 @@ from millrace.functions.spawn_pickling import picklable_for_spawn
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
 from millrace.graph.serialize import PASSING
-from millrace.planning.checkpoint import Checkpoint, Identity, fit, graph_digest, pack, parse_all
+from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, fit, graph_digest, pack, parse_all
 from millrace.planning.epoch_cursor import Number, Share
 from millrace.planning.shapes import Varying, varying
 from millrace.planning.split_table import TableSummary
@@ -130,7 +130,7 @@ class ContinuedPipeline(Readable):
         """
         loaded = parse_all(state)
         for each in loaded:
-            fit(each.identity, Identity(behind=self._digest))
+            fit(each.identity, PipelineIdentity(behind=self._digest))
         epoch, ranks = min(each.next_epoch for each in loaded), self.served.ranks
         counting = next((node for node in self._operators.nodes if isinstance(node, _COUNTING)), None)
         if counting is not None and any(each.epoch == epoch and each.counts and each.ranks != ranks for each in loaded):

@@ -12,7 +12,7 @@ from millrace.functions.spawn_pickling import picklable_for_spawn
 from millrace.graph import nodes as g
 from millrace.graph.notation import notation
 from millrace.planning.checkpoint import Checkpoint, graph_digest
-from millrace.planning.epoch_cursor import Number, Passes, Share
+from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.plan import Plan, make_plan
 from millrace.planning.shapes import Varying, varying
 from millrace.planning.split_table import SplitTable
@@ -35,7 +35,7 @@ class Pipeline(Readable):
     def __init__(self, node: g.Node) -> None:
         self.node = node
         self._tables: dict[int, SplitTable] | None = None
-        self._passes = Passes()
+        self._passes = EpochCursor()
 
     def read_epoch(self, number: Number = None, share: Share | None = None) -> LocalIterator:
         """Elements of one epoch, or of a part of it, computed in this process; see :class:`Readable`."""
@@ -47,7 +47,7 @@ class Pipeline(Readable):
         """The first ``count`` elements of the first epoch."""
         from millrace.engine.run.local_epoch import read
 
-        with read(self, Passes(), 0) as elements:
+        with read(self, EpochCursor(), 0) as elements:
             return [element for _, element in zip(range(count), elements, strict=False)]
 
     def prepare_to_fork(self) -> None:

@@ -18,7 +18,7 @@ from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
 from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
-from millrace.planning.epoch_cursor import Number, Passes, Share
+from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.shapes import Varying
 from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
 from millrace.validation import one_of
@@ -119,7 +119,7 @@ class ServedPipeline(Readable):
         self._local: TrainingHost | None = None
         self._session: ConsumerSession | None = None
         self._share: Share | None = None
-        self._passes = Passes()
+        self._passes = EpochCursor()
         self._resumed: weakref.ref[EpochReader] | None = None
         self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
         self._closings = 0
@@ -184,13 +184,13 @@ class ServedPipeline(Readable):
             session = self._joined(share)
             alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
             if alone:
-                return self._begin(session, number, Passes(), share)
+                return self._begin(session, number, EpochCursor(), share)
             other = self._join(None, {"name": f"job-{secrets.token_hex(4)}", "epochs": number + 1})
             self._others.add(other)
-            return self._begin(other, number, Passes(), None, self._new_local(other.job, None))
+            return self._begin(other, number, EpochCursor(), None, self._new_local(other.job, None))
 
     def _begin(
-        self, session: ConsumerSession, number: int, passes: Passes, share: Share | None, keep: object = None
+        self, session: ConsumerSession, number: int, passes: EpochCursor, share: Share | None, keep: object = None
     ) -> EpochReader:
         reload = functools.partial(self._reload, share)
         return session.epoch(
@@ -248,7 +248,7 @@ class ServedPipeline(Readable):
             self.load_state_dict(state)
             (first, *others), session = self._passes.loaded, self._session
             if share is None and first.ended and not others and session is not None:
-                return session.over(first, Passes(), functools.partial(self._reload, None))
+                return session.over(first, EpochCursor(), functools.partial(self._reload, None))
             reader = self._resume(None, share)
             self._passes.started()
             return reader

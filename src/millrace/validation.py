@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.errors import PipelineError
 from millrace.functions.signature import describe, name_of, where_of
 from millrace.graph.nodes import AUTOTUNE, Node, Opaque
-from millrace.graph.notation import called, graph_of
+from millrace.graph.notation import call_notation, graph_of
 from millrace.planning.units import INFINITE
 from millrace.policies.read_concurrency import MOST_CHOSEN
 from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY
@@ -75,7 +75,7 @@ def written(method: Callable[..., Any], *positional: Any, **named: Any) -> str:
     """A call of a method as it is written, without what is its default."""
     defaults = {name: each.default for name, each in inspect.signature(method).parameters.items()}
     shown = {name: Opaque(each, name_of(each)) if inspect.isroutine(each) else each for name, each in named.items()}
-    return called(method.__name__, positional, shown, defaults)
+    return call_notation(method.__name__, positional, shown, defaults)
 
 
 def one_of(operator: str, name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -137,7 +137,6 @@ CLASSES_TWICE = {
     "Dispatcher": _MIRROR,  # dispatcher, simulation
     "Epoch": _TO_COME,  # control, engine, frameworks
     "Fleet": _MIRROR,  # dispatcher, simulation
-    "Identity": _TO_COME,  # planning, wire
     "Job": _TO_COME,  # control, worker
     "Lane": _MIRROR,  # simulation, worker
     "Look": _TO_COME,  # policies, policies

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 from millrace.client.epoch_reader import EpochReader, Reload
 from millrace.errors import MillraceError, ShippingError, StateError, anew
 from millrace.planning.checkpoint import Checkpoint, Part, pack
-from millrace.planning.epoch_cursor import Passes
+from millrace.planning.epoch_cursor import EpochCursor
 
 
 class LaterReader(Iterator[Any]):
@@ -36,7 +36,7 @@ class LaterReader(Iterator[Any]):
         number: int,
         begin: Callable[[], EpochReader],
         fresh: Checkpoint,
-        passes: Passes,
+        passes: EpochCursor,
         reload: Reload,
     ) -> None:
         self.number = number

@@ -21,7 +21,7 @@ from millrace.elements.lent import SealedMemory
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
 from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, pack, parse_all, said
-from millrace.planning.epoch_cursor import Passes
+from millrace.planning.epoch_cursor import EpochCursor
 from millrace.protocol.job_spec import JobSpec
 from millrace.wire.data.compression import Compression
 
@@ -139,7 +139,7 @@ class ConsumerSession:
         *,
         read: Merged | None = None,
         keep: object = None,
-        passes: Passes | None = None,
+        passes: EpochCursor | None = None,
         reload: Reload | None = None,
         failed: Failed = lambda: None,
     ) -> EpochReader:
@@ -172,7 +172,7 @@ class ConsumerSession:
                 f"consumer {self.consumer} of job {self.job!r} is past epoch {number}, which this process is about to "
                 "begin: an earlier run, or another loader, has read the job; give this one another job_name"
             )
-        reader = EpochReader(self, self._conversation, number, read, keep, passes or Passes(), reload, failed)
+        reader = EpochReader(self, self._conversation, number, read, keep, passes or EpochCursor(), reload, failed)
         self.read_by(reader)
         return reader
 
@@ -180,7 +180,7 @@ class ConsumerSession:
         """This one reads from now on."""
         self._reader = weakref.ref(reader)
 
-    def over(self, state: Checkpoint, passes: Passes, reload: Reload) -> EpochReader:
+    def over(self, state: Checkpoint, passes: EpochCursor, reload: Reload) -> EpochReader:
         """A reader at the end of an epoch that has ended before; no epoch begins."""
         reader = EpochReader(
             self, self._conversation, state.epoch, None, None, passes, reload, lambda: None, over=state
@@ -236,7 +236,7 @@ class EpochReader(Iterator[Any]):
         number: int | None,
         read: Merged | None,
         keep: object,
-        passes: Passes,
+        passes: EpochCursor,
         reload: Reload | None,
         failed: Failed,
         over: Checkpoint | None = None,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from millrace.planning.checkpoint import Checkpoint
-from millrace.planning.epoch_cursor import Number, Passes, Share
+from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.shapes import Varying
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Epoch(Protocol):
 class Readable(ABC):
     """What is behind a dataset and its views, and reads it epoch by epoch."""
 
-    _passes: Passes
+    _passes: EpochCursor
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Stateful.state_dict`."""

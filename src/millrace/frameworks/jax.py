@@ -10,7 +10,7 @@ import numpy as np
 
 from millrace.elements.tree import flatten, unflatten
 from millrace.frameworks.base import Converted, Readable, View
-from millrace.graph.notation import called
+from millrace.graph.notation import call_notation
 
 
 class JaxDataset(View):
@@ -21,7 +21,7 @@ class JaxDataset(View):
     """
 
     def __init__(self, source: Readable, sharding: Any = None) -> None:
-        super().__init__(source, called("jax", (), {"sharding": sharding}, {"sharding": None}))
+        super().__init__(source, call_notation("jax", (), {"sharding": sharding}, {"sharding": None}))
         self._sharding = sharding
 
     def __iter__(self) -> Converted:

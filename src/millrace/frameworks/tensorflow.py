@@ -13,7 +13,7 @@ import tensorflow as tf
 from millrace.elements.tree import Path, path_text
 from millrace.errors import PipelineError, UnknownLengthError
 from millrace.frameworks.base import Readable, View
-from millrace.graph.notation import called
+from millrace.graph.notation import call_notation
 from millrace.planning.shapes import Varying
 
 _PEEKED = 4
@@ -85,7 +85,7 @@ def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDatas
     if element_spec is None:  # else nothing is computed here, so that the data need not be within reach
         with suppress(UnknownLengthError):
             length = len(source)
-    made = called("tensorflow", (), {"element_spec": element_spec}, {"element_spec": None})
+    made = call_notation("tensorflow", (), {"element_spec": element_spec}, {"element_spec": None})
     return TensorflowDataset(source, dataset.with_options(options), length, made)
 
 

@@ -38,7 +38,7 @@ def notation(graph: Graph) -> str:
     return texts[graph.root]
 
 
-def called(name: str, positional: Sequence[Any], named: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+def call_notation(name: str, positional: Sequence[Any], named: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """Write a call: positional arguments that are not None, and named ones other than their default."""
     shown = [_value(value) for value in positional if value is not None]
     shown += [f"{key}={_value(value)}" for key, value in named.items() if value != defaults[key]]

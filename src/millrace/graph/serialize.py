@@ -83,9 +83,7 @@ def parameter(node: Node, name: str) -> Any:
 
 
 def pack(graph: Graph) -> tuple[bytes, list[Opaque]]:
-    """Serialize a graph: ``(structure, slots)``; slots hold what the structure leaves out, each with its operator's
-    name.
-    """
+    """Serialize a graph: ``(structure, slots)``; slots hold what the structure leaves out, named by their operator."""
     slots: list[Opaque] = []
     records = []
     for node in graph.nodes:

@@ -10,7 +10,7 @@ import numpy as np
 from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.errors import PipelineError
 from millrace.graph.nodes import BucketBySequenceLength
-from millrace.ops.collecting import Outbox, build_batch, sent_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, build_batch, flush_before_failing, with_leftovers
 from millrace.ops.operator import Context
 from millrace.ops.padding import fill_unknown, stack_padded
 from millrace.ops.stacking import stack
@@ -24,7 +24,7 @@ def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Co
             ``pad_to_bucket_boundary``, or elements of a batch don't fit together.
     """
     outbox = Outbox()
-    return sent_before_failing(outbox, _batches(node, inputs, context, outbox))
+    return flush_before_failing(outbox, _batches(node, inputs, context, outbox))
 
 
 def _batches(

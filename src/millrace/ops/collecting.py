@@ -20,7 +20,7 @@ def run_groups(
 ) -> Iterator[Chunk]:
     """Apply ``build`` to each ``size`` consecutive elements; to other numbers where they were planned."""
     outbox = Outbox()
-    return sent_before_failing(outbox, _groups(chunks, context, size, drop_remainder, build, outbox))
+    return flush_before_failing(outbox, _groups(chunks, context, size, drop_remainder, build, outbox))
 
 
 def _groups(
@@ -103,7 +103,7 @@ def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]
     return chain(left(), chunks)
 
 
-def sent_before_failing(outbox: Outbox, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def flush_before_failing(outbox: Outbox, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """Pass on an operator's chunks; if it fails, the content of its outbox comes before the error."""
     try:
         yield from chunks

@@ -11,8 +11,8 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.errors import PipelineError
 from millrace.graph.nodes import GroupByWindow
-from millrace.ops.collecting import Outbox, sent_before_failing, with_leftovers
-from millrace.ops.nested_datasets import close, read
+from millrace.ops.collecting import Outbox, flush_before_failing, with_leftovers
+from millrace.ops.nested_datasets import close, read_ahead
 from millrace.ops.operator import Context
 
 
@@ -42,7 +42,7 @@ def run(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) ->
             dataset nor iterable.
     """
     out = _Reduced(node, context)
-    return sent_before_failing(out.outbox, _reduced(node, inputs, context, out))
+    return flush_before_failing(out.outbox, _reduced(node, inputs, context, out))
 
 
 def _reduced(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context, out: _Reduced) -> Iterator[Chunk]:
@@ -95,7 +95,7 @@ class _Reduced:
         ended = False
         try:
             while not ended:
-                some, ended, failure = read(elements, max(1, context.chunk_size()), parent, context)
+                some, ended, failure = read_ahead(elements, max(1, context.chunk_size()), parent, context)
                 for element in some:
                     yield from self.outbox.add(element, self._origin, self._position)
                     self._position += 1

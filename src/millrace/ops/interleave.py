@@ -10,7 +10,7 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import FlatMap, Interleave, Opaque
-from millrace.ops.nested_datasets import close, read
+from millrace.ops.nested_datasets import close, read_ahead
 from millrace.ops.operator import Context
 
 
@@ -36,7 +36,7 @@ def _in_turn(
     parents = (chunk.slice(index, index + 1) for chunk in chunks for index in range(len(chunk)))
     places: list[_Children | None] = [None] * cycle_length
     turn, opened, more_parents = 0, 0, True
-    out = _Out(context)
+    out = _ChunkBuilder(context)
     try:
         while more_parents or opened:
             children = places[turn]
@@ -107,7 +107,7 @@ class _Children:
 
     def _read(self, wanted: int) -> None:
         count = max(wanted, self._context.chunk_size() // self._sharing)
-        elements, self._ended, self._failure = read(self._elements, count, self._parent, self._context)
+        elements, self._ended, self._failure = read_ahead(self._elements, count, self._parent, self._context)
         self._buffer, self._at = self._buffer[self._at :] + elements, 0
 
 
@@ -120,7 +120,7 @@ def _open(function: Opaque, parent: Chunk, context: Context, sharing: int) -> _C
     return _Children(context.elements_of(results[0], parent, 0), parent, context, sharing)
 
 
-class _Out:
+class _ChunkBuilder:
     """Elements on their way into a chunk."""
 
     def __init__(self, context: Context) -> None:

@@ -12,7 +12,7 @@ from millrace.ops.operator import Context
 _DONE = object()
 
 
-def read(
+def read_ahead(
     elements: Iterator[Any], count: int, parent: Chunk, context: Context
 ) -> tuple[list[Any], bool, Exception | None]:
     """Read up to ``count`` more of the ``elements`` made of ``parent`` (a chunk of one), and whether they have ended.

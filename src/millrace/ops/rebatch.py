@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Rebatch, Unbatch
-from millrace.ops.collecting import Outbox, sent_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, flush_before_failing, with_leftovers
 from millrace.ops.operator import Context
 from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_rows
 
@@ -20,7 +20,7 @@ def run_rebatch(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context) 
         PipelineError: if an input is no batch, or inputs differ in structure, dtype or the shape of rows.
     """
     outbox = Outbox()
-    return sent_before_failing(outbox, _rebatched(node, inputs, context, outbox))
+    return flush_before_failing(outbox, _rebatched(node, inputs, context, outbox))
 
 
 def _rebatched(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context, outbox: Outbox) -> Iterator[Chunk]:

@@ -32,7 +32,7 @@ _BLOCK_DIGITS = 4
 _AT_ONCE = 4096
 
 
-class Identity(msgspec.Struct, frozen=True, array_like=True):
+class PipelineIdentity(msgspec.Struct, frozen=True, array_like=True):
     """Identity of a pipeline over its data: it must be the same where a state is loaded.
 
     Attributes:
@@ -98,9 +98,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[Part] = []
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PipelineIdentity:
         """Identity of the pipelines that it can be loaded into."""
-        return Identity(self.graph, self.sources, self.tasks, self.behind)
+        return PipelineIdentity(self.graph, self.sources, self.tasks, self.behind)
 
     @property
     def next_epoch(self) -> int:
@@ -278,9 +278,9 @@ def parts_of(checkpoints: Iterable[Checkpoint], epoch: int) -> list[Part]:
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 
-def identity(graph: g.Graph, tables: Mapping[int, SplitTable], tasks: int | None) -> Identity:
+def identity(graph: g.Graph, tables: Mapping[int, SplitTable], tasks: int | None) -> PipelineIdentity:
     """Identity of this pipeline over these sources, which states must agree with."""
-    return Identity(graph_digest(graph), prints(graph, tables), tasks)
+    return PipelineIdentity(graph_digest(graph), prints(graph, tables), tasks)
 
 
 def graph_digest(graph: g.Graph) -> str:
@@ -293,7 +293,7 @@ def prints(graph: g.Graph, tables: Mapping[int, SplitTable]) -> list[str]:
     return [_source(str(graph.nodes[number]), tables[number]) for number in sorted(tables)]
 
 
-def fit(state: Identity, here: Identity) -> None:
+def fit(state: PipelineIdentity, here: PipelineIdentity) -> None:
     """Refuse a state of another pipeline, or of other data.
 
     Raises:

@@ -15,10 +15,10 @@ from millrace.graph import nodes as g
 from millrace.planning.permutation import permute
 from millrace.planning.random_keys import repetition_of
 from millrace.planning.unit_ids import ShuffleKey
-from millrace.planning.units import INFINITE, Positions, UnitMap, Yield
+from millrace.planning.units import INFINITE, Cardinality, Positions, UnitMap
 
 
-class Places(NamedTuple):
+class ElementOrigins(NamedTuple):
     """Origins of n units, each int64 of shape (n,).
 
     Attributes:
@@ -34,7 +34,9 @@ class Places(NamedTuple):
     position: Positions
 
 
-def places(units: UnitMap, number: int, at: Positions, order: ShuffleKey, repetition: int = 0) -> Places:
+def element_origins(
+    units: UnitMap, number: int, at: Positions, order: ShuffleKey, repetition: int = 0
+) -> ElementOrigins:
     """Find the origins of the elements of some units.
 
     Args:
@@ -44,17 +46,23 @@ def places(units: UnitMap, number: int, at: Positions, order: ShuffleKey, repeti
         order: of the shuffles below it, in the epoch.
         repetition: of a ``repeat`` above.
     """
-    found = Places(*np.zeros((4, len(at)), np.int64))
+    found = ElementOrigins(*np.zeros((4, len(at)), np.int64))
     _fill(units, number, at, order, repetition, found, np.arange(len(at)))
     return found
 
 
 def _fill(
-    units: UnitMap, number: int, at: Positions, order: ShuffleKey, repetition: int, found: Places, where: Positions
+    units: UnitMap,
+    number: int,
+    at: Positions,
+    order: ShuffleKey,
+    repetition: int,
+    found: ElementOrigins,
+    where: Positions,
 ) -> None:
     node = units.graph.nodes[number]
     below = [units.graph.id_of(child) for child in node.inputs]
-    one = units.of(number).yields is Yield.ONE
+    one = units.of(number).yields is Cardinality.ONE
     split = np.zeros(len(at), np.int64)
     if isinstance(node, g.Source) and number in units.starts:
         starts = units.starts[number]

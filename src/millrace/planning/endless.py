@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millrace.graph.nodes import Node, Repeat
-from millrace.planning.units import INFINITE, UnitMap, Yield
+from millrace.planning.units import INFINITE, Cardinality, UnitMap
 
 
-def repeated(units: UnitMap) -> Node | None:
+def endlessly_repeated(units: UnitMap) -> Node | None:
     """Find the node repeated without end on the way from root to the only source, if it can be planned and be empty."""
     node, graph = units.graph.root, units.graph
     while len(node.inputs) == 1:
@@ -18,7 +18,7 @@ def repeated(units: UnitMap) -> Node | None:
             if not units.plannable(number):
                 return None
             below = units.of(number)
-            return child if 0 < below.count < INFINITE and below.yields is not Yield.ONE else None
+            return child if 0 < below.count < INFINITE and below.yields is not Cardinality.ONE else None
         node = child
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import StateError
-from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, merge, pack, parse_all, said
+from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, merge, pack, parse_all, said
 
 Number = int | Callable[[int, "tuple[Checkpoint, ...]"], int] | None
 """Number of an epoch, or a function of the next number and the states that it begins with; None: the next."""
@@ -14,7 +14,7 @@ Share = tuple[int, int]
 """Share (i, n): the i-th of n helpers of one reader."""
 
 
-class Passes:
+class EpochCursor:
     """Memory of a dataset about its own iterators.
 
     Attributes:
@@ -28,7 +28,7 @@ class Passes:
         self.loaded: tuple[Checkpoint, ...] = ()
         self._now: Callable[[], Checkpoint] | None = None
 
-    def load(self, states: Any, here: Identity) -> None:
+    def load(self, states: Any, here: PipelineIdentity) -> None:
         """Load states: the next pass begins where these were taken.
 
         Args:
@@ -64,9 +64,9 @@ class Passes:
             return pack(self._now())
         return pack(self.loaded[0] if self.loaded else fresh())
 
-    def copy(self) -> Passes:
+    def copy(self) -> EpochCursor:
         """Copy for a copy of the dataset, in another process perhaps: it goes on from here, and has read nothing."""
-        twin = Passes()
+        twin = EpochCursor()
         twin.following, twin.loaded = self.following, self.loaded
         return twin
 

@@ -21,9 +21,9 @@ import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
-from millrace.planning.endless import repeated
+from millrace.planning.endless import endlessly_repeated
 from millrace.planning.split_table import SplitTable, TableSummary
-from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
+from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
 FAN_IN = 16
 """Number of tasks whose leftovers one tail takes."""
@@ -359,20 +359,20 @@ def plan_of(
         return Plan(-1, 1, warnings=(warning,))
     if pieces and (max(piece.stop for piece in pieces) > root.count or sum(map(len, pieces)) > root.count):
         raise StateError(f"the state is damaged: it says that more is left than the {root.count} elements of an epoch")
-    if (ranks is not None or pieces) and root.yields is Yield.ONE and root.count < INFINITE:
+    if (ranks is not None or pieces) and root.yields is Cardinality.ONE and root.count < INFINITE:
         return EqualPlan(root.count, _size(root, tasks), ranks or 1, pieces)
     return Plan(
         root.count,
         _size(root, tasks),
         period=root.period,
         tails=root.collecting,
-        exact=root.yields is Yield.ONE,
+        exact=root.yields is Cardinality.ONE,
         cycle=_cycle(units_of) if root.count >= INFINITE else 0,
     )
 
 
 def _cycle(units_of: UnitMap) -> int:
-    node = repeated(units_of)
+    node = endlessly_repeated(units_of)
     return 0 if node is None else units_of.of(units_of.graph.id_of(node)).count
 
 

@@ -13,7 +13,7 @@ from millrace.planning.plan import Piece, Task
 from millrace.planning.progress import TaskSet
 
 
-def owed(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[list[int], list[int]]:
+def leftover_reruns(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) -> tuple[list[int], list[int]]:
     """On resume: finished tasks to rerun for their leftovers; unfinished tasks whose leftovers were consumed.
 
     Leftovers have become outputs that were read once the tail at the end of their round is done. Before that, tasks

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from millrace.graph import nodes as g
-from millrace.planning.units import INFINITE, UnitMap, Yield
+from millrace.planning.units import INFINITE, Cardinality, UnitMap
 
 
 class Varying(NamedTuple):
@@ -65,7 +65,7 @@ def _always_full(units: UnitMap, node: _Maker) -> bool:
     if not isinstance(node, (g.Batch, g.PaddedBatch)) or not units.plannable(below):
         return False
     found = units.of(below)
-    return found.yields is Yield.ONE and (found.count >= INFINITE or found.count % node.batch_size == 0)
+    return found.yields is Cardinality.ONE and (found.count >= INFINITE or found.count % node.batch_size == 0)
 
 
 def _numbers(shapes: Any) -> Iterator[int]:

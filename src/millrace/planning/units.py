@@ -32,7 +32,7 @@ INFINITE = ENDLESS
 Positions = npt.NDArray[np.int64]
 
 
-class Yield(enum.IntEnum):
+class Cardinality(enum.IntEnum):
     """Number of elements that a unit gives."""
 
     ONE = 0
@@ -59,7 +59,7 @@ class Units:
     """
 
     count: int
-    yields: Yield
+    yields: Cardinality
     cheap: bool
     collecting: bool = False
     task_local: bool = False
@@ -154,10 +154,16 @@ class UnitMap:
             size = (8.0 if isinstance(node, g.Range) else table.bytes / max(table.count, 1)) if table.count else 0.0
             calls_user = isinstance(node, g.FromMapStyle) and self.skips
             return Units(
-                table.count, Yield.AT_MOST_ONE if calls_user else Yield.ONE, table.cheap, bytes=size, target=target
+                table.count,
+                Cardinality.AT_MOST_ONE if calls_user else Cardinality.ONE,
+                table.cheap,
+                bytes=size,
+                target=target,
             )
         size = table.bytes / max(table.pieces, 1)
-        return Units(table.pieces, Yield.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target)
+        return Units(
+            table.pieces, Cardinality.MANY, cheap=False, reads=max(size / 1024, 1.0), bytes=size, target=target
+        )
 
     def boundaries(self, number: int) -> Positions:
         """Unit numbers, from 0 to the count, at which a finite node is best cut: where its files are."""
@@ -241,7 +247,7 @@ class UnitMap:
         if not self.plannable(root):
             return False
         units = self.of(root)
-        return units.yields is Yield.ONE and not units.task_local
+        return units.yields is Cardinality.ONE and not units.task_local
 
     def length(self) -> int | None:
         """Number of elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
@@ -249,7 +255,7 @@ class UnitMap:
         if not self.plannable(root):
             return None
         units = self.of(root)
-        return units.count if units.yields is Yield.ONE else None
+        return units.count if units.yields is Cardinality.ONE else None
 
 
 _TASK_ELEMENTS: dict[type[g.Node], int] = {g.FromList: 1024, g.FromArrays: 1024, g.FromFiles: 1024, g.FromMapStyle: 512}
@@ -270,16 +276,16 @@ def _same(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Uni
 
 
 def _map(units: UnitMap, _number: int, _node: g.Map, below: list[Units]) -> Units:
-    lossy = Yield.AT_MOST_ONE if units.skips else Yield.ONE
+    lossy = Cardinality.AT_MOST_ONE if units.skips else Cardinality.ONE
     return replace(below[0], yields=max(below[0].yields, lossy))
 
 
 def _filter(_map: UnitMap, _number: int, _node: g.Filter, below: list[Units]) -> Units:
-    return replace(below[0], yields=max(below[0].yields, Yield.AT_MOST_ONE))
+    return replace(below[0], yields=max(below[0].yields, Cardinality.AT_MOST_ONE))
 
 
 def _many(_map: UnitMap, _number: int, _node: g.Node, below: list[Units]) -> Units:
-    return replace(below[0], yields=Yield.MANY, cheap=False)
+    return replace(below[0], yields=Cardinality.MANY, cheap=False)
 
 
 def _shuffle(_map: UnitMap, _number: int, _node: g.Shuffle, below: list[Units]) -> Units:
@@ -288,12 +294,12 @@ def _shuffle(_map: UnitMap, _number: int, _node: g.Shuffle, below: list[Units]) 
 
 
 def _permutable(units: Units) -> bool:
-    return units.cheap and units.yields <= Yield.AT_MOST_ONE and units.count < INFINITE
+    return units.cheap and units.yields <= Cardinality.AT_MOST_ONE and units.count < INFINITE
 
 
 def _batch(_map: UnitMap, _number: int, node: g.Batch | g.PaddedBatch, below: list[Units]) -> Units:
     units, size = below[0], node.batch_size
-    if units.yields is not Yield.ONE:
+    if units.yields is not Cardinality.ONE:
         return _collect(node, units, size)
     if units.count >= INFINITE:
         count = INFINITE
@@ -320,11 +326,11 @@ def _collect(node: g.Node, units: Units, group: int) -> Units:
             node, "collects elements across a repeat of what another operator has collected; put repeat last"
         )
     group = max(units.group, group)
-    return replace(units, yields=Yield.MANY, cheap=False, collecting=True, task_local=True, group=group)
+    return replace(units, yields=Cardinality.MANY, cheap=False, collecting=True, task_local=True, group=group)
 
 
 def _need_positions(node: g.Node, below: list[Units]) -> None:
-    if any(units.yields is not Yield.ONE for units in below):
+    if any(units.yields is not Cardinality.ONE for units in below):
         raise UnplannableError(
             node, "needs to know how many elements its input has, which only reading it all in order can tell"
         )
@@ -362,7 +368,7 @@ def _zip(_map: UnitMap, _number: int, node: g.Zip, below: list[Units]) -> Units:
     _need_positions(node, below)
     return Units(
         min(units.count for units in below),
-        Yield.ONE,
+        Cardinality.ONE,
         cheap=all(units.cheap for units in below),
         task_local=any(units.task_local for units in below),
         reads=sum(units.reads for units in below),
@@ -385,7 +391,7 @@ def _concatenate(units_of: UnitMap, _number: int, node: g.Concatenate, below: li
     return Units(
         count,
         yields,
-        cheap=yields is Yield.ONE and all(units.cheap for units in below),
+        cheap=yields is Cardinality.ONE and all(units.cheap for units in below),
         collecting=any(units.collecting for units in below),
         task_local=any(units.task_local for units in below),
         reads=sum(units.reads * units.count for units in finite) / total if total else below[0].reads,
@@ -401,7 +407,7 @@ def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> 
         return units
     count = min(INFINITE, units.count * node.count) if node.count is not None else (INFINITE if units.count else 0)
     period = min(units.period, units.count) if units.collecting else INFINITE
-    cheap = units.cheap and units.yields is Yield.ONE and count < INFINITE
+    cheap = units.cheap and units.yields is Cardinality.ONE and count < INFINITE
     return replace(units, count=count, period=period, cheap=cheap)
 
 
@@ -413,7 +419,7 @@ def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: l
     weights = [weight / sum(node.weights) for weight in node.weights]
     return Units(
         mixture.total,
-        Yield.ONE,
+        Cardinality.ONE,
         cheap=all(units.cheap for units in below),
         task_local=any(units.task_local for units in below),
         reads=sum(units.reads * weight for units, weight in zip(below, weights, strict=True)),

@@ -17,7 +17,7 @@ from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint, is_random
 from millrace.planning.plan import Piece, Plan, Task, plan_of
 from millrace.planning.split_table import Split, SplitTable, files_table, pack_tables, positions_table, splits_table
-from millrace.planning.units import UnitMap, Yield
+from millrace.planning.units import Cardinality, UnitMap
 from millrace.protocol.job_spec import JobSpec
 
 Output = tuple[int, ...]
@@ -170,7 +170,7 @@ class Pipeline:
     def born_in(self, task: Task) -> list[int]:
         """The elements that a task reads, whether it or a tail puts them out."""
         if task.is_sequence:
-            return _elements(0, _SEQUENCE, Yield.AT_MOST_ONE)
+            return _elements(0, _SEQUENCE, Cardinality.AT_MOST_ONE)
         if task.parts:
             return [element for piece in task.parts for element in _of(piece)]
         if task.inputs:
@@ -180,16 +180,16 @@ class Pipeline:
         return _elements(task.start, task.stop, self._units.of(self.graph.id_of(self.graph.root)).yields)
 
 
-def _elements(start: int, stop: int, yields: Yield) -> list[int]:
+def _elements(start: int, stop: int, yields: Cardinality) -> list[int]:
     """Units ``start`` to ``stop``; how many elements each gives looks random and is always the same."""
-    if yields is Yield.ONE:
+    if yields is Cardinality.ONE:
         return [unit * _MOST for unit in range(start, stop)]
-    most = 2 if yields is Yield.AT_MOST_ONE else _MOST
+    most = 2 if yields is Cardinality.AT_MOST_ONE else _MOST
     return [unit * _MOST + number for unit in range(start, stop) for number in range((unit * 40503 >> 3) % most)]
 
 
 def _of(piece: Piece) -> list[int]:
-    return _elements(piece.start + piece.first, piece.start + piece.last, Yield.ONE)
+    return _elements(piece.start + piece.first, piece.start + piece.last, Cardinality.ONE)
 
 
 def _files(count: int) -> dict[int, SplitTable]:

@@ -23,7 +23,7 @@ from millrace.engine.threads.prefetch import Ahead
 from millrace.errors import MillraceError
 from millrace.frameworks.base import Converted
 from millrace.planning.checkpoint import Merged
-from millrace.planning.epoch_cursor import Passes
+from millrace.planning.epoch_cursor import EpochCursor
 from millrace.protocol.messages import EpochBegun
 from millrace.wire.control.control_client import _Outbox
 
@@ -138,7 +138,7 @@ def test_what_a_state_counts_after_ctrl_c_is_what_the_loop_got(held, view, monke
     def begin():
         nonlocal now
         talk: Any = Talk(in_order=True, held=held)
-        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, Passes(), None, lambda: None), []
+        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, EpochCursor(), None, lambda: None), []
 
     def read():
         _, reader, found = now
@@ -205,7 +205,7 @@ def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkey
     def begin():
         nonlocal now
         talk: Any = Talk(in_order=in_order, held=held)
-        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, Passes(), None, lambda: None), []
+        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, EpochCursor(), None, lambda: None), []
 
     def read():
         _, reader, found = now

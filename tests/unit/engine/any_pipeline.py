@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from millrace.dataset import Dataset
 from millrace.elements.tree import flatten
-from millrace.planning.units import UnitMap, Units, Yield
+from millrace.planning.units import Cardinality, UnitMap, Units
 
 Element = tuple[int, ...]
 
@@ -96,7 +96,7 @@ class Case:
 
     def one_to_one(self) -> bool:
         units = self.units()
-        return units is not None and units.yields is Yield.ONE
+        return units is not None and units.yields is Cardinality.ONE
 
     def in_parts(self, parts: int) -> Case:
         """What several processes that share the work make of it together: each may have short batches of its own."""

@@ -7,7 +7,7 @@ from tests.unit.engine.any_pipeline import numbers, pipeline
 
 from millrace.planning.random_keys import derive
 from millrace.planning.unit_ids import identities
-from millrace.planning.units import UnitMap, Yield
+from millrace.planning.units import Cardinality, UnitMap
 
 
 @settings(max_examples=60)
@@ -17,7 +17,7 @@ def test_equal_identities_are_equal_elements(runs, data):
     epoch = data.draw(st.integers(0, 1), label="epoch")
     units = UnitMap(case.dataset.__pipeline__().graph, case.dataset.__pipeline__().tables())
     root = len(units.graph.nodes) - 1
-    assume(units.plannable(root) and units.of(root).yields is Yield.ONE and not units.of(root).task_local)
+    assume(units.plannable(root) and units.of(root).yields is Cardinality.ONE and not units.of(root).task_local)
     elements = [numbers(element) for element in runs.epoch(case.dataset, epoch, seed=0)]
 
     def order(number, node, repetition):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.graph import nodes as g
 from millrace.planning.plan import FAN_IN, EqualPlan, Plan, Task, make_plan
 from millrace.planning.progress import TaskSet
-from millrace.planning.remainder import owed
+from millrace.planning.remainder import leftover_reruns
 from millrace.planning.split_table import Split, SplitTable, files_table, positions_table, splits_table
 
 units = st.integers(1, 3000)
@@ -236,5 +236,5 @@ def test_of_rounds_that_are_over_nothing_is_owed_and_none_is_looked_at(calls):
     each = length // 100_000
     done = TaskSet(99_990 * each + 3) | TaskSet.of([99_990 * each + 5])
     found: list[tuple[list[int], list[int]]] = []
-    assert calls(lambda: found.append(owed(plan.task, done, TaskSet()))) < 2000
+    assert calls(lambda: found.append(leftover_reruns(plan.task, done, TaskSet()))) < 2000
     assert found == [([99_990 * each + within for within in (0, 1, 2, 5)], [])]

@@ -9,7 +9,7 @@ import pytest
 
 from millrace.graph import nodes as g
 from millrace.planning.split_table import Split, SplitTable, positions_table, splits_table
-from millrace.planning.units import INFINITE, UnitMap, Units, UnplannableError, Yield
+from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 
 FN = g.Opaque(None, "fn")
 TEN = positions_table(10)
@@ -46,34 +46,34 @@ def batch(size: int, drop: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("operators", "count", "yields", "cheap"),
     [
-        ((), 10, Yield.ONE, True),
-        ((MAP,), 10, Yield.ONE, True),
-        ((MAP, SKIP_ERRORS), 10, Yield.AT_MOST_ONE, True),
-        ((FILTER,), 10, Yield.AT_MOST_ONE, True),
-        ((FLAT,), 10, Yield.MANY, False),
-        ((FILTER, FLAT, MAP), 10, Yield.MANY, False),
-        (((g.Shuffle, {"buffer_size": 3}),), 10, Yield.ONE, True),
-        ((FILTER, (g.Shuffle, {"buffer_size": 3})), 10, Yield.AT_MOST_ONE, True),
-        ((batch(3),), 4, Yield.ONE, True),
-        ((batch(3, True),), 3, Yield.ONE, True),
-        ((FILTER, batch(3)), 10, Yield.MANY, False),
-        (((g.Take, {"count": 4}),), 4, Yield.ONE, True),
-        (((g.Take, {"count": 40}),), 10, Yield.ONE, True),
-        (((g.Take, {"count": -1}),), 10, Yield.ONE, True),
-        (((g.Skip, {"count": 4}),), 6, Yield.ONE, True),
-        (((g.Skip, {"count": 40}),), 0, Yield.ONE, True),
-        (((g.Skip, {"count": -1}),), 0, Yield.ONE, True),
-        (((g.Shard, {"num_shards": 3, "index": 0}),), 4, Yield.ONE, True),
-        (((g.Shard, {"num_shards": 3, "index": 2}),), 3, Yield.ONE, True),
-        (((g.Shard, {"num_shards": 30, "index": 20}),), 0, Yield.ONE, True),
-        (((g.Repeat, {"count": 3}),), 30, Yield.ONE, True),
-        (((g.Repeat, {"count": 0}),), 0, Yield.ONE, True),
-        (((g.Repeat, {}),), INFINITE, Yield.ONE, False),
-        (((g.Repeat, {}), (g.Repeat, {"count": 3})), INFINITE, Yield.ONE, False),
-        (((g.Repeat, {"count": 1 << 61}), (g.Repeat, {"count": 1 << 61})), INFINITE, Yield.ONE, False),
-        (((g.Repeat, {}), batch(7)), INFINITE, Yield.ONE, False),
-        (((g.Repeat, {}), (g.Skip, {"count": 5}), (g.Take, {"count": 50})), 50, Yield.ONE, False),
-        ((FILTER, (g.Repeat, {"count": 3})), 30, Yield.AT_MOST_ONE, False),
+        ((), 10, Cardinality.ONE, True),
+        ((MAP,), 10, Cardinality.ONE, True),
+        ((MAP, SKIP_ERRORS), 10, Cardinality.AT_MOST_ONE, True),
+        ((FILTER,), 10, Cardinality.AT_MOST_ONE, True),
+        ((FLAT,), 10, Cardinality.MANY, False),
+        ((FILTER, FLAT, MAP), 10, Cardinality.MANY, False),
+        (((g.Shuffle, {"buffer_size": 3}),), 10, Cardinality.ONE, True),
+        ((FILTER, (g.Shuffle, {"buffer_size": 3})), 10, Cardinality.AT_MOST_ONE, True),
+        ((batch(3),), 4, Cardinality.ONE, True),
+        ((batch(3, True),), 3, Cardinality.ONE, True),
+        ((FILTER, batch(3)), 10, Cardinality.MANY, False),
+        (((g.Take, {"count": 4}),), 4, Cardinality.ONE, True),
+        (((g.Take, {"count": 40}),), 10, Cardinality.ONE, True),
+        (((g.Take, {"count": -1}),), 10, Cardinality.ONE, True),
+        (((g.Skip, {"count": 4}),), 6, Cardinality.ONE, True),
+        (((g.Skip, {"count": 40}),), 0, Cardinality.ONE, True),
+        (((g.Skip, {"count": -1}),), 0, Cardinality.ONE, True),
+        (((g.Shard, {"num_shards": 3, "index": 0}),), 4, Cardinality.ONE, True),
+        (((g.Shard, {"num_shards": 3, "index": 2}),), 3, Cardinality.ONE, True),
+        (((g.Shard, {"num_shards": 30, "index": 20}),), 0, Cardinality.ONE, True),
+        (((g.Repeat, {"count": 3}),), 30, Cardinality.ONE, True),
+        (((g.Repeat, {"count": 0}),), 0, Cardinality.ONE, True),
+        (((g.Repeat, {}),), INFINITE, Cardinality.ONE, False),
+        (((g.Repeat, {}), (g.Repeat, {"count": 3})), INFINITE, Cardinality.ONE, False),
+        (((g.Repeat, {"count": 1 << 61}), (g.Repeat, {"count": 1 << 61})), INFINITE, Cardinality.ONE, False),
+        (((g.Repeat, {}), batch(7)), INFINITE, Cardinality.ONE, False),
+        (((g.Repeat, {}), (g.Skip, {"count": 5}), (g.Take, {"count": 50})), 50, Cardinality.ONE, False),
+        ((FILTER, (g.Repeat, {"count": 3})), 30, Cardinality.AT_MOST_ONE, False),
     ],
 )
 def test_counts_and_yields(operators, count, yields, cheap):
@@ -117,10 +117,10 @@ def test_what_a_task_must_have_one_of():
 
 def test_sources():
     assert of(COUNTED).count == 10
-    assert of(COUNTED).yields is Yield.ONE
+    assert of(COUNTED).yields is Cardinality.ONE
     assert not of(COUNTED).cheap
     assert of(UNCOUNTED).count == 3
-    assert of(UNCOUNTED).yields is Yield.MANY
+    assert of(UNCOUNTED).yields is Cardinality.MANY
     assert analysed(COUNTED).starts[0].tolist() == [0, 4, 4]
     assert analysed(UNCOUNTED).starts == {}
     assert of(splits_table([])).count == 0

@@ -21,7 +21,7 @@ from millrace.control.tasks.leases import drop
 from millrace.control.tasks.task_queue import by_worker, gone, in_turn, missing, owed_by, stride, walk
 from millrace.errors import StateError
 from millrace.graph import serialize
-from millrace.planning.checkpoint import Checkpoint, Identity, alike, check, fit, graph_digest, merge
+from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, alike, check, fit, graph_digest, merge
 from millrace.planning.plan import Piece
 from millrace.protocol.messages import Failure, JoinJob
 
@@ -56,7 +56,7 @@ def check_states(message: JoinJob) -> JoinJob:
         alike(states)
         if len(states) == ranks:
             merge(states)
-        fit(states[0].identity, Identity(graph_digest(serialize.unpack(spec.structure))))
+        fit(states[0].identity, PipelineIdentity(graph_digest(serialize.unpack(spec.structure))))
     except StateError as error:
         wrong = wrong or str(error)
     if wrong:
@@ -138,7 +138,7 @@ def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure 
             cut = loaded.shares, tuple(loaded.pieces)
             if cut not in lengths:
                 lengths[cut] = plan_of_state(state, job, loaded).length
-            fit(loaded.identity, Identity("", job.prints, lengths[cut]))
+            fit(loaded.identity, PipelineIdentity("", job.prints, lengths[cut]))
     except StateError as error:
         return Failure("StateError", str(error))
     return None

@@ -20,7 +20,7 @@ from millrace.control.tasks.task_queue import (
 )
 from millrace.control.tasks.unread import record_deserted, told
 from millrace.planning.checkpoint import Checkpoint, Merged, merge, parts_of
-from millrace.planning.remainder import NOTHING, is_even, left_of, owed
+from millrace.planning.remainder import NOTHING, is_even, left_of, leftover_reruns
 from millrace.protocol.messages import (
     EpochBegun,
     EpochEnds,
@@ -56,7 +56,7 @@ def _resumed(state: State, job: Job) -> EpochResumed:
     alone = merged.tasks_alone()
     if over and job.length is not None:
         merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
-    again, freed = owed(state.plan(job).task, merged.tasks_done(), alone)
+    again, freed = leftover_reruns(state.plan(job).task, merged.tasks_done(), alone)
     return EpochResumed(
         job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused, list(alone)
     )

@@ -22,9 +22,9 @@ from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.graph import nodes as g
-from millrace.planning.element_origins import places
+from millrace.planning.element_origins import element_origins
 from millrace.planning.unit_ids import ShuffleKey, identities, item_keys, joined
-from millrace.planning.units import UnitMap, Yield
+from millrace.planning.units import Cardinality, UnitMap
 
 if TYPE_CHECKING:
     from millrace.blocks.block_keys import Keys
@@ -119,12 +119,12 @@ class Items:
         """The elements of the units of ``feed``."""
         items = self._items(feed)
         chunks = self._made(items) if self._point is None else self._mixed(items)
-        return self._numbered(chunks) if self._yields is Yield.MANY else chunks
+        return self._numbered(chunks) if self._yields is Cardinality.MANY else chunks
 
     # -- items: each called by its first unit --------------------------------------------------------------------------
 
     def _items(self, feed: Feed) -> Feed:
-        if self._yields is not Yield.MANY:
+        if self._yields is not Cardinality.MANY:
             yield from feed
             return
         rest: Array = np.empty(0, np.int64)
@@ -148,7 +148,7 @@ class Items:
 
     def _keys(self, items: Array) -> Keys:
         assert self._point is not None
-        single = self._yields is not Yield.MANY
+        single = self._yields is not Cardinality.MANY
         units = items if single else np.concatenate([self._units_of(item) for item in items.tolist()])
         found = identities(
             self._units, self._child, units, self._order, random=self._point.random, repetition=self._inner
@@ -161,10 +161,10 @@ class Items:
 
     def _made(self, items: Feed) -> Generator[Chunk, None, None]:
         """What the input gives of the items, in order, called by them."""
-        if self._yields is Yield.ONE:
+        if self._yields is Cardinality.ONE:
             ours, theirs = index_streams.tee(items, 2)
             yield from index_streams.positioned(self._make(theirs), ours, self._origin)
-        elif self._yields is Yield.AT_MOST_ONE:
+        elif self._yields is Cardinality.AT_MOST_ONE:
             ours, theirs = index_streams.tee(items, 2)
             yield from self._matched(self._make(theirs), index_streams.Cursor(ours))
         else:
@@ -184,7 +184,7 @@ class Items:
                 while place not in where:
                     waiting = items.take(_LOOKED_UP)
                     assert len(waiting), f"no item is at {place}"
-                    found = places(self._units, self._child, waiting, self._order, self._inner)
+                    found = element_origins(self._units, self._child, waiting, self._order, self._inner)
                     where.update(
                         zip(zip(*(column.tolist() for column in found), strict=True), waiting.tolist(), strict=True)
                     )
@@ -226,7 +226,7 @@ class Items:
             start, mixed = 0, len(np.unique(both[1] >= 0)) > 1
             while start < both.shape[1]:
                 # Where nothing is to be woven, elements are passed on in the chunks in which they come.
-                step = self._context.chunk_size() if mixed or self._yields is not Yield.ONE else both.shape[1]
+                step = self._context.chunk_size() if mixed or self._yields is not Cardinality.ONE else both.shape[1]
                 some, block, *_ = both[:, start : start + step]
                 there = block >= 0
                 start += len(some)
@@ -269,7 +269,7 @@ class Items:
                     continue
                 flat = [element for elements in part.elements for element in elements]
                 named = np.asarray(part.positions, np.int64)
-                if self._yields is not Yield.ONE:
+                if self._yields is not Cardinality.ONE:
                     named = np.repeat(named, [len(elements) for elements in part.elements])
                 if flat:
                     yield Chunk(flat, self._origin, named)
@@ -282,7 +282,7 @@ class Items:
         ours, theirs = index_streams.tee(looked_up, 2)
         keyed = chain.from_iterable(map(_keyed, ours))
         # Only an item of many elements may go on in the next chunk.
-        opened = self._kept.writing() if self._yields is Yield.MANY else nullcontext(self._kept)
+        opened = self._kept.writing() if self._yields is Cardinality.MANY else nullcontext(self._kept)
         with closing(self._made(some[0] for some in theirs)) as made, opened as writing:
             now = -1
             for chunk in made:
@@ -325,7 +325,7 @@ class Items:
 class _ByItem:
     """Takes the elements of some items at a time from a stream that has them in the same order."""
 
-    def __init__(self, chunks: Chunks, yields: Yield) -> None:
+    def __init__(self, chunks: Chunks, yields: Cardinality) -> None:
         self._chunks, self._yields = chunks, yields
         self._chunk: Chunk | None = None
 
@@ -336,7 +336,7 @@ class _ByItem:
             self._chunk = None
             if chunk is None:
                 return
-            if self._yields is Yield.ONE:
+            if self._yields is Cardinality.ONE:
                 count = min(len(chunk), len(items))
                 items = items[count:]
             else:
@@ -347,7 +347,7 @@ class _ByItem:
             if count < len(chunk):
                 self._chunk = chunk.slice(count, len(chunk))
                 return
-            if self._yields is Yield.AT_MOST_ONE and int(chunk.positions[-1]) == int(items[-1]):
+            if self._yields is Cardinality.AT_MOST_ONE and int(chunk.positions[-1]) == int(items[-1]):
                 return  # nothing more of these can come
 
     def end(self) -> None:

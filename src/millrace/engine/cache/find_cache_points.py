@@ -12,7 +12,7 @@ from millrace.graph.serialize import PASSING
 from millrace.planning.cache_point import CachePoint, frozen_by, is_random, point_fingerprint
 from millrace.planning.split_table import SplitTable
 from millrace.planning.unit_ids import itemised
-from millrace.planning.units import INFINITE, UnitMap, Yield
+from millrace.planning.units import INFINITE, Cardinality, UnitMap
 
 
 def find_points(graph: g.Graph, tables: Mapping[int, SplitTable], seed: int) -> list[CachePoint]:
@@ -88,5 +88,5 @@ def _label(node: g.Node) -> str:
 
 def _items(units: UnitMap, child: int) -> int:
     of = units.of(child)
-    told = itemised(units, child) and (of.yields is not Yield.MANY or whole_splits(units, child))
+    told = itemised(units, child) and (of.yields is not Cardinality.MANY or whole_splits(units, child))
     return of.count if told and of.count < INFINITE else -1

@@ -11,7 +11,7 @@ from millrace.engine.user_code.tracing import Traced
 from millrace.graph import nodes as g
 from millrace.planning.permutation import permute
 from millrace.planning.random_keys import derive, mix, repetition_of
-from millrace.planning.units import Yield
+from millrace.planning.units import Cardinality
 from millrace.sources import describe
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _name_of_arrived(graph: g.Graph, origin: Traced, position: int) -> str:
 def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | None:
     """The source element that a unit of a node is, if it is one and if that can be told by arithmetic."""
     units, node = task.units, task.units.graph.nodes[number]
-    if units.of(number).yields is Yield.MANY or isinstance(node, (g.Batch, g.PaddedBatch)):
+    if units.of(number).yields is Cardinality.MANY or isinstance(node, (g.Batch, g.PaddedBatch)):
         return None
     if isinstance(node, g.Source):
         split = 0

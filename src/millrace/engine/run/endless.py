@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from millrace.graph.nodes import Graph
-from millrace.planning.endless import repeated
+from millrace.planning.endless import endlessly_repeated
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap
 
@@ -23,7 +23,7 @@ class EndlessRepeat:
     """
 
     def __init__(self, graph: Graph, units: UnitMap) -> None:
-        self.repeated = repeated(units)
+        self.repeated = endlessly_repeated(units)
         """The node that is repeated; None if there is none that could be empty."""
         self._pass = units.of(graph.id_of(self.repeated)).count if self.repeated is not None else 0
         self._lock = threading.Lock()

@@ -23,8 +23,8 @@ from millrace.engine.run.progress_tracker import Tally
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
-from millrace.planning.checkpoint import Checkpoint, Identity, Merged, fit, identity, pack, parse_all
-from millrace.planning.epoch_cursor import Number, Passes, Share, start_of
+from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
+from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
 from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
@@ -185,7 +185,7 @@ class Pipeline(Protocol):
 
 def read(
     pipeline: Pipeline,
-    passes: Passes,
+    passes: EpochCursor,
     number: Number,
     share: Share | None = None,
     states: Any = None,
@@ -220,7 +220,7 @@ def read(
     reuse = Reuse(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
 
     @functools.cache
-    def cut(shares: int, pieces: tuple[Piece, ...]) -> tuple[Plan, Identity]:
+    def cut(shares: int, pieces: tuple[Piece, ...]) -> tuple[Plan, PipelineIdentity]:
         plan = make_plan(graph, tables, tasks=tasks, seed=seed, ranks=shares or None, pieces=pieces)
         return plan, identity(graph, tables, plan.length)
 
@@ -284,9 +284,9 @@ class LocalIterator(Iterator[Any]):
         begin: Merged,
         *,
         share: Share | None,
-        passes: Passes,
+        passes: EpochCursor,
         loaded: tuple[Checkpoint, ...],
-        identity: Callable[[], Identity],
+        identity: Callable[[], PipelineIdentity],
         again: Callable[[Any], LocalIterator],
         reuse: Reuse | None = None,
         pieces: Sequence[Piece] = (),
@@ -421,7 +421,7 @@ def _state(
     begin: Merged,
     seed: int,
     share: Share | None,
-    identity: Callable[[], Identity],
+    identity: Callable[[], PipelineIdentity],
     pieces: Sequence[Piece],
 ) -> Checkpoint:
     done, begun = tally.now()
@@ -448,7 +448,7 @@ def _state(
 
 
 def _elements(
-    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, loop: Loop, passes: Passes
+    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, loop: Loop, passes: EpochCursor
 ) -> Generator[Any, None, None]:
     passes.started()
     if program.ending is not None:

@@ -29,7 +29,7 @@ from millrace.ops import OPERATORS
 from millrace.planning.permutation import permute
 from millrace.planning.random_keys import repetition_of
 from millrace.planning.unit_ids import itemised
-from millrace.planning.units import INFINITE, Yield
+from millrace.planning.units import INFINITE, Cardinality
 from millrace.sources.source import PositionSource, SequentialSource
 
 _INTERLEAVED = 4
@@ -182,7 +182,7 @@ class Lowering:
     def _batch(self, number: int, node: g.Batch | g.PaddedBatch, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
         below = self.map.of(child)
-        if below.yields is not Yield.ONE:
+        if below.yields is not Cardinality.ONE:
             return self._operator(number, node, [self.units(child, feed, repetition)], repetition)
         size = node.batch_size
         ours, theirs = index_streams.tee(feed, 2)
@@ -273,7 +273,7 @@ class Lowering:
         def part(turn: int, units: Feed) -> Chunks:
             return self.units(child, units, repetition_of(repetition, turn))
 
-        if node.count is None and self.task.task.is_sequence and self.map.of(child).yields is not Yield.ONE:
+        if node.count is None and self.task.task.is_sequence and self.map.of(child).yields is not Cardinality.ONE:
             return self._until_empty(feed, route, part, count)
         return self._combined(number, feed, route, part, lambda _turn: count, repetition)
 
@@ -313,7 +313,7 @@ class Lowering:
         Where each unit is one element it is identified by its unit here, so that its random numbers are the same in
         whatever order it comes.
         """
-        if self.map.of(number).yields is not Yield.ONE:
+        if self.map.of(number).yields is not Cardinality.ONE:
             return self._parts(number, feed, route, part, most)
         ours, theirs = index_streams.tee(feed, 2)
         chunks = self._parts(number, theirs, route, part, most)
