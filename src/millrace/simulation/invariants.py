@@ -62,6 +62,7 @@ class Checks:
         self._seeds: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._clients: dict[tuple[str, int], str] = {}
+        self._there: dict[str, bool] = {}
         self._given_up: set[str] = set()
         self._saved: dict[str, tuple[int, set[int]]] = {}
         self.caches = CacheChecks(town)
@@ -181,8 +182,7 @@ class Checks:
 
     def too_late(self, consumer: Consumer) -> None:
         """It is refused, as its job is over."""
-        state = self._town.dispatcher.state if self._town.dispatcher is not None else None
-        if state is not None and consumer.spec.name in state.jobs:
+        if self._there[consumer.client]:
             raise Violation(f"{consumer.name} is refused as too late, and its job is there")
 
     def heard(self, peer: str) -> None:
@@ -390,6 +390,8 @@ class Checks:
             job, epoch, task = (getattr(event, field, None) for field in ("job", "epoch", "task"))
             if job is not None and epoch is not None and task is not None:
                 check_task(state, job, epoch, task)
+        if isinstance(item, inp.JoinRequested):
+            self._there[item.message.client] = item.message.spec.name in state.jobs
         if isinstance(item, inp.Tick):
             check_leases(state)
             self.caches.ticked(dispatcher)
