@@ -127,7 +127,9 @@ class Checks:
 
     def ended(self, consumer: Consumer, epoch: int, steps: int) -> None:
         """It has read the epoch to its end, in so many steps."""
-        self._book(consumer).epoch(epoch).steps[consumer.client] = steps
+        book = self._book(consumer).epoch(epoch)
+        if consumer.consumer in book.dealt.values():  # else it came when others had its part
+            book.steps[consumer.client] = steps
         pipeline = self._town.pipelines[consumer.spec.structure]
         if pipeline.plan.length is None and pipeline.fruitful != frozenset():
             raise Violation(f"epoch {epoch} of {consumer.name} has no end, and was read to its end")

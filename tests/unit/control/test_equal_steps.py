@@ -70,6 +70,21 @@ def test_who_left_or_is_past_the_epoch_holds_nobody_up():
     assert report(service, one, 6) == ready(6, clients=("c0",))
 
 
+def test_who_comes_when_the_others_had_its_part_ends_nothing_for_them():
+    service, (one, two) = started()
+    service.say(inp.ConsumerSaid(two.client, msg.LeaveJob()))
+    service.begin(one)
+    service.work(read=False)
+    assert service.state.jobs["a"].epochs[1].settled
+    assert report(service, one, 3, epoch=1) == {"c0": msg.StepsReady(1, 3)}
+    late = service.join("late", consumer=1, num_consumers=2, equal_steps=True, begin=False)
+    service.begin(late, 1)
+    assert late.done
+    report(service, late, 0, all_here=True, epoch=1)
+    assert report(service, one, 5, epoch=1)["c0"] == msg.StepsReady(1, 5)
+    assert report(service, one, 6, all_here=True, epoch=1)["c0"] == msg.StepsReady(1, 6, last=True)
+
+
 def test_what_is_the_last_step_stays_so_when_others_leave():
     service, (one, two) = started()
     report(service, one, 5)

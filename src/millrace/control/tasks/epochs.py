@@ -16,6 +16,7 @@ from millrace.control.tasks.task_queue import (
     held_back,
     in_turn,
     missing,
+    settled_without,
     share_dealt,
 )
 from millrace.control.tasks.unread import record_deserted, told
@@ -191,7 +192,7 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
 def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
     """Tell a consumer (None: all that read the epoch, if it is news) how many elements all of them have by now.
 
-    Whoever has left, or is past the epoch, holds nobody up any more.
+    Whoever has left, is past the epoch, or came when others had its part of it, holds nobody up.
     """
     if not held_back(job) or number not in job.epochs:
         return
@@ -200,7 +201,7 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -
         place = job.consumers.get(index)
         sight = turn.observed.clients.get(place.client) if place is not None else None
         report = sight.report if sight is not None else None
-        if place is None or place.epoch <= number:
+        if place is None or (place.epoch <= number and not settled_without(job, job.epochs[number], index)):
             known = report is not None and report.epoch == number
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))

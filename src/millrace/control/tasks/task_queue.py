@@ -454,6 +454,14 @@ def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
     return epoch.settled
 
 
+def settled_without(job: Job, epoch: Epoch, consumer: int) -> bool:
+    """The consumer has nothing, or not all, of its share of the epoch, as it was away when that was dealt."""
+    length = job.tasks_of(epoch)
+    if not (in_turn(job) and epoch.settled) or length is None:
+        return False
+    return epoch.dealt.get(consumer, 0) < len(range(consumer, length, stride(job)))
+
+
 def first_missing(job: Job, epoch: Epoch, consumer: int) -> int | None:
     """The first task that the consumer is to read and no worker has; None if there is none. In a fixed order only."""
     absent = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].complete]
