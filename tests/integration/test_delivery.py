@@ -1,4 +1,4 @@
-"""A worker's desk and a consumer's feed, over real connections, with the test as their dispatcher."""
+"""A worker's desk and a consumer's core and connections, over real connections, with the test as their dispatcher."""
 
 import threading
 from collections import Counter
@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import millrace as mr
-from millrace.client.receiver import Feed
-from millrace.elements import codec
+from millrace.client import consumer_io as io
+from millrace.client.consumer_core import ConsumerCore
+from millrace.client.shared_core import SharedCore
 from millrace.errors import ElementTooLargeError
 from millrace.functions.bundles import pack
 from millrace.graph import serialize
@@ -17,12 +19,17 @@ from millrace.protocol import data_messages
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import (
     CloseJob,
+    EpochBegun,
+    EpochEnds,
     ForgetTasks,
+    JobJoined,
+    JoinJob,
     LeaseTask,
     LeftoversLost,
     ListSources,
     OpenJob,
     OutputsReceived,
+    ReadTasks,
     RevokeTask,
     SourcesListed,
     TaskFailed,
@@ -87,24 +94,65 @@ class Service:
         return self.wait(lambda m: isinstance(m, TaskFinished) and m.ref == TaskRef("job", epoch, task))
 
 
+class Consumer:
+    """What consumers have but for their session: this is what the dispatcher says."""
+
+    def __init__(self, buffer_bytes=64 << 20, **options):
+        core = ConsumerCore(JoinJob(JobSpec("job", b"", ""), "client", 0), buffer_bytes)
+        self.shared = SharedCore(core, self, buffer_bytes=buffer_bytes, **options)
+        self.handle(JobJoined("job", 0, 1, 5.0))
+
+    def handle(self, item):
+        self.shared.handle(item)
+
+    def report_soon(self):
+        pass
+
+    def warn(self, text):
+        pytest.fail(text)
+
+    def epoch_left(self, left):
+        pass
+
+    def begin(self, epoch, *, in_order):
+        core = self.shared.core
+        core.spec = replace(core.spec, deterministic=in_order)
+        self.handle(io.EpochWanted(epoch))
+        self.handle(EpochBegun(epoch, None))
+
+    def assign(self, epoch, reads):
+        self.handle(ReadTasks(epoch, list(reads)))
+
+    def ends(self, epoch, tasks):
+        self.handle(EpochEnds(epoch, list(tasks)))
+
+    def close(self):
+        self.handle(io.Leave())
+        self.shared.close()
+
+
 @pytest.fixture
 def feed():
     opened = []
 
-    def make(buffer_bytes=64 << 20, **options):
-        feed = Feed("job", 0, "client", token=None, buffer_bytes=buffer_bytes, wake=lambda: None, **options)
-        opened.append(feed)
-        return feed
+    def make(**options):
+        opened.append(Consumer(**options))
+        return opened[-1]
 
     yield make
     for each in opened:
         each.close()
 
 
-def read(feed, epoch=0, limit=None):
+def read(consumer, epoch=0, limit=None):
     out: list[Any] = []
-    while (limit is None or len(out) < limit) and (arrival := feed.take(epoch)) is not None:
-        out.extend(codec.decode(arrival.payload)[arrival.skip :])
+    while limit is None or len(out) < limit:
+        answer = consumer.shared.take(epoch)
+        if isinstance(answer, io.Refuse):
+            raise answer.error
+        if isinstance(answer, io.Over):
+            break
+        out.extend(consumer.shared.core.reading.current)
     return out
 
 
@@ -225,7 +273,7 @@ def test_a_task_moves_to_another_worker_in_the_middle(feed):
         consumer.ends(0, [0])
         got = read(consumer, limit=20)
         one.server.close()
-        received = consumer.progress()[1][0].received
+        received = consumer.shared.core.inbox.progress()[0].received
         assert 20 <= received < 200
         consumer.assign(0, [two.run(0, received=received - 5)])
         got += read(consumer)
@@ -240,7 +288,7 @@ def test_a_connection_that_breaks_is_made_again(feed):
         consumer.assign(0, [service.run(0)])
         consumer.ends(0, [0])
         got = read(consumer, limit=20)
-        for connection in list(consumer._connections.values()):
+        for connection in list(consumer.shared._connections._connections.values()):
             connection.close()
         got += read(consumer)
         assert [int(array[0]) for array in got] == list(range(200))
@@ -379,7 +427,7 @@ def test_epochs_left_early_cost_nothing_later(feed):
         consumer.begin(0, in_order=False)
         consumer.assign(0, [service.run(0)])
         read(consumer, limit=5)
-        consumer.stop(0)
+        consumer.handle(io.End(0))
         service.desk.told(ForgetTasks([TaskRef("job", 0, 0)]))
         consumer.begin(1, in_order=False)
         consumer.assign(1, [service.run(0, epoch=1)])

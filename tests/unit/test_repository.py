@@ -151,7 +151,6 @@ CLASSES_TWICE = {
     "Rates": _TO_COME,  # client, policies
     "Report": _TO_COME,  # simulation, simulation, simulation, wire
     "Store": _MIRROR,  # policies, simulation
-    "Tally": _TO_COME,  # client, engine
     "Use": _TO_COME,  # control, policies
     "Using": _MIRROR,  # simulation, worker
     "Window": _TO_COME,  # control, engine

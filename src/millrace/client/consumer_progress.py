@@ -1,103 +1,183 @@
-"""What one reader has handed out of an epoch: how much, how fast, and of which tasks."""
+"""How much of an epoch one consumer's reader has handed out, how fast, and of which tasks. Pure: times come in."""
 
 from __future__ import annotations
 
 import operator
-import time
-from collections.abc import Iterator
 from typing import Any
 
 from millrace.client.epoch_buffer import Arrival
 from millrace.client.read_rate import Meter, Rates
-from millrace.client.receiver import Feed
-from millrace.planning.checkpoint import Merged
+from millrace.engine.run.progress_tracker import ProgressTracker
+from millrace.errors import StateError
+from millrace.planning.checkpoint import Checkpoint, Merged
 from millrace.planning.progress import Progress, TaskSet
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import EpochBegun
 
 
-class Tally:
-    """Knows nothing of the reader, so that it can be asked when that one is gone, and does not keep it alive.
+class EpochProgress(ProgressTracker):
+    """Progress of one epoch that is received. Who iterates takes elements from ``current``, and nothing else does.
 
     Args:
-        read: what was read of the epoch before.
+        number: of the epoch.
+        read: what was read of it before; None: nothing.
 
     Attributes:
-        meter: measures.
-        current: what is still to be handed out of the message that was taken last.
-        ended: the reader was told that there is no more.
+        number: of the epoch; ``begun``: what the dispatcher says of it.
         alone: tasks that are known to leave nothing over.
-        taken: elements that operators behind ``distribute()`` took, of which not all is handed out that they make.
+        pending: the message of which something is still to be decoded, or to be handed out.
+        surplus: elements of that message, decoded and not handed out.
+        behind: elements that operators behind ``distribute()`` took, of which not all is handed out that they make;
+            None: there are none.
+        seen: what :meth:`measure` gave as the epoch ended; None: it is still read.
     """
 
-    def __init__(self, read: Merged | None = None) -> None:
-        self.meter = Meter()
-        self.current: Iterator[Any] = iter(())
-        self.ended = False
-        self.alone = TaskSet()
-        self.taken: int | None = None
-        self._arrival: Arrival | None = None
-        self._held = 0
-        self._progress = Progress()
-        if read is not None:
-            self.resume(read)
+    def __init__(self, number: int, read: Merged | None = None) -> None:
+        super().__init__(read or Merged(epoch=number))
+        self.number = number
+        self.begun: EpochBegun | None = None
+        self.alone = TaskSet() if read is None else read.tasks_alone()
+        self.pending: Arrival | None = None
+        self.surplus: list[Any] = []
+        self.behind: int | None = None
+        self.seen: tuple[int, Rates] | None = None
+        self._last: Arrival | None = None  # what is current, or was, belongs to it
+        self._meter = Meter()
+        self._messages = 0
 
     @property
     def untouched(self) -> bool:
         """Nothing was handed out, nor its end said."""
-        return self._arrival is None and not self.ended
+        return not self._taken and not self.ended
+
+    @property
+    def used(self) -> int:
+        """Elements that were made current."""
+        return self._taken
+
+    @property
+    def task(self) -> int:
+        """The task of what is current, or was last."""
+        return -1 if self._last is None else self._last.task.number
 
     def forget(self) -> None:
         """Nothing was read before of what comes now."""
         self.alone, self._progress = TaskSet(), Progress()
 
     def resume(self, read: Merged) -> None:
-        """This was read of the epoch before."""
+        """All this was read before."""
         self.alone |= read.tasks_alone()
         self._progress.resume(read.tasks_done(), dict(read.begun))
 
-    def hand_out(self, elements: list[Any], arrival: Arrival | None, held: int = 0) -> None:
-        """These are handed out next; those before were, or never will be.
+    def ends(self, task: int, outputs: int) -> None:
+        """The task has so many outputs in all."""
+        self._progress.ends(task, outputs)
+
+    # -- handing out ---------------------------------------------------------------------------------------------------
+
+    def take(self, arrival: Arrival) -> None:
+        """This message comes next."""
+        self.pending, self._messages = arrival, self._messages + 1  # at once, as Ctrl-C may come in any call
+
+    def lost(self, taken: int) -> bool:
+        """Whether Ctrl-C lost one of so many messages that were taken for this reader."""
+        return taken != self._messages
+
+    def hand_out(self, limit: int | None, asked: float, now: float, queued: int) -> bool:
+        """Make current what may be used; False if nothing may.
 
         Args:
-            elements: of a message that arrived.
-            arrival: the message; None: that of the elements before.
-            held: how many elements of the message come after these.
+            limit: number of the epoch's elements that may be used in all; None: any.
+            asked: when the user came for more.
+            now: when there was more.
+            queued: elements that lay ready when the user came.
         """
+        arrival, surplus = self.pending, self.surplus
+        count = len(surplus) if limit is None else min(limit - self._taken, len(surplus))
+        if arrival is None or count <= 0:
+            return False
         self._count()
-        arrival = arrival or (self._arrival if elements else None)
-        current = iter(elements)
-        self._arrival, self._held, self.current = arrival, held, current  # at once, as Ctrl-C may come in any call
+        if self.behind is None:
+            self._runs.append((arrival.task.number, self._taken, arrival.end - len(surplus)))
+        elements, rest = (surplus, []) if count == len(surplus) else (surplus[:count], surplus[count:])
+        current, taken, left = iter(elements), self._taken + count, arrival if rest else None
+        # At once, as Ctrl-C may come in any call.
+        self.current, self._taken, self.surplus, self.pending, self._last = current, taken, rest, left, arrival
+        self._meter.took(count, asked, now, queued)
+        return True
 
     def _count(self) -> None:
-        """Note how far the message was handed out."""
-        if self._arrival is not None and self.taken is None:
-            left = operator.length_hint(self.current) + self._held
-            self._progress.yielded(self._arrival.task.number, self._arrival.end - left)
+        if self.behind is None:
+            super()._count()
 
-    def take(self) -> tuple[list[Any], int, int]:
+    def end(self, asked: float) -> None:
+        """The reader, who came for more, is told that there is none."""
+        self._meter.ended(asked)
+        self.ended = True
+
+    def close(self) -> None:
+        """What is not handed out by now never will be."""
+        self.now()
+        self.closed()
+        self.surplus, self.pending = [], None
+
+    def measure(self, now: float) -> tuple[int, Rates]:
+        """Elements handed out since the epoch began, and how fast."""
+        if self.seen is not None:
+            return self.seen
+        left = operator.length_hint(self.current) + (self.behind or 0)
+        return max(self._taken - left, int(not self.untouched)), self._meter.rates(now, left)
+
+    def state(self, spec: JobSpec, consumer: int, graph: str) -> Checkpoint:
+        """The state of who reads the epoch, without asking anybody.
+
+        Args:
+            spec: of the job.
+            consumer: who reads it.
+            graph: digest of the job's graph.
+
+        Raises:
+            StateError: the job has no states.
+        """
+        if spec.sharding == "off":
+            raise StateError(
+                "ShardingPolicy.OFF reads the data any number of times, so that there is no place to go on"
+            )
+        if consumer and spec.num_consumers is None:
+            raise StateError("which consumers there are is in their states: say num_consumers= in distribute()")
+        begun = self.begun
+        assert begun is not None
+        done, parts = self.now()
+        return Checkpoint(
+            seed=spec.seed,
+            epoch=begun.epoch,
+            graph=graph,
+            sources=begun.sources,
+            tasks=begun.tasks,
+            done=done.low,
+            later=done.text(),
+            begun=parts,
+            ended=self.ended,
+            rank=consumer,
+            ranks=spec.num_consumers or 1,
+            reused=begun.reused,
+            alone=(self.alone.low, self.alone.text()),
+            shares=begun.shares,
+            pieces=begun.pieces,
+        )
+
+    # -- operators behind distribute() ---------------------------------------------------------------------------------
+
+    def take_current(self) -> tuple[list[Any], int, int]:
         """What is current, its task, and the number of the first of these outputs; :meth:`made_of` counts them."""
         elements = list(self.current)
-        self.taken = (self.taken or 0) + len(elements)
-        if self._arrival is None or not elements:
+        self.behind = (self.behind or 0) + len(elements)
+        if not elements:
             return [], 0, 0
-        return elements, self._arrival.task.number, self._arrival.end - self._held - len(elements)
+        assert self._last is not None
+        return elements, self._last.task.number, self._last.end - len(self.surplus) - len(elements)
 
     def made_of(self, task: int, outputs: int, count: int) -> None:
         """All was handed out that was made of so many outputs of a task, ``count`` more than before."""
-        self.taken = (self.taken or 0) - count
+        self.behind = (self.behind or 0) - count
         self._progress.yielded(task, outputs)
-
-    def measure(self) -> tuple[int, Rates]:
-        """Elements handed out since the epoch began, and how fast; for the thread that reports."""
-        left = operator.length_hint(self.current) + (self.taken or 0)  # of a list's iterator, so exact
-        now = time.perf_counter()
-        handed = self.meter.handed + self.meter.pending - left
-        return max(handed, int(not self.untouched)), self.meter.rates(now, left)  # one is being handed out by now
-
-    def now(self, feed: Feed, epoch: int) -> tuple[TaskSet, list[tuple[int, int]]]:
-        """Tasks of which all was handed out, and how many outputs of others."""
-        self._count()
-        for task, outputs in feed.ended(epoch):
-            self._progress.ends(task, outputs)
-        for task in feed.alone(epoch):
-            self.alone.add(task)
-        return self._progress.now()

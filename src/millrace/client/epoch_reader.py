@@ -7,16 +7,14 @@ import gc
 import operator
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from millrace.client.consumer_progress import Tally
-from millrace.client.epoch_buffer import Arrival
+from millrace.client.consumer_io import HandedOut, Over, Refuse, Used
+from millrace.client.consumer_progress import EpochProgress
 from millrace.client.job_session import CLOSE, Conversation
-from millrace.client.states import state_of
 from millrace.elements.lent import SealedMemory
 from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
 from millrace.graph.serialize import unpack
@@ -114,7 +112,7 @@ class ConsumerSession:
     @property
     def failed(self) -> bool:
         """Whether the job cannot go on."""
-        return self._conversation.feed.failed
+        return self._conversation.core.failure is not None
 
     @property
     def reading(self) -> bool:
@@ -248,23 +246,17 @@ class EpochReader(Iterator[Any]):
         self._keep = keep
         self._conversation = conversation
         self._passes, self._reload, self._failed = passes, reload, failed
-        self._tally = tally = Tally(read)
-        self._used = 0
-        self._arrival: Arrival | None = None  # taken, and not all handed out
-        self._surplus: list[Any] = []  # of it, decoded, and held until all consumers have as much
-        self._handing = False  # some of it is moved to the tally
-        self.checkpoint: Callable[[], Checkpoint]
         self._parts: list[Part] = []
+        self.checkpoint: Callable[[], Checkpoint]
         if over is None:
-            begun = conversation.begin(number, tally.measure)
+            self._progress = progress = conversation.begin(number, read)
+            begun = progress.begun
+            assert begun is not None
             self.number, self._anew, self._parts = begun.epoch, begun.anew, begun.parts
-            if self._anew:
-                tally.forget()
-            self.checkpoint = functools.partial(
-                state_of, conversation, graph_digest(unpack(conversation.spec.structure)), begun, tally
-            )
+            graph = graph_digest(unpack(conversation.core.spec.structure))
+            self.checkpoint = functools.partial(conversation.state, progress, graph)
         else:
-            self.number = over.epoch
+            self.number, self._progress = over.epoch, EpochProgress(over.epoch)
             self.checkpoint = lambda: over
         passes.begin(self.number, self.checkpoint)
         self._watch()
@@ -280,10 +272,10 @@ class EpochReader(Iterator[Any]):
         element: Any = _NOTHING
         try:
             with self._lock:
-                for element in self._tally.current:  # nothing can come between taking one and knowing of it
+                for element in self._progress.current:  # nothing can come between taking one and knowing of it
                     return element
                 if self._advance():
-                    for element in self._tally.current:
+                    for element in self._progress.current:
                         return element
         except BaseException:
             if element is not _NOTHING:  # Ctrl-C on the way out: nobody has it
@@ -295,8 +287,8 @@ class EpochReader(Iterator[Any]):
     def put_back(self, element: Any) -> None:
         """Who has just got this could not use it: it is handed out once more, and no state counts it."""
         with self._lock:
-            if self._session is not None or operator.length_hint(self._tally.current):
-                self._tally.current = iter([element, *self._tally.current])
+            if self._session is not None or operator.length_hint(self._progress.current):
+                self._progress.current = iter([element, *self._progress.current])
 
     @property
     def is_open(self) -> bool:
@@ -308,7 +300,6 @@ class EpochReader(Iterator[Any]):
 
         Ctrl-C may come anywhere: then nothing is lost, or the reader has failed.
         """
-        taken = -1
         try:
             self._passes.started()
             if self._failure is not None:
@@ -316,48 +307,26 @@ class EpochReader(Iterator[Any]):
             if self._session is None:
                 return False
             self._session.check()
-            tally, feed = self._tally, self._conversation.feed
-            asked = time.perf_counter()
-            queued = feed.ready
-            if self._arrival is None:
-                taken = feed.taken
-                self._arrival = feed.take(self.number, self._closing.is_set)
-            arrival = self._arrival
-            if arrival is not None and not self._surplus:
-                self._surplus = arrival.decoded()
-            limit = feed.usable(self.number, self._used, self._closing.is_set) if self._surplus else 0
-            got = time.perf_counter()
-            if self._closing.is_set():
-                return False
-            elements, surplus = _cut(self._surplus, None if limit is None else limit - self._used)
-            if not elements:
-                self._conversation.left_out += len(self._surplus) + (feed.ready if self._surplus else 0)
-                tally.meter.ended(asked)
-                tally.ended = True
-                self.close()
-                self._conversation.notices.at_end(self.number)
-                return False
-            first = tally.untouched
-            self._handing = True
-            self._used += len(elements)
-            self._surplus, self._arrival = surplus, arrival if surplus else None
-            tally.meter.took(len(elements), asked, got, queued)
-            tally.hand_out(elements, arrival, len(surplus))
-            taken = -1
-            self._handing = False
-            if first:
-                self._conversation.report()  # before anybody can use it: should this process end, that is known
+            conversation = self._conversation
+            match conversation.shared.take(self.number, self._closing.is_set):
+                case HandedOut(first=first):
+                    if first:
+                        conversation.shared.handle(Used())
+                    return True
+                case Over(unread=unread):
+                    self.close()
+                    conversation.notices.at_end(unread)
+                case Refuse(error=error, lost=lost):
+                    if lost:
+                        self._failure = anew(error)
+                        self.close()
+                    raise anew(error)  # noqa: TRY301
         except BaseException as error:
             if isinstance(error, MillraceError) and self._session is not None:
                 self._fail(self._session, error)
-            elif self._handing or (self._arrival is None and taken not in (-1, self._conversation.feed.taken)):
-                self._failure = self._failure or MillraceError(
-                    "this iterator was interrupted while it took elements: iterate anew, or go on from its state"
-                )
-                self.close()
             del self  # as above
             raise
-        return True
+        return False
 
     def _fail(self, session: ConsumerSession, error: MillraceError) -> None:
         """Lets go of everything: whoever keeps the error may keep what reads, and would keep the service with it."""
@@ -380,14 +349,15 @@ class EpochReader(Iterator[Any]):
 
     @property
     def made_of(self) -> Callable[[int, int, int], None]:
-        """Where those who :meth:`take` say what was handed out; see :meth:`Tally.made_of`."""
-        return self._tally.made_of
+        """Where those who :meth:`take` say what was handed out; see :meth:`EpochProgress.made_of`."""
+        return self._progress.made_of
 
     def take(self) -> tuple[list[Any], int, int]:
         """For operators behind ``distribute()``: elements, their task, the first's number in it; none at the end."""
         with self._lock:
-            self._tally.taken = self._tally.taken or 0  # from now on it is for them to say what was handed out
-            return self._tally.take() if operator.length_hint(self._tally.current) or self._advance() else ([], 0, 0)
+            progress = self._progress
+            progress.behind = progress.behind or 0  # from now on it is for them to say what was handed out
+            return progress.take_current() if operator.length_hint(progress.current) or self._advance() else ([], 0, 0)
 
     def begin(self) -> None:
         """It has begun."""
@@ -395,7 +365,7 @@ class EpochReader(Iterator[Any]):
     def wake(self) -> None:
         """Whoever waits for an element gives up, for good."""
         self._closing.set()
-        self._conversation.feed.look_up()
+        self._conversation.shared.look_up()
 
     def fail(self, error: MillraceError) -> None:
         """What reads here has failed."""
@@ -408,16 +378,18 @@ class EpochReader(Iterator[Any]):
         Raises:
             MillraceError: why the job cannot go on.
         """
-        self._arrival = self._conversation.feed.take(self.number)
-        if self._arrival is None:
-            self._tally.ended = True
-            self.close()
-        return self._arrival is not None
+        match self._conversation.shared.take(self.number, decode=False):
+            case Refuse(error=error):
+                raise anew(error)
+            case Over():
+                self.close()
+                return False
+        return True
 
     @property
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far."""
-        return self._conversation.feed.skipped
+        return self._conversation.core.skipped
 
     def state_dict(self) -> dict[str, Any]:
         """How far this epoch was read, as plain values, without asking the service.
@@ -459,14 +431,14 @@ class EpochReader(Iterator[Any]):
 
     def _begins_with(self, state: Any) -> bool:
         """Whether another rank has loaded these states before this one joined, so that the epoch begins with them."""
-        if not self._conversation.states or self._session is None or not self._tally.untouched:
+        if not self._conversation.states or self._session is None or not self._progress.untouched:
             return False
         loaded = parse_all(state)
         epoch = min(each.next_epoch for each in loaded)
         if self._conversation.states != name_of(loaded) or self.number != epoch:
             return False
         if not self._anew:
-            self._tally.resume(said(loaded, epoch))
+            self._progress.resume(said(loaded, epoch))
         return True
 
     def close(self) -> None:
@@ -474,13 +446,11 @@ class EpochReader(Iterator[Any]):
         self.wake()
         with self._lock:
             self._session = self._keep = None
-            self._tally.now(self._conversation.feed, self.number)
             try:
                 if self._finalizer.detach() is not None:
-                    self._conversation.end(self.number, read=self._tally.ended)  # while it counts what it has left
+                    self._conversation.end(self.number)  # while it counts what it has left
             finally:
-                self._tally.hand_out([], None)
-                self._surplus, self._arrival = [], None
+                self._progress.close()
 
     def __enter__(self) -> Self:
         return self
@@ -492,8 +462,3 @@ class EpochReader(Iterator[Any]):
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
-
-
-def _cut(elements: list[Any], count: int | None) -> tuple[list[Any], list[Any]]:
-    """The first ``count`` of the elements (None: all), and the others."""
-    return (elements, []) if count is None or count >= len(elements) else (elements[:count], elements[count:])

@@ -14,17 +14,12 @@ class Notices:
 
     Args:
         fail: where warnings are errors and no thread of the user's is there to get one: what reads fails with it.
-
-    Attributes:
-        ended: the epoch that the user has read to its end, the last one; -1: none.
     """
 
     def __init__(self, fail: Callable[[MillraceError], None]) -> None:
-        self.ended = -1
         self._fail = fail
         self._lock = threading.Lock()
         self._said: set[str] = set()
-        self._unread = -1, ""
 
     def say(self, text: str) -> None:
         """Warns, unless that was said before."""
@@ -35,16 +30,9 @@ class Notices:
         except MillraceWarning as warning:  # warnings are errors here: then it is the reader's, not this thread's
             self._fail(JobFailedError(str(warning)))
 
-    def unread(self, epoch: int, text: str) -> None:
-        """As it stands, this is not read of an epoch ("": all is)."""
-        self._unread = epoch, text
-        if text and epoch == self.ended:
-            self.say(text)
-
-    def at_end(self, epoch: int) -> None:
-        """Warns of what is not read of the epoch, in the user's thread, which has come to its end."""
-        about, text = self._unread
-        if about == epoch and self._is_new(text):
+    def at_end(self, text: str) -> None:
+        """Warns of what is not read of an epoch, in the user's thread, which has come to its end."""
+        if self._is_new(text):
             warnings.warn(text, MillraceWarning, stacklevel=4)  # where the loop asks for the next element
 
     def _is_new(self, text: str) -> bool:

@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
+from millrace.client import consumer_io as io
+from millrace.client.consumer_core import ConsumerCore
+from millrace.client.consumer_progress import EpochProgress
 from millrace.client.epoch_buffer import EpochInbox
 from millrace.control.actions import StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
@@ -29,9 +32,9 @@ from millrace.dispatcher import recovery
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
+from millrace.protocol import messages as msg
 from millrace.simulation import simulated_dispatcher
 from millrace.simulation.lane import Lane
-from millrace.simulation.simulated_consumer import Consumer
 from millrace.simulation.store import Store, UnreadableError
 
 
@@ -51,13 +54,13 @@ def _hung_for_ever() -> AbstractContextManager[Any]:
 
 def _lost_ack() -> AbstractContextManager[Any]:
     """A consumer that comes back does not say again what it has."""
-    report = Consumer._report  # noqa: SLF001
+    report = ConsumerCore._report  # noqa: SLF001
 
-    def forgetful(self: Consumer, *, everything: bool = False) -> None:
+    def forgetful(self: ConsumerCore, now: float, *, everything: bool = False) -> None:
         if not everything:
-            report(self)
+            report(self, now)
 
-    return mock.patch.object(Consumer, "_report", forgetful)
+    return mock.patch.object(ConsumerCore, "_report", forgetful)
 
 
 def _replay_skips() -> AbstractContextManager[Any]:
@@ -289,6 +292,75 @@ def _half_a_pass() -> AbstractContextManager[Any]:
     return mock.patch.object(leases, "has_whole_pass", return_value=True)
 
 
+def _hasty_receipt() -> AbstractContextManager[Any]:
+    """A consumer says that it has all of a task when it has the first outputs."""
+    holds = EpochInbox.holds
+    return mock.patch.object(EpochInbox, "holds", lambda self, task: (holds(self, task)[0], True))
+
+
+def _lost_credit() -> AbstractContextManager[Any]:
+    """What a consumer drops takes room in its buffer for ever."""
+    return mock.patch.object(ConsumerCore, "_drop", return_value=None)
+
+
+def _wrong_epoch() -> AbstractContextManager[Any]:
+    """A consumer that comes back says what it read of the epoch before as if that were the one it reads."""
+    let_in = ConsumerCore._let_in  # noqa: SLF001
+
+    def confused(self: ConsumerCore, joined: msg.JobJoined, now: float) -> None:
+        let_in(self, joined, now)
+        if self.inbox is not None:
+            self._tell(msg.ConsumerReport(self.inbox.number, self._left[1]))
+
+    return mock.patch.object(ConsumerCore, "_let_in", confused)
+
+
+def _forgotten_loss() -> AbstractContextManager[Any]:
+    """A consumer whose connection to a worker broke waits for what was to come from it."""
+    return mock.patch.object(ConsumerCore, "_disconnected", return_value=None)
+
+
+def _overrun() -> AbstractContextManager[Any]:
+    """A consumer uses what it has, how much others have or not."""
+    hand_out = EpochProgress.hand_out
+    return mock.patch.object(EpochProgress, "hand_out", lambda self, limit, *times: hand_out(self, None, *times))
+
+
+def _impatient() -> AbstractContextManager[Any]:
+    """A consumer gets the error before what had come before it."""
+    ask = ConsumerCore._ask  # noqa: SLF001
+
+    def impatient(self: ConsumerCore, item: io.MoreWanted, now: float) -> None:
+        if self.failure is None:
+            ask(self, item, now)
+        else:
+            self.actions.append(io.Refuse(self.failure))
+
+    return mock.patch.object(ConsumerCore, "_ask", impatient)
+
+
+def _counts_ahead() -> AbstractContextManager[Any]:
+    """A state counts what its user does not have, as others do not have as much."""
+    count = EpochProgress._count  # noqa: SLF001
+
+    def hasty(self: EpochProgress) -> None:
+        count(self)
+        if self.pending is not None:
+            self._progress.yielded(self.pending.task.number, self.pending.end)
+
+    return mock.patch.object(EpochProgress, "_count", hasty)
+
+
+def _mute_end() -> AbstractContextManager[Any]:
+    """A consumer is told what nobody reads of an epoch, and its user is not."""
+
+    def mute(self: ConsumerCore, ask: io.MoreWanted, reading: EpochProgress) -> None:
+        reading.end(ask.since)
+        self.actions.append(io.Over())
+
+    return mock.patch.object(ConsumerCore, "_over", mute)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "double-lease": _double_lease,
     "lost-ack": _lost_ack,
@@ -322,6 +394,14 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "hasty-failure": _hasty_failure,
     "lost-beginning": _lost_beginning,
     "half-a-pass": _half_a_pass,
+    "hasty-receipt": _hasty_receipt,
+    "lost-credit": _lost_credit,
+    "wrong-epoch": _wrong_epoch,
+    "forgotten-loss": _forgotten_loss,
+    "overrun": _overrun,
+    "impatient": _impatient,
+    "counts-ahead": _counts_ahead,
+    "mute-end": _mute_end,
 }
 
 

@@ -1,30 +1,34 @@
 """Ctrl-C at any moment in the reader's thread leaves no lock held: all others go on, and the program ends."""
 
+import gc
 import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from millrace.client import consumer_io as io
 from millrace.client import epoch_reader
+from millrace.client.consumer_core import ConsumerCore
 from millrace.client.notices import Notices
-from millrace.client.receiver import Feed
+from millrace.client.shared_core import SharedCore
 from millrace.elements.chunk import Chunk, Origin
 from millrace.elements.codec import encode
 from millrace.engine.metrics import Measure
 from millrace.engine.run.local_epoch import LocalIterator
-from millrace.engine.run.progress_tracker import Tally
+from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads.prefetch import Ahead
 from millrace.errors import MillraceError
 from millrace.frameworks.base import Converted
 from millrace.planning.checkpoint import Merged
 from millrace.planning.epoch_cursor import EpochCursor
-from millrace.protocol.messages import EpochBegun
+from millrace.protocol.data_messages import Delivery
+from millrace.protocol.job_spec import JobSpec
+from millrace.protocol.messages import EpochBegun, EpochEnds, JobJoined, JoinJob, StepsReady
 from millrace.wire.control.control_client import _Outbox
 
 
@@ -40,6 +44,7 @@ def interrupted(action, prepare=lambda: None):
                     raise KeyboardInterrupt
 
         prepare()
+        gc.disable()  # what others have the collector call is not to be interrupted
         sys.setprofile(profile)
         try:
             action()
@@ -50,6 +55,7 @@ def interrupted(action, prepare=lambda: None):
             return
         finally:
             sys.setprofile(None)
+            gc.enable()
 
 
 @pytest.fixture
@@ -63,19 +69,16 @@ def free():
         yield lambda lock: other.submit(take, lock).result()
 
 
-def test_taking_from_a_feed(free):
-    feed = Feed("job", 0, "client", token=None, buffer_bytes=1 << 20, wake=lambda: None)
+def test_taking_from_a_core(free):
+    talk = Talk(in_order=False, held=False)
 
     def read():
-        feed.begin(0, in_order=False)
-        feed.ends(0, [])
-        assert feed.ready == 0
-        assert feed.take(0) is None
-        feed.progress()
-        feed.stop(0)
+        talk.shared.take(0)
+        talk.shared.handle(io.Beat())
+        talk.shared.handle(io.End(0))
 
     for _ in interrupted(read):
-        assert free(feed._lock)
+        assert free(talk.shared.lock)
 
 
 def test_sending(free):
@@ -99,29 +102,40 @@ def test_taking_what_was_computed_ahead(free):
 class Talk:
     """A conversation about one epoch, of which all has come."""
 
-    pid, closed, left_out = os.getpid(), False, 0
+    pid, closed, states = os.getpid(), False, ""
 
     def __init__(self, *, in_order, held):
-        self.feed = Feed("job", 0, "client", token=None, buffer_bytes=1 << 20, wake=lambda: None)
+        spec = JobSpec("job", b"", "", deterministic=in_order)
+        self.core = ConsumerCore(JoinJob(spec, "client", 0), 1 << 20)
+        self.shared = SharedCore(self.core, self, buffer_bytes=1 << 20)
         self.notices = Notices(lambda error: None)
-        self.feed.begin(0, in_order=in_order, held=held)
-        inbox = self.feed._inbox
-        assert inbox is not None
+        self.tell(JobJoined("job", 0, 1, 5.0))
+        self.tell(io.EpochWanted(0), EpochBegun(0, 2, held=held))
+        assert self.core.inbox is not None
         for task in range(2):
-            inbox.assign(task, 1, "worker")
+            self.core.inbox.assign(task, 1, "worker")
             for index in range(0, 6, 3):
                 payload = b"".join(encode([10 * task + index + place for place in range(3)]))
-                inbox.accept(task, index, 3, payload, 8, "worker", last=index > 0)
-        self.feed.ends(0, [0, 1])
-        self.feed.allow(0, 4, last=False)
+                self.tell(io.Delivered("worker", Delivery(0, task, 1, index, 3, last=index > 0), payload, 8))
+        self.tell(EpochEnds(0, [0, 1]), StepsReady(0, 4))
 
-    def begin(self, number, measure):
-        return EpochBegun(0, 2)
+    def tell(self, *items):
+        for item in items:
+            self.shared.handle(item)
 
-    def end(self, number, *, read):
-        self.feed.stop(number)
+    def begin(self, number, read):
+        return self.core.reading
 
-    check = report = say = look_up = lambda self, *_: None
+    def end(self, number):
+        self.tell(io.End(number))
+
+    def counted(self):
+        """Elements that its state says were read."""
+        assert self.core.reading is not None
+        done, parts = self.core.reading.now()
+        return 6 * done.low + sum(outputs for _, outputs in parts)
+
+    check = say = warn = state = report_soon = epoch_left = lambda self, *_: None
 
 
 COMING = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
@@ -132,7 +146,6 @@ COMING = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
 def test_what_a_state_counts_after_ctrl_c_is_what_the_loop_got(held, view, monkeypatch):
     monkeypatch.setattr(epoch_reader, "graph_digest", lambda graph: "")
     monkeypatch.setattr(epoch_reader, "unpack", lambda structure: structure)
-    monkeypatch.setattr(Talk, "spec", SimpleNamespace(structure=b""), raising=False)
     now: Any = None
 
     def begin():
@@ -150,9 +163,8 @@ def test_what_a_state_counts_after_ctrl_c_is_what_the_loop_got(held, view, monke
     again = 0
     for _ in interrupted(read, begin):
         talk, reader, found = now
-        done, parts = reader._tally.now(talk.feed, 0)
-        assert 6 * done.low + sum(outputs for _, outputs in parts) == len(found), "what its state says"
-        talk.feed.allow(0, 12, last=True)
+        assert talk.counted() == len(found), "what its state says"
+        talk.tell(StepsReady(0, 12, last=True))
         with suppress(MillraceError):
             found += reader
             again += 1
@@ -169,7 +181,7 @@ def test_the_same_in_process(view):
         nonlocal now
         reader: Any = LocalIterator.__new__(LocalIterator)  # without what computes, whose threads can be told only once
         reader._lock, reader._failure, reader._back = threading.RLock(), None, ()
-        reader._tally = tally = Tally(Merged(epoch=0))
+        reader._tally = tally = ProgressTracker(Merged(epoch=0))
         chunks = iter([Chunk([0, 1, 2], Origin(0, 0), range(3)), Chunk([3, 4, 5], Origin(0, 0), range(3, 6))])
         reader._elements = tally.handed(chunks)
         now = reader, []
@@ -198,7 +210,6 @@ def test_the_same_in_process(view):
 def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkeypatch):
     monkeypatch.setattr(epoch_reader, "graph_digest", lambda graph: "")
     monkeypatch.setattr(epoch_reader, "unpack", lambda structure: structure)
-    monkeypatch.setattr(Talk, "spec", SimpleNamespace(structure=b""), raising=False)
     lost, whole = 0, 0
     now: Any = None
 
@@ -211,19 +222,18 @@ def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkey
         _, reader, found = now
         for _ in range(2):
             reader._advance()
-            found.extend(reader._tally.current)
+            found.extend(reader._progress.current)
 
     for _ in interrupted(read, begin):
         talk, reader, found = now
-        talk.feed.allow(0, 12, last=True)
+        talk.tell(StepsReady(0, 12, last=True))
         try:
             found += reader
         except MillraceError:
             with pytest.raises(MillraceError, match="was interrupted"):
                 next(reader)
             assert found == COMING[: len(found)]
-            done, parts = reader._tally.now(talk.feed, 0)
-            assert 6 * done.low + sum(outputs for _, outputs in parts) == len(found), "what its state says"
+            assert talk.counted() == len(found), "what its state says"
             lost += 1
         else:
             assert found == COMING

@@ -13,7 +13,7 @@ from millrace.dataset import Dataset
 from millrace.engine.metrics import Sizer
 from millrace.engine.run import local_epoch, program
 from millrace.engine.run.program import Program
-from millrace.engine.run.progress_tracker import Tally
+from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.graph import nodes as g
 from millrace.planning.checkpoint import Merged
 from millrace.planning.plan import WHOLE, Task
@@ -79,7 +79,7 @@ class FixedSizer(Sizer):
 def elements_of(made: Program, tasks: Iterator[Task], number: int) -> list[Any]:
     """What these tasks give, one after the other."""
     begin = Merged(epoch=number)
-    chunks = local_epoch.chunks_of(local_epoch.Epoch(made, number), tasks, begin, Tally(begin))
+    chunks = local_epoch.chunks_of(local_epoch.Epoch(made, number), tasks, begin, ProgressTracker(begin))
     return [element for chunk in chunks for element in chunk.elements]
 
 

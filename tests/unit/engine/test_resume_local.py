@@ -15,7 +15,7 @@ from tests.unit.engine.any_pipeline import pipeline
 
 from millrace.dataset import Dataset
 from millrace.engine.run import local_epoch
-from millrace.engine.run.progress_tracker import Tally
+from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads import operator_threads
 from millrace.errors import StateError
 from millrace.planning.checkpoint import Merged
@@ -51,11 +51,11 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
 
         def read(begin: Merged) -> tuple[Any, Any]:
             order = local_epoch.planned(made.plan) if share is None else local_epoch.shared(made.plan, *share)
-            tally = Tally(begin)
+            tally = ProgressTracker(begin)
             chunks = local_epoch.chunks_of(local_epoch.Epoch(made, begin.epoch), order, begin, tally)
             return tally, tally.handed(chunks)
 
-        def begin_at(tally: Tally) -> Merged:
+        def begin_at(tally: ProgressTracker) -> Merged:
             done, begun = tally.now()
             return Merged(epoch=1, done=done.low, later=done.text(), begun=begun)
 
@@ -88,7 +88,7 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
     made = runs.program(case.dataset, tasks=tasks)
     try:
         begin = Merged(epoch=1)
-        tally, by_task = Tally(begin), list[list[str]]()
+        tally, by_task = ProgressTracker(begin), list[list[str]]()
         left: dict[int, Any] = {}
         epoch = local_epoch.Epoch(made, 1)
         alone = TaskSet.of(
@@ -108,7 +108,7 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         over = TaskSet.of(done)
         gives = alone.low, alone.text()
         begin = Merged(epoch=1, done=over.low, later=over.text(), begun=sorted(begun.items()), alone=gives)
-        tally = Tally(begin)
+        tally = ProgressTracker(begin)
         found = texts(
             tally.handed(
                 local_epoch.chunks_of(local_epoch.Epoch(made, 1), local_epoch.planned(made.plan), begin, tally)

@@ -19,7 +19,7 @@ from millrace.engine.cache.local_cache import Reuse
 from millrace.engine.metrics import Loop
 from millrace.engine.run.host_limits import run_delay_s
 from millrace.engine.run.program import Program, Run
-from millrace.engine.run.progress_tracker import Tally
+from millrace.engine.run.progress_tracker import ProgressTracker
 from millrace.engine.threads.final_prefetch import overlapped
 from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
@@ -131,7 +131,9 @@ def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
         yield Task(-1 - (end + 1) * parts - part, 0, 0, tuple(held))
 
 
-def chunks_of(epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: Tally) -> Generator[Chunk, None, None]:
+def chunks_of(
+    epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: ProgressTracker
+) -> Generator[Chunk, None, None]:
     """What is still to come of an epoch: the chunks of these tasks, one after the other."""
     done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
     left: dict[int, Leftovers] = {}
@@ -295,7 +297,7 @@ class LocalIterator(Iterator[Any]):
         self._epoch = Epoch(program, begin.epoch, begin.reused, reuse)
         part, parts = share or (0, 1)
         tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
-        tally = Tally(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
+        tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
         chunks = chunks_of(self._epoch, tasks, begin, tally)
         self._tally, self._loop = tally, Loop()
         self._elements = _elements(program, chunks, tally, self._loop, passes)
@@ -417,7 +419,7 @@ class LocalIterator(Iterator[Any]):
 
 
 def _state(
-    tally: Tally,
+    tally: ProgressTracker,
     begin: Merged,
     seed: int,
     share: Share | None,
@@ -448,7 +450,7 @@ def _state(
 
 
 def _elements(
-    program: Program, chunks: Generator[Chunk, None, None], tally: Tally, loop: Loop, passes: EpochCursor
+    program: Program, chunks: Generator[Chunk, None, None], tally: ProgressTracker, loop: Loop, passes: EpochCursor
 ) -> Generator[Any, None, None]:
     passes.started()
     if program.ending is not None:

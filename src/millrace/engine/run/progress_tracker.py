@@ -13,7 +13,7 @@ from millrace.planning.checkpoint import Merged
 from millrace.planning.progress import Progress, TaskSet
 
 
-class Tally:
+class ProgressTracker:
     """How much of an epoch was handed out. One thread computes, perhaps ahead of the one that hands out and asks.
 
     Tasks are numbered as they come; in a plan's order these are its own numbers.
@@ -23,14 +23,15 @@ class Tally:
 
     Attributes:
         ended: the reader was told that there is no more.
+        current: elements that are handed out next; of a list, so that :func:`operator.length_hint` is exact.
     """
 
     def __init__(self, begin: Merged, *, ended: bool = False) -> None:
         self.ended = ended
+        self.current: Iterator[Any] = iter(())
         self._progress = Progress(begin.tasks_done(), dict(begin.begun))
         self._runs: deque[tuple[int, int, int]] = deque()  # (task, elements made before it, outputs left out of it)
         self._made = self._taken = 0
-        self._current: Iterator[Any] = iter(())
 
     def counted(self, number: int, skip: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """Chunks of task ``number`` without its first ``skip`` outputs, counted as they are made."""
@@ -46,8 +47,8 @@ class Tally:
         for chunk in chunks:
             elements = plain(chunk.elements)
             current, taken = iter(elements), self._taken + len(elements)
-            self._current, self._taken = current, taken  # at once, as Ctrl-C may come in any call
-            yield from self._current
+            self.current, self._taken = current, taken  # at once, as Ctrl-C may come in any call
+            yield from self.current
         self.ended = True
 
     def take_back(self, count: int = 1) -> None:
@@ -57,15 +58,20 @@ class Tally:
     @property
     def handed_out(self) -> int:
         """Elements that whoever iterates has been given."""
-        return self._taken - operator.length_hint(self._current)  # of a list's iterator, so exact
+        return self._taken - operator.length_hint(self.current)
 
     def closed(self) -> None:
         """What was not handed out yet will not be."""
-        self._taken -= operator.length_hint(self._current)
-        self._current = iter(())
+        taken = self.handed_out
+        self.current, self._taken = iter(()), taken
 
     def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
         """Tasks of which all was handed out, and how many outputs of others."""
+        self._count()
+        return self._progress.now()
+
+    def _count(self) -> None:
+        """Note how far each task was handed out."""
         handed = self.handed_out
         while self._runs and self._runs[0][1] <= handed:
             number, before, skipped = self._runs[0]
@@ -74,4 +80,3 @@ class Tally:
             if not over:
                 break
             self._runs.popleft()
-        return self._progress.now()
