@@ -60,6 +60,9 @@ format: .venv/dev.stamp ## formats the code and fixes what can be fixed
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
+map: .venv/dev.stamp ## docs/architecture.md: a line for each module, from their docstrings
+	@$(BIN)/python -m tests.module_map
+
 setup: .venv/dev.stamp ## the environment for development, nothing else
 
 # .venv/EXTRA.stamp: the environment holds this extra, as pyproject.toml and constraints.txt ask.

@@ -1,4 +1,4 @@
-"""What keeps a training loop from being faster, in one sentence. Pure.
+"""Bottleneck of a training loop: what keeps it from being faster, in one sentence. Pure.
 
 A chain of stages with buffers between them is as fast as its slowest stage: what lies before that one is full, what
 comes after it is empty. So the loop's own waiting says on which side of it the bottleneck is, what lies computed at the
@@ -16,37 +16,38 @@ import msgspec
 from millrace.policies.decision import Decision
 
 Bottleneck = Literal["unknown", "model", "link", "tasks", "storage", "operator", "thread", "workers"]
-"""Of a job: nothing was measured yet; the loop itself; what lies between workers and loop; workers have no tasks; reads
-that wait; a function that waits; one thread, though there are cores; all cores that there are."""
+"""Bottleneck of a job: nothing was measured yet; the loop itself; the way between workers and loop; workers have no
+tasks; reads that wait; a function that waits; one thread, though there are cores; all cores that there are."""
 
 WAITS = 0.1
-"""A loop that waits for less than this part of its time is itself the bottleneck."""
+"""Share of its time below which a waiting loop is itself the bottleneck."""
 FILLED = 0.5
-"""Part of the time for which something must have lain computed at the workers, for the link to be blamed."""
+"""Share of the time for which something must have lain computed at the workers, for the link to be blamed."""
 AHEAD = 0.2
-"""By how much this must exceed the part in which they computed: who is ahead at last has nothing left to do."""
+"""Least excess of this share over the one in which they computed: whoever is ahead at last has nothing left to do."""
 BUSY = 0.3
-"""Workers that computed for less than this part of the time had no tasks."""
+"""Share of the time below which computing workers are taken to have had no tasks."""
 COMPUTES = 0.25
-"""An operator that used a processor for less than this part of its time, over all its threads, waited."""
+"""Share of its time, over all its threads, below which an operator that used a processor is taken to have waited."""
 HALF_CORE = 0.5
-"""It did not wait, but for Python's lock, if its threads together kept half a core busy."""
+"""Cores that its threads together must have kept busy for it to have waited for Python's lock only."""
 ONE_CORE = 1.3
 """Cores in use up to which it was one thread at a time."""
 
 CROWDED = 0.3
-"""Part of the time without a free core from which other programs are worth a word."""
+"""Share of the time without a free core from which other programs are worth a word."""
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """What one operator did in a while, in all workers of a job.
+    """Work of one operator in a while, in all workers of a job.
 
     Attributes:
         label: as the user wrote it.
-        elements: that it gave.
+        elements: number of its outputs.
         wall_s: seconds for which it held the threads that pull, those in which they waited for its own included.
-        active_s: seconds of its work over all threads, and ``cpu_s`` those of a processor in them.
-        threads: that did it; 0: the one that pulls.
+        active_s: seconds of its work over all threads.
+        cpu_s: seconds of a processor in ``active_s``.
+        threads: number of its threads; 0: the one that pulls.
         reads: it is a source.
         sequential: the user did not let it have threads (``num_parallel_calls=None``).
     """
@@ -67,20 +68,22 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What was measured of a job, or of an iterator in process.
+    """Measures of a job, or of an iterator in process.
 
     Attributes:
         operators: from the source to the last.
         batch_s: seconds from one element to the next, as the loop sees it; 0: nothing was read yet.
         wait_s: of these, seconds of waiting.
-        workers: that serve the job; None: it runs in the loop's process.
-        planned: workers that it is to have, and ``requested`` those that a cluster was asked for; 0: nobody plans.
+        workers: number of workers that serve the job; None: it runs in the loop's process.
+        planned: number of workers that it is to have; 0: nobody plans.
+        requested: number of workers that a cluster was asked for; 0: nobody plans.
         spare: whether hosts of its workers have cores for further ones.
-        cores: that each process may keep busy, and ``used`` what it did keep busy while it computed.
-        delayed: part of the time in which its threads could have run and had no core, from 0 to below 1.
-        computing: part of the time in which the workers ran its tasks, from 0 to 1.
-        filled: part of the time in which something computed lay at the workers for the loop to take.
-        link_bytes_s: bytes of a second that came to its consumers.
+        cores: number that each process may keep busy.
+        used: number of cores that it did keep busy while it computed.
+        delayed: share of the time in which its threads could have run and had no core, from 0 to below 1.
+        computing: share of the time in which the workers ran its tasks, from 0 to 1.
+        filled: share of the time in which something computed lay at the workers for the loop to take.
+        link_bytes_s: bytes a second that came to its consumers.
     """
 
     operators: Sequence[Operator]
@@ -104,18 +107,18 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def top(self) -> Operator | None:
-        """The operator that held the pipeline longest."""
+        """Operator that held the pipeline longest."""
         held = [operator for operator in self.operators if operator.wall_s > 0]
         return max(held, key=lambda operator: operator.wall_s, default=None)
 
     @property
     def top_share(self) -> float:
-        """Of all operators' time, the part of that one."""
+        """Share of that operator in the time of all operators."""
         return self.top.wall_s / sum(operator.wall_s for operator in self.operators) if self.top is not None else 0.0
 
 
 def bottleneck(load: Load) -> Decision[Bottleneck]:
-    """What to change for the loop to be faster. The reason is a sentence without a subject: "the model; ..."."""
+    """Find the bottleneck, and how to widen it. The reason is a sentence without a subject: "the model; ..."."""
     value, reason = _found(load)
     return Decision(value, reason, _inputs(load))
 

@@ -1,4 +1,4 @@
-"""A decision and the sentence that explains it."""
+"""Decisions, each with the sentence that explains it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Decision(msgspec.Struct, Generic[T], frozen=True):
-    """What a policy decided.
+    """Decision of a policy.
 
     Attributes:
         value: the decision.
@@ -26,6 +26,6 @@ class Decision(msgspec.Struct, Generic[T], frozen=True):
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first three of the names, and how many others there are, for a sentence."""
+    """List the first three of the names, and the number of the others, for a sentence."""
     others = len(names) - 3
     return ", ".join(names[:3]) + (f" and {others} other{'s' * (others > 1)}" if others > 0 else "")

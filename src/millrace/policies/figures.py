@@ -1,4 +1,4 @@
-"""Numbers as people write them: three digits that count, thousands apart, no powers of ten. Pure."""
+"""Figures in sentences: three significant digits, thousands apart, no powers of ten. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 
 def number(value: float, digits: int = 3) -> str:
-    """``0.0312``, ``3.14``, ``1,480``: so many digits, and all of those before the point.
+    """Format a number, ``0.0312``, ``3.14``, ``1,480``: so many digits, and all of those before the point.
 
     Args:
         value: any.
-        digits: that count, from 1 on.
+        digits: significant digits, from 1 on.
     """
     if not math.isfinite(value):
         return "?"
@@ -25,7 +25,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``85 µs``, ``12.3 ms``, ``1.48 s``, ``2 min 5 s``, ``3 h 12 min``, ``2 d 4 h``."""
+    """Format seconds: ``85 µs``, ``12.3 ms``, ``1.48 s``, ``2 min 5 s``, ``3 h 12 min``, ``2 d 4 h``."""
     size = abs(seconds)
     if not math.isfinite(seconds):
         return "?"
@@ -44,13 +44,13 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """``0.04 %``, ``3.2 %``, ``62 %``: two digits below ten, so that little is not taken for nothing."""
+    """Format a share: ``0.04 %``, ``3.2 %``, ``62 %``; two digits below ten, so that little is not read as nothing."""
     value = 100 * share
     return f"{number(value, 2) if abs(value) < 9.95 else f'{value:,.0f}'} %"
 
 
 def data_size(count: float) -> str:
-    """Bytes: ``512 B``, ``1.5 KiB``, ``20 MiB``."""
+    """Format bytes: ``512 B``, ``1.5 KiB``, ``20 MiB``."""
     value, unit = float(count), 0
     while abs(value) >= 1023.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

@@ -1,10 +1,10 @@
-"""What an epoch costs: equation 1 of tf.data service (4.1), by units of resources or by whole machines. Pure.
+"""Prices: the cost of an epoch (equation 1 of tf.data service, 4.1), by units of resources or by whole machines. Pure.
 
     C = t * (C_cpu * (n_w * cpu_w + n_t * cpu_t) + C_mem * (n_w * mem_w + n_t * mem_t) + C_acc * n_t * acc_t)
 
 with t hours, n_w workers that use cpu_w cores and mem_w GiB each, and n_t training hosts that have cpu_t cores, mem_t
-GiB and acc_t accelerators each. Of workers counts what they use, as others get the rest; of training hosts what they
-have, as nobody else gets it. Links are not in it: inside a zone they cost nothing.
+GiB and acc_t accelerators each. Workers count with the cores and memory that they use, as others get the rest; training
+hosts with all that they have, as nobody else gets it. Links are not in it: inside a zone they cost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Of an hour, in any currency; whole machines cost the sum of what they have.
+    """Prices of an hour, in any currency; whole machines cost the sum of what they have.
 
     Attributes:
         core: of a core.
@@ -27,12 +27,12 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What a worker uses, or what a training host has.
+    """Resources that a worker uses, or that a training host has.
 
     Attributes:
         cores: mean number of cores.
-        gib: of memory.
-        accelerators: that it has.
+        gib: GiB of memory.
+        accelerators: number of them.
         hour: price of it as a whole, beside that of its parts.
     """
 
@@ -42,13 +42,13 @@ class Machine(msgspec.Struct, frozen=True):
     hour: float = 0.0
 
     def price(self, prices: Prices) -> float:
-        """Of an hour."""
+        """Price of an hour."""
         parts = prices.core * self.cores + prices.gib * self.gib + prices.accelerator * self.accelerators
         return self.hour + parts
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Prices of an hour, in ``currency``.
+    """Prices of an hour of a job's workers and training hosts, in ``currency``.
 
     Attributes:
         worker: of a worker.
@@ -63,17 +63,17 @@ class Rates(msgspec.Struct, frozen=True):
     local: int = 0
 
     def workers(self, count: int) -> float:
-        """Of so many workers."""
+        """Price of an hour of so many workers."""
         return max(0, count - self.local) * self.worker
 
 
 class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Prices of an hour, and what the machines are.
+    """Prices of an hour, and the machines.
 
     Attributes:
         prices: of parts.
-        worker: what one uses, where that was not measured.
-        host: what the machine of one consumer has; its accelerators are those that ``distribute`` was told of.
+        worker: resources that one uses, where that was not measured.
+        host: the machine of one consumer; its accelerators are those that ``distribute`` was told of.
         currency: for what is printed.
     """
 
@@ -83,11 +83,11 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     currency: str = ""
 
     def with_accelerators(self, accelerators: int) -> Machine:
-        """The machine of a consumer that has so many."""
+        """Machine of a consumer that has so many accelerators."""
         return msgspec.structs.replace(self.host, accelerators=accelerators)
 
     def rates(self, consumers: int, accelerators: int, local: int = 0) -> Rates:
-        """Of a worker, and of a training of so many consumers with so many accelerators each; see :class:`Rates`."""
+        """Rates of a worker, and of so many consumers with so many accelerators each; see :class:`HourlyRates`."""
         training = consumers * self.with_accelerators(accelerators).price(self.prices)
         return Rates(self.worker.price(self.prices), training, self.currency, local)
 
@@ -99,13 +99,13 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         core_hours: float = 0.0,
         gib_hours: float = 0.0,
     ) -> Cost:
-        """Of so many hours of workers, and of hosts with so many accelerators each.
+        """Cost of so many hours of workers, and of hosts with so many accelerators each.
 
         Args:
             worker_hours: of all workers together.
             training_hours: of all hosts together.
             accelerators: of each host.
-            core_hours: that the workers were measured to use, of all cores; 0: not measured, and the table says.
+            core_hours: measured use of the workers, of all cores; 0: not measured, and the table says.
             gib_hours: of memory, likewise.
         """
         worker = self.worker
@@ -117,34 +117,35 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 USUAL = PriceTable(
     Prices(core=0.03, gib=0.004, accelerator=2.5), Machine(cores=1.0, gib=2.0), Machine(cores=16.0, gib=120.0), "USD"
 )
-"""For whoever says none: round figures of the order of what public clouds ask for machines on demand. A host with an
-accelerator costs as much as some ninety workers, and it matters little whether it is fifty or two hundred: that many
+"""Prices for whoever says none: round figures of the order of what public clouds ask for machines on demand. A host
+with
+an accelerator costs as much as some ninety workers, and it matters little whether it is fifty or two hundred: that many
 workers cost little beside it, so that nearly always those are cheapest that keep it busy."""
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Of the service, and of the training hosts."""
+    """Cost of the service, and of the training hosts."""
 
     service: float
     training: float
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Sum of both."""
         return self.service + self.training
 
 
 def cost(
     seconds: float, workers: float, worker: Machine, hosts: float, host: Machine, prices: Prices | None = None
 ) -> Cost:
-    """What it costs to run for so long.
+    """Cost of running for so long.
 
     Args:
         seconds: of the training.
         workers: mean number of workers (a dispatcher is one more).
-        worker: what one of them uses.
+        worker: resources that one of them uses.
         hosts: number of training hosts.
-        host: what one of them has.
+        host: resources that one of them has.
         prices: of the parts; None: only whole machines have a price.
     """
     hours, known = seconds / 3600, prices or Prices()
@@ -154,7 +155,7 @@ def cost(
 def cheapest(
     batch_s: dict[int, float], worker: Machine, hosts: float, host: Machine, prices: Prices | None = None
 ) -> int:
-    """Of numbers of workers the one with which an element costs least; of equals the fastest.
+    """Number of workers with which an element costs least; of equals the fastest.
 
     Args:
         batch_s: seconds of an element with each number of workers, measured or estimated; at least one.

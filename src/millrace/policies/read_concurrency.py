@@ -1,4 +1,4 @@
-"""How many reads of a far store to have under way at once: hill climbing on what they bring. Pure.
+"""Read concurrency: how many reads of a remote store to have under way at once, by hill climbing. Pure.
 
 By Little's law a store that answers each of ``n`` reads after ``s`` seconds gives ``n / s`` reads a second. A store far
 away takes as long for one as for many, until its link or the store itself is full: from then on more reads only make
@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 FIRST = 16
 MOST = 256
-"""Each takes a thread, which mostly sleeps, and a connection of the store."""
+"""Most reads at once: each takes a thread, which mostly sleeps, and a connection of the store."""
 MOST_CHOSEN = 1024
-"""That a user may ask for."""
+"""Most reads at once that a user may ask for."""
 _GAIN = 1.25
 _LOSS = 0.95
 _WAITED = 0.1
@@ -31,7 +31,7 @@ _LONGEST_REST = 128
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What came of the reads of one round.
+    """Measures of the reads of one round.
 
     Attributes:
         read_s: seconds that one of them took, on average.
@@ -48,7 +48,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The state of the search.
+    """State of the search for the number of reads in flight.
 
     Attributes:
         level: reads to have under way at once.
@@ -74,7 +74,7 @@ class InFlight:
 
 
 def begin(chosen: int | None = None) -> InFlight:
-    """The state before anything was read.
+    """Begin the search, before anything was read.
 
     Args:
         chosen: reads at once that the user wants, always; None: as many as pay.
@@ -85,7 +85,7 @@ def begin(chosen: int | None = None) -> InFlight:
 
 
 def step(state: InFlight, seen: Round) -> InFlight:
-    """The state after a round at ``state.level``."""
+    """Advance the search by a round at ``state.level``."""
     if not state.adapts:
         return state
     rate = seen.peak / max(seen.read_s, 1e-9)
@@ -105,7 +105,7 @@ def step(state: InFlight, seen: Round) -> InFlight:
 
 
 def _try(state: InFlight) -> InFlight:
-    """Goes to another level to see what it brings."""
+    """Try another level."""
     down = state.fewer or state.settled == state.most
     level = state.settled // 2 if down else min(state.most, 2 * state.settled)
     return replace(state, level=level) if level else _rest(state)

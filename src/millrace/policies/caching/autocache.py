@@ -1,13 +1,13 @@
-"""Whether a job caches, and where: Cachew 4.4. Pure.
+"""Autocache: whether a job caches, and where (Cachew 4.4). Pure.
 
-What differs from Cachew:
+It differs from Cachew:
 
 * Reading from the cache and computing run beside each other (see :mod:`millrace.policies.caching.cache_cost_model`).
 * A cache has to pay for its writing within the epochs that are still to come (:func:`later_epochs`).
 * Half a cache is used, and counts by its share; a hit is compared with computing, and left if it is clearly slower.
-* "Equal" is 3 %, or what the noise of the measurements makes of it. Among equals the cheapest is taken: what is kept
-  already, then computing, then what writes the fewest bytes. So a job that its consumer limits writes nothing: what its
-  workers don't compute they compute for nobody else, and what it keeps takes the place of what others could keep.
+* "Equal" is 3 %, or what the noise of the measurements makes of it. Among equals the cheapest is taken: a cache that is
+  kept already, then computing, then the one that writes the fewest bytes. So a job that its consumer limits writes
+  nothing: time that its workers save is nobody's gain, and blocks that it keeps take the place of others' blocks.
 * A wrong decision is undone (:func:`revisit`), and not made again by the same measures.
 """
 
@@ -24,18 +24,18 @@ from millrace.policies.decision import Decision
 from millrace.policies.figures import duration, percent
 
 MODES = ("auto", "compute", "cache")
-"""What ``autocache(mode=...)`` may say of a point: decide by measuring; never use it; use it in any case."""
+"""Values of ``autocache(mode=...)``: decide by measuring; never use it; use it in any case."""
 
 PROFILE_BATCHES = 300
 """Elements of the pipeline's end after which measures are good enough to decide (Cachew 4.4)."""
 MARGIN = 0.03
-"""Times that differ by less are equal (Cachew's threshold), however small the noise."""
+"""Relative difference below which times are equal (Cachew's threshold), however small the noise."""
 REST = 0.01
-"""Of a point that is kept but for so much, no more is written: how much of it there is, is often an estimate."""
+"""Share of a point below which a missing rest is not written any more: its size is often an estimate."""
 DRIFT = 0.10
 """Change of the batch time with which a decision is made anew."""
 LOST = 1.0
-"""The same for a job with a cache, of the time that it waits more."""
+"""Change of the waiting time, relative to the batch time, with which a job with a cache decides anew."""
 LOOKS = 5
 """Looks of which the middle one counts: 500 elements, and 1,000 to see a change (as Cachew 4.3 for scaling)."""
 
@@ -44,7 +44,7 @@ Verdict = Literal["keep", "decide anew", "undo"]
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """What a job does.
+    """Cache mode of a job.
 
     Attributes:
         kind: "profile": computes everything, is measured, and is not scaled meanwhile; "compute": computes everything;
@@ -60,7 +60,7 @@ class Mode(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A place where a job may cache.
+    """Cache point where a job may cache.
 
     Attributes:
         node: its id; of two points on one path the one nearer the end has the higher one.
@@ -92,7 +92,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def profiled(batches: int, *, ended: bool) -> Decision[bool]:
-    """Whether the profile is long enough to decide: 300 elements of the end or the epoch, whichever is over first."""
+    """Decide whether the profile is long enough: 300 elements of the end or the epoch, whichever is over first."""
     inputs = {"batches": batches, "ended": ended}
     if batches >= PROFILE_BATCHES:
         return Decision(True, f"{batches} elements were measured", inputs)
@@ -102,12 +102,14 @@ def profiled(batches: int, *, ended: bool) -> Decision[bool]:
 
 
 def later_epochs(ended: int, announced: int | None) -> int:
-    """Epochs that are likely to read what is written from now on; the one that writes is not among them.
+    """Estimate the epochs that will read what is written from now on; the one that writes is not among them.
 
-    Unless a job announced them, as many as have ended, and at least 1. That is the rule of the ski rental: buy when
-    what was spent on rent would have paid for it (Karlin, Manasse, Rudolph and Sleator 1988). So if the job ends right
-    after it has written, it has spent about twice the least that was possible, and no more. At least 1, as hardly a job
-    reads its data once, and those that do can say so.
+    Unless a job announced them, as many as have ended, and at least 1. That is the rule of the ski rental: buy when the
+    rent so far would have paid for it (Karlin, Manasse, Rudolph and Sleator 1988). So if the job ends right after it
+    has
+    written, it has spent about twice the least that was possible, and no more. It is at least 1, as hardly a job reads
+    its
+    data once, and those that do can say so.
 
     Args:
         ended: epochs that the job has read to their end.
@@ -119,7 +121,7 @@ def later_epochs(ended: int, announced: int | None) -> int:
 def choose_mode(
     points: Sequence[Point], store: Store | None = None, later: int = 1, profile: Profile | None = None
 ) -> Decision[Mode]:
-    """The mode of a job: before anything is measured (``profile`` is None), or by the measures.
+    """Choose the mode of a job: before anything is measured (``profile`` is None), or by the measures.
 
     A point whose mode is "cache" is used unmeasured; of several the last, which leaves the least to compute. Before a
     profile a point of which something is kept is used at once, of several the fastest (Cachew 4.4), as far as the jobs
@@ -165,15 +167,18 @@ def choose_mode(
 
 
 def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decision[Verdict]:
-    """Whether a decision still holds.
+    """Decide whether a decision still holds.
 
     "undo": a job with a cache is slower than it was without one, by more than noise, or writes more slowly than pays,
     and its consumer isn't the reason.
+
     "decide anew": the batch time differs by more than a tenth, and by more than noise, from what it was when the mode
     began. With a cache that is not enough, as everything has to be computed to measure anew, and reading is short: its
-    consumer has to wait longer than then by as much as an element took altogether. What counts is the middle one of
-    five looks, so that two that were disturbed decide nothing. Deciding anew begins a new series of looks, so that it
-    takes another change until the next time.
+    consumer has to wait longer than then by as much as an element took altogether. The middle one of five looks counts,
+    so
+    that two that were disturbed decide nothing. Deciding anew begins a new series of looks, so that it takes another
+    change
+    until the next time.
 
     Args:
         mode: the present one.
@@ -226,10 +231,10 @@ def _unmeasured(points: Sequence[Point]) -> Decision[Mode]:
 
 
 class _Free(NamedTuple):
-    """What writes nothing.
+    """Best choice that writes nothing.
 
     Attributes:
-        point: that is read, None if everything is computed.
+        point: the point that is read, None if everything is computed.
         seconds: per element.
         computed: seconds per element if everything is computed.
     """
@@ -240,7 +245,7 @@ class _Free(NamedTuple):
 
 
 def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) -> _Free:
-    """The best that writes nothing: the fastest hit, unless it is clearly slower than computing."""
+    """Choose the best that writes nothing: the fastest hit, unless it is clearly slower than computing."""
     computed = found[points[0].node].computed
     hits = [point for point in points if point.kept]
     best = min(hits, key=lambda point: found[point.node].got, default=None)
@@ -250,10 +255,11 @@ def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) ->
 
 
 def _saves(point: Point, each: Times, free: _Free, margin: float) -> bool:
-    """Epochs that read what is written now are faster by more than noise.
+    """Whether epochs that read what is written now are faster by more than noise.
 
-    Where the point is the one that is read already, all that it saves is what noise is compared with: its rest saves in
-    proportion, and room that is left may be worth no more than noise.
+    Where the point is the one that is read already, all that it saves is compared with noise: its rest saves in
+    proportion,
+    and room that is left may be worth no more than noise.
     """
     if free.point is None or free.point.node != point.node:
         return (1 + margin) * each.after < free.seconds
@@ -261,7 +267,7 @@ def _saves(point: Point, each: Times, free: _Free, margin: float) -> bool:
 
 
 def _pays(each: Times, free: _Free, later: int) -> bool:
-    """All epochs together, from the one that writes on, are faster."""
+    """Whether all epochs together, from the one that writes on, are faster."""
     return _total(each, later) < (1 + later) * free.seconds
 
 
@@ -273,13 +279,13 @@ def _total(each: Times, later: int) -> float:
 
 
 def _middle(looks: Sequence[Look]) -> Look:
-    """The look of the median batch time, with about half the noise of one (1.25 / sqrt(5) for normal errors)."""
+    """Look of the median batch time, with about half the noise of one (1.25 / sqrt(5) for normal errors)."""
     middle = sorted(looks, key=lambda look: look.batch_s)[len(looks) // 2]
     return msgspec.structs.replace(middle, noise=middle.noise / 2)
 
 
 def _noise(first: Look, second: Look) -> float:
-    """A relative difference that says nothing: three standard errors, as it is asked for again and again."""
+    """Relative difference that says nothing: three standard errors, as it is asked for again and again."""
     return max(MARGIN, 3 * math.hypot(first.noise, second.noise))
 
 
@@ -315,7 +321,7 @@ def _why_no_more(
     margin: float,
     later: int,
 ) -> str:
-    """Why nothing is written, from the point that came nearest to being worth it."""
+    """Explain why nothing is written, from the point that came nearest to being worth it."""
     hits = [point for point in points if point.kept]
     if hits and free.point is None:
         best = min(hits, key=lambda point: found[point.node].got)
@@ -354,7 +360,7 @@ def _inputs(found: Mapping[int, Times], profile: Profile, margin: float, later: 
 
 
 def _break_even(each: Times, free: _Free) -> str:
-    """The first epoch by whose end time was saved in all, the one that writes being the 1st."""
+    """First epoch by whose end time was saved in all, the one that writes being the 1st."""
     return _ordinal(max(0, math.floor((each.put - each.after) / (free.seconds - each.after))) + 1)
 
 

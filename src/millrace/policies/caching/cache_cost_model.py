@@ -1,4 +1,4 @@
-"""How long an epoch would take with a cache at a point: Cachew 4.4, with reading and computing side by side. Pure.
+"""Cache cost model: the time of an epoch with a cache at a point (Cachew 4.4), reading beside computing. Pure.
 
 Cachew adds the time to read from the cache to the time of what is left to compute. Here they run beside each other, as
 all stages of a pipeline do, so an element takes as long as the resource that is asked most (the bottleneck law of
@@ -6,8 +6,8 @@ operational analysis, Denning and Buzen 1978). There are three kinds:
 
 * threads of a stage's own: its seconds, over its threads. Reading from the cache is such a stage, and so is writing;
 * the thread that pulls: the seconds of all stages that have no threads of their own, one after the other;
-* the processor: the processor time of all stages, over the cores. This is what reading and computing can't do at once:
-  copies and checksums of what was read take turns with the user's functions.
+* the processor: the processor time of all stages, over the cores. Reading and computing can't share it at once: copies
+  and checksums of what was read take turns with the user's functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 STARVED = 0.1
-"""A consumer that waits for more than this share of its time has all that its workers give."""
+"""Share of its time above which a waiting consumer has all that its workers give."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Stage(msgspec.Struct, frozen=True):
     Attributes:
         seconds: of work in the profile, summed over its threads, waits for a disk or a network included.
         cpu_s: of these, seconds of processor time.
-        threads: that do it; 0: the one that pulls the pipeline's output.
+        threads: number of them; 0: the one that pulls the pipeline's output.
         under: node ids of the points that are above it: with a cache there its work need not be done.
     """
 
@@ -38,17 +38,18 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """What passed a point in the profile: elements (Cachew's M) and their bytes."""
+    """Elements (Cachew's M) and bytes that passed a point in the profile."""
 
     elements: int
     bytes: int
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What was measured of a job, as it is if everything is computed.
+    """Measures of a job, as it is if everything is computed.
 
-    What was measured while something was read from a cache has to be scaled: stages under the point to all elements,
-    and the wait to what it would be. A job that hardly waits because of a cache would seem to need none.
+    Measures taken while something was read from a cache have to be scaled: stages under the point to all elements, and
+    the
+    wait to what it would be. A job that hardly waits because of a cache would seem to need none.
 
     Attributes:
         elements: at the end of the pipeline (Cachew's N), more than 0.
@@ -57,8 +58,8 @@ class Profile(msgspec.Struct, frozen=True):
         batch_s: seconds from one element to the next as the consumer sees it, its own work included.
         wait_s: of these, seconds that it waits.
         noise: relative standard error of ``batch_s``.
-        cores: that one worker may use.
-        workers: whose work one consumer reads, in the mean; 0: unknown, and the stages are taken as they are.
+        cores: number that one worker may use.
+        workers: mean number of workers whose work one consumer reads; 0: unknown, and the stages are taken as they are.
     """
 
     elements: int
@@ -72,7 +73,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Cost(Protocol):
-    """What reads or writes of a store take, as measured on the store."""
+    """Cost of reads or writes of a store, as measured on the store."""
 
     def seconds(self, size: int, /) -> float:
         """Seconds of one read (write) of ``size`` bytes, while as many others run as a worker makes at a time."""
@@ -80,11 +81,12 @@ class Cost(Protocol):
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Where blocks are kept.
+    """Store of blocks, by its costs.
 
     Attributes:
-        read: what a read takes; ``write``: what a write takes.
-        room: bytes that may still be written: what is free and what eviction would free for this job.
+        read: cost of a read.
+        write: cost of a write.
+        room: bytes that may still be written: free ones and those that eviction would free for this job.
         threads: of a worker that read, or write, at a time.
         message: bytes that are read or written at once at least; a larger element is read alone.
         cpu_s: processor seconds to check and copy one byte.
@@ -122,7 +124,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 def times(profile: Profile, store: Store, point: int, kept: float, whole: int) -> Times:
-    """What a cache at a point would make of an epoch.
+    """Predict the times of an epoch with a cache at a point.
 
     What is saved grows with the share that is kept, in a straight line. (Two stores are read at once where hits and
     computed elements mix, so a mixed epoch is faster than that, if anything.) No cache makes a job faster than its
@@ -158,7 +160,7 @@ def times(profile: Profile, store: Store, point: int, kept: float, whole: int) -
 
 
 def _as_it_was(profile: Profile) -> tuple[Stage, ...]:
-    """The stages, for a consumer that waits: then what it takes from one element to the next is what they really took.
+    """Scale the stages for a consumer that waits: then its time from one element to the next is what they really took.
 
     That is longer than the stages alone say, where they begin anew with each task, wait for one another, or share the
     machine with others; so all of them count for so much longer. No stage took longer than all together.
@@ -176,7 +178,7 @@ def _as_it_was(profile: Profile) -> tuple[Stage, ...]:
 
 
 def _moving(store: Store, cost: Cost, passed: Passed, share: float) -> Stage:
-    """Reading or writing a share of what passed a point, as one more stage of the pipeline."""
+    """Model reading or writing a share of what passed a point as one more stage of the pipeline."""
     if not passed.bytes or not share:
         return Stage(0.0, threads=store.threads)
     size = max(store.message, round(passed.bytes / max(1, passed.elements)))

@@ -1,14 +1,15 @@
-"""Which blocks stay when not all of them fit: benefit per byte over all jobs. Pure.
+"""Eviction: which blocks stay when not all of them fit, by benefit per byte over all jobs. Pure.
 
-What a byte of a point is worth is the share of an epoch's time that the whole point saves a job, summed over the jobs
+The worth of a point's byte is the share of an epoch's time that the whole point saves a job, summed over the jobs
 that use it and divided by the point's bytes; Nectar's and Cachew's criterion (Cachew 5.1), per time rather than per
 epoch, as a point that is read twice as often saves twice as much.
 
-What a job contributes fades by half with every hour since it last read from the point. Exponential fading keeps the
+A job's contribution fades by half with every hour since it last read from the point. Exponential fading keeps the
 order of points that nobody uses, however long that lasts, and keeps no count of evictions, as GreedyDual's aging does.
+
 It is the point that ages, not the block: each epoch reads each block once, so of a job's own blocks the one that was
-read longest ago is the one it needs next. To give up that one is what LRU does, and why LRU has hardly any hits when a
-working set doesn't fit.
+read longest ago is the one it needs next. LRU would give up that one, and has hardly any hits when a working set
+doesn't fit.
 
 Hence admission: a new block takes the place of less useful ones only, never of its equals. So of a working set that is
 four times the cache, a quarter is kept, and stays.
@@ -26,14 +27,15 @@ from millrace.policies.decision import Decision
 from millrace.policies.figures import data_size
 
 HALF_LIFE_S = 3600.0
-"""The next training on the same data comes within hours, if at all."""
+"""Half-life of a benefit in seconds: the next training on the same data comes within hours, if at all."""
 WORTH = 1.25
-"""A new block is worth so many times what it displaces: what is measured of two points differs by less than that from
-epoch to epoch, and each exchange is paid for by writing."""
+"""Factor by which a new block must be worth more than what it displaces: measures of two points differ by less than
+that
+from epoch to epoch, and each exchange is paid for by writing."""
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What a point is worth to a job.
+    """Worth of a point to a job.
 
     Attributes:
         saves: share of an epoch's time, as it would be without the point, that is saved with all of it in the cache.
@@ -45,25 +47,23 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A block that is kept.
+    """Block that is kept.
 
     Attributes:
         name: unique among all.
-        bytes: that it takes.
-        leased: a running task may still read it.
+        bytes: its size.
     """
 
     name: str
     bytes: int
-    leased: bool = False
 
 
 Blocks = Mapping[str, Iterable[Block]]
-"""What is kept of each point, the block that was read longest ago first."""
+"""Blocks kept of each point, the one that was read longest ago first."""
 
 
 def benefit(uses: Iterable[Use], whole: int, now: float) -> float:
-    """What a byte of a point is worth: seconds saved per second of training and byte, over all jobs.
+    """Worth of a point's byte: seconds saved per second of training and byte, over all jobs.
 
     Args:
         uses: of each job that uses or used the point.
@@ -74,12 +74,12 @@ def benefit(uses: Iterable[Use], whole: int, now: float) -> float:
 
 
 def evict(blocks: Blocks, benefits: Mapping[str, float], need: int) -> Decision[tuple[str, ...]]:
-    """The blocks to give up so that ``need`` bytes come free: those of the least benefit, read longest ago of equals.
+    """Choose the blocks to give up so that ``need`` bytes come free: the least benefit, read longest ago of equals.
 
-    Leased blocks are never among them. If all others don't suffice, it is all others.
+    If all blocks don't suffice, it is all of them.
 
     Args:
-        blocks: all that are kept.
+        blocks: all that may be given up.
         benefits: of each point's bytes; 0 for a point that is missing.
         need: bytes.
     """
@@ -87,7 +87,7 @@ def evict(blocks: Blocks, benefits: Mapping[str, float], need: int) -> Decision[
     freed = chosen.bytes
     inputs = {"need": need, "freed": freed, "blocks": len(chosen.names)}
     if freed < need:
-        reason = f"{data_size(freed)} of {data_size(need)} can be given up now; all other blocks are in use"
+        reason = f"{data_size(freed)} of {data_size(need)} can be given up: that is all that is kept"
     elif freed:
         reason = f"{data_size(freed)} of {chosen.points} go, as they save the least time per byte"
     else:
@@ -98,15 +98,15 @@ def evict(blocks: Blocks, benefits: Mapping[str, float], need: int) -> Decision[
 def admit(
     point: str, size: int, lacking: int, free: int, blocks: Blocks, benefits: Mapping[str, float]
 ) -> Decision[tuple[str, ...] | None]:
-    """Whether a new block of a point is kept: the blocks to give up for it, or None if it isn't worth what would go.
+    """Decide whether a new block is kept: the blocks to give up for it, or None if it isn't worth what would go.
 
     Args:
         point: of the new block.
         size: its bytes.
-        lacking: bytes of the point that are not kept yet, this block's included. What comes free beyond ``size`` is of
-            use up to this.
+        lacking: bytes of the point that are not kept yet, this block's included. Bytes that come free beyond ``size`` are
+            of use up to this.
         free: bytes that are neither used nor reserved.
-        blocks: all that are kept.
+        blocks: all that may be given up.
         benefits: of each point's bytes; 0 for a point that is missing.
     """
     worth = benefits.get(point, 0.0)
@@ -142,7 +142,7 @@ class _Chosen(NamedTuple):
 
 
 def _least(blocks: Blocks, benefits: Mapping[str, float], need: int, below: float) -> _Chosen:
-    """Blocks to give up, ``need`` bytes at least unless there are fewer, of points worth less than ``below`` a byte."""
+    """Choose blocks to give up, ``need`` bytes unless there are fewer, of points worth less than ``below`` a byte."""
     names, points, freed, lost = [], [], 0, 0.0
     for worth, point in sorted((benefits.get(point, 0.0), point) for point in blocks):
         if worth >= below:
@@ -150,11 +150,10 @@ def _least(blocks: Blocks, benefits: Mapping[str, float], need: int, below: floa
         for block in blocks[point]:
             if freed >= need:
                 break
-            if not block.leased:
-                names.append(block.name)
-                points.append(point)
-                freed += block.bytes
-                lost += worth * block.bytes
+            names.append(block.name)
+            points.append(point)
+            freed += block.bytes
+            lost += worth * block.bytes
     return _Chosen(tuple(names), freed, lost, ", ".join(dict.fromkeys(points)))
 
 

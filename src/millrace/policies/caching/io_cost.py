@@ -1,4 +1,4 @@
-"""What it takes to read from a store or to write to it, by how many bytes at a time.
+"""I/O cost: seconds to read from a store or to write to it, by size.
 
 Between the sizes that were measured the logarithm of the time is interpolated over that of the size: a straight line
 there is a power of the size, so that latency (no slope) and bandwidth (slope one) both come out right, nothing ever
@@ -17,15 +17,16 @@ from collections.abc import Iterable
 import msgspec
 
 _SURPRISE = 1.5
-"""Of the logarithm: a single read that took a hundred times as long is believed as if it had been five times."""
+"""Largest change of the logarithm: a single read that took a hundred times as long counts as one of five times."""
 _ENOUGH = 3
 """Measurements of a size whose median is believed."""
 LEARNING_RATE = 0.3
-"""Of what a measurement says, so much is believed at once; after three of them a third is left of what was known."""
+"""Share of a measurement's difference that is believed at once; after three measurements a third is left of what was
+known."""
 
 
 class TransferCost(msgspec.Struct, frozen=True):
-    """Seconds by size.
+    """Cost of a transfer: seconds by size.
 
     Attributes:
         sizes: bytes, ascending, at least one.
@@ -36,7 +37,7 @@ class TransferCost(msgspec.Struct, frozen=True):
     times: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Checks what was measured or kept.
+        """Check the measures.
 
         Raises:
             ValueError: there are not as many times as sizes, or none, or they are not positive and in order.
@@ -49,10 +50,9 @@ class TransferCost(msgspec.Struct, frozen=True):
             raise ValueError(f"times must be positive: {self.times}")
 
     def seconds(self, size: int, /) -> float:
-        """Of one read (or write) of ``size`` bytes.
+        """Seconds of one read (or write) of ``size`` bytes.
 
-        What is smaller than all that was measured takes as long as the smallest; what is larger than the largest goes
-        at its speed.
+        A size below all that were measured takes as long as the smallest; one above the largest goes at its speed.
         """
         if size <= self.sizes[0]:
             return self.times[0]
@@ -64,14 +64,14 @@ class TransferCost(msgspec.Struct, frozen=True):
         return math.exp(below + (place - low) * (above - below))
 
     def learn(self, size: int, seconds: float, rate: float = LEARNING_RATE) -> TransferCost:
-        """The same after one more measurement; older ones are forgotten exponentially.
+        """Update by one more measurement; older ones are forgotten exponentially.
 
         Sizes nearby learn from it too, half as much for each step away from it: a store that has become slower is so
         for all of them.
 
         Args:
             size: bytes.
-            seconds: that they took; what isn't above 0 says nothing.
+            seconds: time that they took; a time that isn't above 0 says nothing.
             rate: how much of the difference (of the logarithms) is believed.
         """
         if not 0 < seconds < math.inf:
@@ -82,7 +82,7 @@ class TransferCost(msgspec.Struct, frozen=True):
         return TransferCost(self.sizes, tuple(times))
 
     def _place(self, size: int) -> float:
-        """Where ``size`` is among the sizes: 1.5 is in the middle between the second and the third."""
+        """Position of ``size`` among the sizes: 1.5 is in the middle between the second and the third."""
         if size <= self.sizes[0]:
             return 0.0
         if size >= self.sizes[-1]:
@@ -93,7 +93,7 @@ class TransferCost(msgspec.Struct, frozen=True):
 
 
 def fit(samples: Iterable[tuple[int, float]]) -> TransferCost:
-    """From measurements as (bytes, seconds): the median of those of one size.
+    """Fit measurements (bytes, seconds): the median of those of one size.
 
     Where there are too few to tell a slow one from a slow size, a size takes no longer than a larger one.
 
@@ -112,5 +112,5 @@ def fit(samples: Iterable[tuple[int, float]]) -> TransferCost:
 
 
 def proportional(size: int, seconds: float) -> TransferCost:
-    """What takes so long per byte however many come at a time, as writing to a draft does."""
+    """Cost of a transfer whose bytes take equally long however many come at a time, as writing to a draft does."""
     return TransferCost((1, size), (seconds / size, seconds))

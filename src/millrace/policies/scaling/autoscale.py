@@ -1,4 +1,4 @@
-"""How many workers a job gets: the fewest with which its consumer does not wait longer than it has to. Pure.
+"""Autoscaling: the fewest workers with which a job's consumer does not wait longer than it has to. Pure.
 
 A state machine; each step takes one look at the job, over 100 elements or more, all with the same number of workers::
 
@@ -43,39 +43,40 @@ LOOK_ELEMENTS = 100
 PAUSE_ELEMENTS = 150
 """Elements after a change of workers that say nothing yet (Cachew 4.3)."""
 CLEAR = 0.5
-"""A consumer that waits for more of the time clearly needs many more workers."""
+"""Share of waiting above which a consumer clearly needs many more workers."""
 QUICK = 0.2
-"""Of both, this part is enough then."""
+"""Share of both numbers of elements that is enough then."""
 MARGIN = 0.03
-"""Differences below are none, however small the noise (Cachew 4.3)."""
+"""Relative difference below which there is none, however small the noise (Cachew 4.3)."""
 WITHIN = 0.03
-"""Of two numbers of workers that differ by less, or by one, neither is looked for further."""
+"""Relative difference of two numbers of workers between which no other is looked for."""
 JUMP = 8
-"""At most so many times the workers at once."""
+"""Largest factor by which workers are added at once."""
 VAGUE = 0.25
-"""A consumer that waits for more of the time does wait, however large the noise: elements may come in bursts."""
+"""Share of waiting above which a consumer does wait, however large the noise: elements may come in bursts."""
 DRIFT = 0.10
-"""A settled job's batch time differs by more when something has changed."""
+"""Relative change of a settled job's batch time from which something has changed."""
 LOOKS = 2
-"""So many looks in a row have to differ."""
+"""Number of looks in a row that have to differ."""
 SCALES = 0.5
-"""Of the gain that perfect scaling would bring, at least, where more workers are of use."""
+"""Least share of the gain of perfect scaling where more workers are of use."""
 
 TRIM_LOOKS = 10
 """Looks of a settled job after which their mean is looked at."""
 
 PROBE_MEANS = 3
-"""So many of these means that changed nothing, and fewer workers are tried where a store limits the job: what its
-workers do does not tell that they are too many."""
+"""Unchanged means after which fewer workers are tried where a store limits the job: the workers' busy time does not
+tell
+that they are too many."""
 
 Phase = Literal["search", "settled"]
 
 
 class Look(msgspec.Struct, frozen=True):
-    """One look at a job.
+    """Measures of one look at a job.
 
     Attributes:
-        workers: that it had all the time.
+        workers: number that it had all the time.
         batch_s: seconds from one element to the next, the consumer's own work included.
         wait_s: of these, seconds that the consumer waited.
         busy: mean share of the time in which a worker computed, between 0 and 1.
@@ -90,12 +91,12 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How many workers a job may have.
+    """Limits of a job's number of workers.
 
     Attributes:
-        least: it has in any case.
-        most: it may have.
-        why: it may have no more, if that is nobody's choice: in words.
+        least: number that it has in any case.
+        most: number that it may have.
+        why: why it may have no more, if that is nobody's choice: in words.
     """
 
     least: int = 1
@@ -104,10 +105,10 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Where the search for a job's number of workers has come to.
+    """State of the search for a job's number of workers.
 
     Attributes:
-        workers: that it is to have.
+        workers: number that it is to have.
         phase: see the module.
         low: most workers that were found too few; 0: none were.
         high: fewest workers that were found enough; None: none were.
@@ -115,7 +116,8 @@ class Scale(msgspec.Struct, frozen=True):
         seen: number of workers and batch time of each look of this search.
         settled: the look that the search ended with.
         differing: looks in a row that differed from it.
-        looks: of which ``settled`` is the mean; ``means``: such means before that changed nothing.
+        looks: number of looks of which ``settled`` is the mean.
+        means: number of such means before that changed nothing.
         limited: it settled for the most that it might have then, and would have more.
     """
 
@@ -133,23 +135,23 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def look_elements(waits: float) -> int:
-    """Elements of a look, by the share of the time that the consumer waits."""
+    """Number of elements of a look, by the share of the time that the consumer waits."""
     return round(LOOK_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
 
 
 def pause_elements(waits: float) -> int:
-    """Elements that say nothing after workers have come or gone, likewise."""
+    """Number of elements that say nothing after workers have come or gone, likewise."""
     return round(PAUSE_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
 
 
 def begin(workers: int, limits: Limits) -> Decision[Scale]:
-    """A job begins, with as many workers as the one before of this name and pipeline ended with, or 1."""
+    """Begin a job's search, with as many workers as the last one of this name and pipeline ended with, or 1."""
     first = _within(workers, limits)
     return Decision(Scale(first), f"begins with {_count(first)}", {"workers": first})
 
 
 def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
-    """What follows from one more look; one with more workers than ``scale.workers`` says nothing.
+    """Advance the search by one look; one with more workers than ``scale.workers`` says nothing.
 
     Args:
         scale: so far.
@@ -175,7 +177,7 @@ def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
 
 
 def bound(limits: Limits, workers: int) -> str:
-    """Why so many and no other number, as the end of a sentence."""
+    """Explain why it is so many and no other number, as the end of a sentence."""
     return f": {limits.why}" if limits.why and workers == limits.most else ", as its limits say"
 
 
@@ -183,7 +185,7 @@ def bound(limits: Limits, workers: int) -> str:
 
 
 def _fewer(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
-    """Not all of them are there: do those do?"""
+    """Handle a look at fewer workers than are to be there: they may do."""
     settled = scale.phase == "settled"
     found = _search(Scale(scale.workers, floor_s=scale.floor_s) if settled else scale, look, limits)
     enough = found.value.workers if found.value.phase == "settled" else found.value.high
@@ -239,7 +241,7 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
 
 
 def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str = "") -> Decision[Scale]:
-    """More workers don't help: as many are enough as come near the best that was seen."""
+    """Choose where more workers don't help: as many are enough as come near the best that was seen."""
     best = min(batch_s for _, batch_s in scale.seen)
     alike = [(count, batch_s) for count, batch_s in scale.seen if batch_s <= (1 + 2 * margin) * best]
     floor = sum(batch_s for _, batch_s in alike) / len(alike)  # the least alone would be noise's
@@ -255,7 +257,7 @@ def _saturated(scale: Scale, look: Look, limits: Limits, margin: float, why: str
 
 
 def _below_floor(scale: Scale, look: Look, limits: Limits, floor_s: float, margin: float) -> Decision[Scale]:
-    """It is known what is to be had: are these enough for it?"""
+    """Choose where the attainable batch time is known: these may be enough for it."""
     count = look.workers
     why = f"{duration(floor_s)} an element is all that more workers bring"
     if look.batch_s <= (1 + margin) * floor_s:
@@ -269,7 +271,7 @@ def _below_floor(scale: Scale, look: Look, limits: Limits, floor_s: float, margi
 
 
 def _narrow(scale: Scale, look: Look, limits: Limits, low: int, enough: int, needed: int, why: str) -> Decision[Scale]:
-    """``enough`` workers are, ``low`` are not, ``needed`` would be if all went on in a straight line."""
+    """Narrow the search: ``enough`` are enough, ``low`` are not, ``needed`` would be if all went on linearly."""
     high = enough if scale.high is None else min(scale.high, enough)
     low = max(limits.least - 1, min(low, high - 1))
     target = max(needed, low + 1)
@@ -328,7 +330,7 @@ def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
 
 
 def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
-    """The mean of many looks is sharper than those by which the search went, and slow changes are seen in it."""
+    """Check the mean of many looks: it is sharper than those by which the search went, and shows slow changes."""
     workers = scale.workers
     waits = mean.wait_s / mean.batch_s
     needed = workers
@@ -363,7 +365,7 @@ def _within(count: int, limits: Limits) -> int:
 
 
 def _still(look: Look, limits: Limits) -> str:
-    """Why nothing changes."""
+    """Explain why nothing changes."""
     waits = look.wait_s / look.batch_s
     why = f"the consumer waits {_share(waits)} of the time"
     if waits > MARGIN and look.workers >= limits.most:

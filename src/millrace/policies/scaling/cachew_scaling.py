@@ -25,14 +25,14 @@ SHORT_LOOKS = 2
 
 
 class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
-    """Where it has come to.
+    """State of the search.
 
     Attributes:
-        workers: that the job is to have.
+        workers: number that the job is to have.
         phase: "up": adding; "settled"; "down": taking away.
         before_s: batch time with the number before.
-        settled_s: batch time, and
-        queue: length of the consumer's queue, when it settled.
+        settled_s: batch time when it settled.
+        queue: length of the consumer's queue when it settled.
         looks: since then.
         limited: it settled as no more could be had, and not as they brought nothing.
         short: looks in a row with fewer workers.
@@ -51,7 +51,7 @@ class CachewScale(msgspec.Struct, frozen=True, tag="cachew"):
 def step(
     scale: CachewScale, look: Look, limits: Limits, queue: float = 0.0, threshold: float = THRESHOLD
 ) -> Decision[CachewScale]:
-    """What follows from one more look.
+    """Advance the search by one look.
 
     Args:
         scale: so far.
@@ -74,7 +74,7 @@ def step(
 
 
 def _there(scale: CachewScale, look: Look, limits: Limits, queue: float) -> Decision[CachewScale] | None:
-    """What follows if other workers are there than it is to have; None: as many are there."""
+    """Handle a look at another number of workers than it is to have; None: as many are there."""
     if not limits.least <= scale.workers <= limits.most:
         workers = max(limits.least, min(scale.workers, limits.most))
         limited = workers < scale.workers

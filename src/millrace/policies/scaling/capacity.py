@@ -1,8 +1,8 @@
-"""How many workers a cluster can hold, found out by asking it for them. Pure.
+"""Capacity of a cluster: the number of workers that it can hold, found out by asking it for them. Pure.
 
 Nobody can tell beforehand: nodes are full, a quota is used up, a cluster that adds nodes needs minutes for one. So
-what is planned is asked for, and if fewer are there for a while (``patience_s``), their number is the limit of all
-plans. What was asked for beyond it is given up, so that nothing is pending for ever. The limit holds five times as long
+planned workers are asked for, and if fewer are there for a while (``patience_s``), their number is the limit of all
+plans. Requests beyond it are given up, so that nothing is pending for ever. The limit holds five times as long
 as was waited; then more are asked for, if anybody wants them. Each such try that brings no more waits twice as long as
 the one before, up to eight times as long as the first, for clusters whose nodes come slowly. Workers that come late all
 the same are kept for a while, for jobs that have done with fewer to find out whether they need them.
@@ -15,16 +15,16 @@ import msgspec
 from millrace.policies.decision import Decision
 
 PAUSE = 5
-"""A limit holds so many times as long as was waited."""
+"""Multiple of the waiting time for which a limit holds."""
 DOUBLINGS = 3
-"""Of the time that is waited, at most."""
+"""Most doublings of the waiting time."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """A cluster held no more.
+    """Limit that was found: a cluster held no more workers.
 
     Attributes:
-        workers: that it held.
+        workers: number that it held.
         until: second at which more are tried.
         tries: in a row that brought no more than the one before.
         reason: in words.
@@ -39,12 +39,12 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """Fewer workers are there than planned.
+    """Fewer workers than planned are there.
 
     Attributes:
-        most: that were there at a time.
+        most: largest number that was there at a time.
         since: second at which so many had come, or so many were planned, or fewer were there for the first time.
-        planned: workers.
+        planned: number of workers.
     """
 
     most: int
@@ -53,7 +53,7 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 def in_force(capacity: Capacity | None, now: float) -> Capacity | None:
-    """The limit, unless there is none or it is time to try more."""
+    """Return the limit, unless there is none or it is time to try more."""
     return capacity if capacity is not None and now < capacity.until else None
 
 
@@ -77,7 +77,7 @@ def watch(
     *,
     least: int = 1,
 ) -> tuple[Capacity | None, Shortage | None]:
-    """What follows from one more count of the workers, for the limit and for the next count.
+    """Advance by one more count of the workers: the limit, and the shortage for the next count.
 
     Args:
         known: the last limit that was found, in force or not.
@@ -103,7 +103,7 @@ def watch(
 def found(
     known: Capacity | None, planned: int, there: int, waited_s: float, now: float, *, least: int = 1
 ) -> Decision[Capacity]:
-    """The limit, after so many of the planned workers were there for so long.
+    """Set the limit, after so many of the planned workers were there for so long.
 
     Args:
         known: the last limit that was found, in force or not.
@@ -126,7 +126,7 @@ def found(
 
 
 def late(there: int, patience_s: float, now: float) -> Decision[Capacity]:
-    """More are there than the limit says.
+    """Raise the limit: more workers are there than it says.
 
     Args:
         there: workers.

@@ -1,10 +1,10 @@
-"""How many workers a job gets whose elements are to cost as little as they can, whatever time they take. Pure.
+"""Cost scaling: the number of workers with which a job's elements cost least, whatever time they take. Pure.
 
 With n workers, of which an hour costs ``worker``, and training hosts that cost ``training`` an hour together, an
 element costs ``t(n) * (n * worker + training)``: equation 1 of tf.data service (4.1) over the elements of a job.
-``t(n)`` is what the consumer takes for an element, or if that is longer, what n workers take to give one.
+``t(n)`` is the consumer's own time for an element, or the time in which n workers give one, if that is longer.
 
-Each look tells what its number of workers gives. What others would give is assumed at its best:
+Each look tells what its number of workers gives. Other numbers are assumed at their best:
 
 * from one number alone, twice the workers give twice as much;
 * beyond two numbers that were seen, they go on along the line through them over 1 / n (as with work that is done by one
@@ -33,23 +33,23 @@ from millrace.policies.prices import Rates
 from millrace.policies.scaling.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
 
 SAVES = 0.02
-"""Numbers of workers that save less of the cost of an element are not worth a look."""
+"""Share of the cost of an element below which saving it is not worth a look."""
 SHARP = 0.05
-"""Where noise could hide that another number saves more, another look is taken, up to ``AGAIN`` of them."""
+"""Share of the cost above which noise could hide a saving, so that another look is taken, up to ``AGAIN`` of them."""
 AGAIN = 4
 APART = 1.25
 """Ratio of two numbers of workers of which the difference can be told from noise."""
 NEWEST = 0.25
 """Weight of one more look at the same number of workers."""
 PROBE_LOOKS = 40
-"""After so many at the same number, fewer are tried where workers give less than the consumer would take: if a store
-limits them, what they do does not tell that they have become too many."""
+"""Looks at the same number after which fewer are tried where workers give less than the consumer would take: if a store
+limits them, their busy time does not tell that they have become too many."""
 _STEPS = 20
-"""One of so many parts lies between two numbers of workers that are tried in thought."""
+"""Divisor of a number of workers that gives the distance to the next one that is tried in thought."""
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What so many workers gave.
+    """Measures of a number of workers.
 
     Attributes:
         workers: their number.
@@ -67,13 +67,13 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CheapScale(msgspec.Struct, frozen=True, tag="cheapest"):
-    """Where the search has come to.
+    """State of the search.
 
     Attributes:
-        workers: that the job is to have.
+        workers: number that the job is to have.
         phase: whether there is another number to be looked at.
         own_s: seconds that the consumer takes for an element when nothing holds it up.
-        curve: what was seen, by number of workers, the fewest first.
+        curve: measures by number of workers, the fewest first.
         differing: looks in a row that differed from it.
         looks: in a row at the same number that did not.
     """
@@ -87,13 +87,13 @@ class CheapScale(msgspec.Struct, frozen=True, tag="cheapest"):
 
 
 def begin(workers: int, limits: Limits) -> Decision[CheapScale]:
-    """A job begins, with as many workers as the one before of this name and pipeline ended with, or a first number."""
+    """Begin a job's search, with the number that the last one of this name and pipeline ended with, or a first one."""
     first = _within(workers, limits)
     return Decision(CheapScale(first), f"begins with {_count(first)}, to find out what elements cost")
 
 
 def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decision[CheapScale]:
-    """What follows from one more look; one with more workers than ``scale.workers`` says nothing.
+    """Advance the search by one look; one with more workers than ``scale.workers`` says nothing.
 
     One with fewer, as not all have come, tells what these give, like any other.
 
@@ -143,13 +143,13 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decisio
 
 
 def price(scale: CheapScale, workers: int, rates: Rates) -> float:
-    """What an element costs with so many workers: as it was seen, or at the best."""
+    """Cost of an element with so many workers: as it was seen, or at the best."""
     seconds = max(scale.own_s, _given(scale.curve, workers))
     return seconds / 3600 * (rates.workers(workers) + rates.training)
 
 
 def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapScale]:
-    """Another number that is worth a look, or else the cheapest that was seen."""
+    """Choose another number that is worth a look, or else the cheapest that was seen."""
     replace = msgspec.structs.replace
     settled = scale.phase == "settled"
     seen = [each for each in scale.curve if limits.least <= each.workers <= limits.most]
@@ -183,7 +183,7 @@ def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapSc
 
 
 def _best(scale: CheapScale, limits: Limits, rates: Rates) -> int:
-    """The number that costs least at the best: among those that are 5 % apart, and then among those around it."""
+    """Number that costs least at the best: among those that are 5 % apart, and then among those around it."""
 
     def least(numbers: Iterable[int]) -> int:
         return min(numbers, key=lambda count: (price(scale, count, rates), count))
@@ -210,7 +210,7 @@ def _apart(limits: Limits) -> Iterator[int]:
 
 
 def _seen(look: Look) -> tuple[Point, float]:
-    """What the workers gave, and what the consumer takes."""
+    """Separate what the workers gave from what the consumer takes."""
     margin = max(MARGIN, 2 * look.noise)
     work_s = look.workers * look.busy * look.batch_s
     if look.wait_s <= margin * look.batch_s:
@@ -220,7 +220,7 @@ def _seen(look: Look) -> tuple[Point, float]:
 
 
 def _differs(scale: CheapScale, known: Point, point: Point, own_s: float) -> str:
-    """In which way it is not as it was; empty if it is."""
+    """Explain how it differs from before; empty if it does not."""
     margin = max(DRIFT, 2 * math.hypot(known.noise, point.noise))
     for what, then, now in (
         ("the consumer takes", scale.own_s, own_s),
@@ -232,7 +232,7 @@ def _differs(scale: CheapScale, known: Point, point: Point, own_s: float) -> str
 
 
 def _mixed(known: Point, point: Point) -> Point:
-    """One more look at a number that was seen."""
+    """Average one more look at a number that was seen."""
 
     def mean(then: float, now: float) -> float:
         return then + NEWEST * (now - then)
@@ -252,7 +252,7 @@ def _given(curve: Sequence[Point], workers: int) -> float:
 
 
 def _more(below: Sequence[Point], workers: int) -> float:
-    """The same, by what fewer gave."""
+    """Seconds in which they would, by what fewer gave."""
     near = below[-1]
     if near.idle:
         return near.given_s
@@ -267,7 +267,7 @@ def _more(below: Sequence[Point], workers: int) -> float:
 
 
 def _fewer(above: Sequence[Point], workers: int, *, alone: bool) -> float:
-    """The same, by what more gave."""
+    """Seconds in which they would, by what more gave."""
     near = above[0]
     perfect = max(near.given_s, near.work_s / workers)
     far = next((each for each in above if each.workers >= near.workers * APART), None)
@@ -277,7 +277,7 @@ def _fewer(above: Sequence[Point], workers: int, *, alone: bool) -> float:
 
 
 def _line(far: Point, near: Point, workers: int) -> float:
-    """Along the line through both over 1 / workers."""
+    """Interpolate along the line through both over 1 / workers."""
     slope = (far.given_s - near.given_s) / (1 / far.workers - 1 / near.workers)
     return near.given_s + slope * (1 / workers - 1 / near.workers)
 

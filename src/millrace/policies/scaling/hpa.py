@@ -1,4 +1,4 @@
-"""The rule of Kubernetes' Horizontal Pod Autoscaler, on the workers' processor time, for comparison. Pure.
+"""Kubernetes' Horizontal Pod Autoscaler: its rule, on the workers' processor time, for comparison. Pure.
 
 ``desired = ceil(ready * used / target)``, no change while the ratio is within a tenth of 1, and downwards only to the
 highest number that was desired in the last five minutes (the documented defaults of ``autoscaling/v2``). Workers that
@@ -15,20 +15,20 @@ from millrace.policies.decision import Decision
 from millrace.policies.scaling.autoscale import Limits
 
 TARGET = 0.80
-"""Cachew's baseline (6.1)."""
+"""Target share of processor time: Cachew's baseline (6.1)."""
 TOLERANCE = 0.1
 STABILIZATION_S = 300.0
-"""Before pods are taken away."""
+"""Seconds before pods are taken away."""
 PERIOD_S = 15.0
-"""Between two looks."""
+"""Seconds between two looks."""
 
 
 class HpaScale(msgspec.Struct, frozen=True, tag="hpa"):
-    """Where it has come to.
+    """State of the rule.
 
     Attributes:
-        workers: that the job is to have.
-        desired: (when, number) of the last five minutes.
+        workers: number that the job is to have.
+        desired: (second, number) of the last five minutes.
     """
 
     workers: int = 1
@@ -36,7 +36,7 @@ class HpaScale(msgspec.Struct, frozen=True, tag="hpa"):
 
 
 def step(scale: HpaScale, cpu: float, now: float, limits: Limits, ready: int | None = None) -> Decision[HpaScale]:
-    """What follows from one more look.
+    """Advance by one look.
 
     Args:
         scale: so far.

@@ -1,4 +1,4 @@
-"""Whether a job that has local workers, inside the training host, is to use those of the service as well. Pure.
+"""Placement: whether a job with local workers, inside the training host, uses those of the service as well. Pure.
 
 tf.data service (4.2) advises against disaggregation where the link to the workers is slower than computing at home:
 there it is one or the other. Here both feed one consumer, and what they give adds up, so a link counts by what it adds.
@@ -16,20 +16,20 @@ from millrace.policies.figures import number
 from millrace.policies.scaling.autoscale import SCALES
 
 AGAIN_S = 600.0
-"""After which a job that has stayed at home and still waits looks whether the link has become better."""
+"""Seconds after which a job that has stayed at home and still waits looks whether the link has become better."""
 WAITS = 0.1
-"""A consumer that waits for less than this part of the time needs nothing."""
+"""Share of its time below which a waiting consumer needs nothing."""
 BACKLOG_S = 1.0
-"""The link holds elements back if those that lie ready would take so long to come."""
+"""Seconds that ready elements would take to come, from which the link holds elements back."""
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What came to the job's consumers from one kind of workers.
+    """Elements that came to the job's consumers from one kind of workers.
 
     Attributes:
-        workers: that there were.
-        elements_s: elements of a second, all consumers together.
-        bytes_s: bytes of a second.
+        workers: number of them.
+        elements_s: elements a second, all consumers together.
+        bytes_s: bytes a second.
     """
 
     workers: int
@@ -38,7 +38,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 def stay_home(local: Side, remote: Side, ready: int, waits: float) -> Decision[bool]:
-    """Whether the job is to use its local workers alone from now on.
+    """Decide whether the job is to use its local workers alone from now on.
 
     Args:
         local: workers inside the training host.

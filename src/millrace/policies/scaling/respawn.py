@@ -1,4 +1,4 @@
-"""When to start worker processes anew: at once, unless they die as soon as they start."""
+"""Respawn: when to start worker processes anew; at once, unless they die as soon as they start."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from millrace.policies.decision import Decision
 
 RAPID = 3
-"""So many deaths within WINDOW_S mean that starting more workers at once would only repeat it, if they are also more
-than there are workers: those that were on one machine end together with it, and that alone says nothing."""
+"""Deaths within WINDOW_S after which starting more workers at once would only repeat them, if they are also more than
+there are workers: those that were on one machine end together with it, and that alone says nothing."""
 WINDOW_S = 10.0
 LONGEST_S = 30.0
 DOUBLINGS = 3
-"""Of the time that is waited for a process to register, at most: all of them may be slow."""
+"""Most doublings of the time that is waited for a process to register: all of them may be slow."""
 
 
 def respawn_at(deaths: Sequence[float], now: float, workers: int = 1) -> Decision[float]:
-    """When to start a replacement, in seconds of the clock of ``deaths`` (when each worker died, ascending).
+    """Time to start a replacement, in seconds of the clock of ``deaths`` (when each worker died, ascending).
 
     Three deaths within ten seconds, and more than there are workers, double the pause for each further one, from one
     second to half a minute.
@@ -24,7 +24,7 @@ def respawn_at(deaths: Sequence[float], now: float, workers: int = 1) -> Decisio
     Args:
         deaths: of workers that were to go on.
         now: by the same clock.
-        workers: that there are to be.
+        workers: number that there are to be.
     """
     rapid = max(RAPID, workers + 1)
     recent = sum(1 for death in deaths if now - death < WINDOW_S)
@@ -41,7 +41,7 @@ def respawn_at(deaths: Sequence[float], now: float, workers: int = 1) -> Decisio
 
 
 def not_registered(running: Mapping[str, float], now: float, patience_s: float, tries: int) -> Decision[list[str]]:
-    """Which worker processes are taken to hang, as they run and have not registered.
+    """Find worker processes that are taken to hang, as they run and have not registered.
 
     Args:
         running: by worker, since when it has run without being registered, in seconds.

@@ -1,4 +1,4 @@
-"""The policies for a job's number of workers that there are, with one face.
+"""Scaling policies for a job's number of workers, behind one interface.
 
 A service has one of :data:`SERVICES` for all its jobs; a job that wants to be cheap (``workers="cheapest"``) has
 :mod:`millrace.policies.scaling.cost_scaling` whatever the service has.
@@ -21,21 +21,21 @@ from millrace.policies.scaling.hpa import HpaScale
 Kind = Literal["millrace", "cachew", "hpa", "cheapest"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SERVICES: tuple[Kind, ...] = ("millrace", "cachew", "hpa")
-"""Those that a service can be told to use."""
+"""Policies that a service can be told to use."""
 Other = CachewScale | CheapScale | HpaScale
-"""Where the search of another policy than :mod:`millrace.policies.scaling.autoscale` has come to."""
+"""State of another policy than :mod:`millrace.policies.scaling.autoscale`."""
 Found = Decision[Scale] | Decision[CachewScale] | Decision[CheapScale] | Decision[HpaScale]
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """What any of them goes by.
+    """Observation that any of them decides by.
 
     Attributes:
         look: at the job.
         queue: elements that lay ready for a consumer, on average.
         cpu: mean share of a worker's cores that was in use, between 0 and 1.
         at: now, in seconds.
-        rates: what an hour costs.
+        rates: prices of an hour.
     """
 
     look: Look
@@ -46,7 +46,7 @@ class Sight(msgspec.Struct, frozen=True):
 
 
 def kind_of(scale: Scale | Other) -> Kind:
-    """Whose it is."""
+    """Return the policy that a state belongs to."""
     match scale:
         case CachewScale():
             return "cachew"
@@ -58,7 +58,7 @@ def kind_of(scale: Scale | Other) -> Kind:
 
 
 def begin(kind: Kind, workers: int, limits: Limits) -> Found:
-    """A job begins, or is looked at anew, with so many workers; with Cachew's rules always with the least (4.3)."""
+    """Begin a job, or look at it anew, with so many workers; with Cachew's rules always with the least (4.3)."""
     first = max(limits.least, min(workers, limits.most))
     match kind:
         case "cachew":
@@ -71,7 +71,7 @@ def begin(kind: Kind, workers: int, limits: Limits) -> Found:
 
 
 def step(scale: Scale | Other, sight: Sight, limits: Limits) -> Found:
-    """What follows from one more look."""
+    """Advance a policy by one look."""
     match scale:
         case CachewScale():
             return cachew_scaling.step(scale, sight.look, limits, sight.queue)
@@ -83,7 +83,7 @@ def step(scale: Scale | Other, sight: Sight, limits: Limits) -> Found:
 
 
 def pause_over(kind: Kind, elements: int, waits: float) -> bool:
-    """So many elements were read since workers have come or gone: from here on looks say something.
+    """Whether looks say something again, after so many elements since workers have come or gone.
 
     Args:
         kind: of the policy.
@@ -99,7 +99,7 @@ def pause_over(kind: Kind, elements: int, waits: float) -> bool:
 
 
 def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
-    """A look is long enough, after so many elements and seconds."""
+    """Whether a look is long enough, after so many elements and seconds."""
     match kind:
         case "cachew":
             return elements >= autoscale.LOOK_ELEMENTS
@@ -109,11 +109,11 @@ def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
 
 
 def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:
-    """Whether a look says anything: a consumer that lives on what lies ready does not wait, whatever comes.
+    """Whether a look says anything: a consumer that lives on ready elements does not wait, whatever comes.
 
     Args:
         kind: of the policy; others than millrace's own don't ask.
-        elements: that were read.
+        elements: number that were read.
         came: elements that came meanwhile.
         waits: share of the time that consumers wait, from 0 to 1.
     """
@@ -121,7 +121,7 @@ def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:
 
 
 def settled(before: Scale | Other | None, scale: Scale | Other) -> bool:
-    """No other number is being looked for; Kubernetes' rule never ends, and has nothing to change for now."""
+    """Whether no other number is being looked for; Kubernetes' rule never ends, and has nothing to change for now."""
     if isinstance(scale, HpaScale):
         return before is not None and before.workers == scale.workers
     return scale.phase == "settled"

@@ -1,4 +1,4 @@
-"""How workers are divided among the jobs of a service.
+"""Fair share: how workers are divided among the jobs of a service.
 
 :func:`share` says how many each job is to have: max-min fair by need (Bertsekas and Gallager, Data Networks, 6.5.2),
 weighted by priority, within what the job's tenant may have. A share can have a fraction, and half a worker is one for
@@ -21,15 +21,15 @@ from millrace.policies.decision import Decision
 from millrace.policies.figures import number
 
 MIN_PRIORITY, MAX_PRIORITY = 0.01, 100.0
-"""Further apart, what is left for the lower one would be next to nothing."""
+"""Bounds of priorities: further apart, the lower one would get next to nothing."""
 PATIENCE_S = 10.0
 """Worker-seconds that a job may be ahead of one that has a worker, too, before it gives one up."""
 MEMORY_S = 600.0
-"""What a job had beyond its share, or less, is forgotten at this rate."""
+"""Seconds in which what a job had beyond its share, or less, fades by a factor of e."""
 
 
 class Need(msgspec.Struct, frozen=True):
-    """A job that has use for workers.
+    """Need of a job for workers.
 
     Attributes:
         job: its name.
@@ -45,11 +45,11 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct):
-    """What a job has.
+    """Workers and account of a job.
 
     Attributes:
-        workers: that serve it.
-        share: how many it is to have.
+        workers: number that serve it.
+        share: number that it is to have.
         ahead: worker-seconds that it had beyond its share; below 0: that it is behind.
     """
 
@@ -59,19 +59,19 @@ class Standing(msgspec.Struct):
 
     @property
     def short(self) -> bool:
-        """It has fewer than the whole workers of its share."""
+        """Whether it has fewer than the whole workers of its share."""
         return self.workers < math.floor(self.share)
 
 
 def share(needs: Sequence[Need], workers: int, quotas: Mapping[str, int]) -> dict[str, Decision[float]]:
-    """By job, how many of the workers it is to have.
+    """Divide the workers: by job, how many it is to have.
 
     No job gets more than it wants, nor the jobs of a tenant more than its quota. Beyond that nobody could get more
     without taking it from a job that has no more for its priority.
 
     Args:
         needs: of all jobs that have use for workers, each name once.
-        workers: how many there are.
+        workers: number that there are.
         quotas: by tenant, how many its jobs may have together; of others: all.
     """
     most = {need.job: float(workers if need.wanted is None else min(need.wanted, workers)) for need in needs}
@@ -90,7 +90,7 @@ def share(needs: Sequence[Need], workers: int, quotas: Mapping[str, int]) -> dic
 
 
 def _limit(most: dict[str, float], needs: Sequence[Need], amount: float) -> None:
-    """Lowers what some jobs may have until it is ``amount`` together, with one level for each unit of priority."""
+    """Lower what some jobs may have until it is ``amount`` together, with one level for each unit of priority."""
     weight = sum(need.priority for need in needs)
     for need in sorted(needs, key=lambda need: most[need.job] / need.priority):
         # Whoever needs less than the level leaves the rest to the others.
@@ -140,7 +140,7 @@ def gives(giver: Standing, taker: Standing) -> bool:
 
 
 class Accounts:
-    """How jobs stand from a moment on, for as long as none of them gets or loses a worker.
+    """Accounts of jobs from a moment on, for as long as none of them gets or loses a worker.
 
     Args:
         standings: at that moment, of all jobs that have use for workers.
@@ -155,9 +155,9 @@ class Accounts:
         self._last: tuple[float, list[str]] = (-1.0, [])
 
     def takers(self, seconds: float) -> list[str]:
-        """The jobs that the giver which is furthest ahead gives a worker to: who gets none of it gets none at all.
+        """Find the jobs that the giver furthest ahead gives a worker to: whoever gets none of it gets none at all.
 
-        As :func:`ahead` and :func:`gives` say of one job and another, but in one go.
+        The rule is that of :func:`ahead` and :func:`gives` for one job and another, but in one go.
 
         Args:
             seconds: since the moment.

@@ -1,4 +1,4 @@
-"""Which job a free worker serves: one that lacks a whole worker of its share, else the one that had the least of it."""
+"""Worker assignment: a free worker serves a job that lacks a whole worker of its share, else the one furthest behind."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from millrace.policies.scheduling.fair_share import Standing
 
 
 class JobNeed(msgspec.Struct, frozen=True):
-    """A job as a free worker sees it.
+    """Job as a free worker sees it.
 
     Attributes:
         job: its name.
-        standing: the others that serve it, its share, and what it had of that.
+        standing: the others that serve it, its share, and its account.
         served: number of the turn at which it last got or lost a worker; lower means that it has waited longer.
     """
 
@@ -26,7 +26,7 @@ class JobNeed(msgspec.Struct, frozen=True):
 
 
 def assign(needs: Sequence[JobNeed], runnable: Callable[[str], bool], current: str = "") -> Decision[str]:
-    """The job for a worker that has nothing in hand.
+    """Choose the job for a worker that has nothing in hand.
 
     No job with work waits for ever: as others are served they get ahead of it, or, if they are alike in that, stand
     behind it.

@@ -13,9 +13,9 @@ MIB = 1 << 20
 
 
 def blocks(**kept):
-    """Of each point, blocks of so many MiB; negative: leased."""
+    """Of each point, blocks of so many MiB."""
     return {
-        point: [Block(f"{point}{number}", abs(size) * MIB, size < 0) for number, size in enumerate(sizes)]
+        point: [Block(f"{point}{number}", size * MIB) for number, size in enumerate(sizes)]
         for point, sizes in kept.items()
     }
 
@@ -62,11 +62,10 @@ def test_what_saves_least_per_byte_goes_first_and_of_equals_what_was_read_longes
     assert evict(kept, worth, 0).value == ()
 
 
-def test_blocks_in_use_stay():
-    kept = blocks(a=[1, -1], b=[-1])
-    decision = evict(kept, {"a": 1.0}, 2 * MIB)
+def test_everything_goes_where_even_that_is_not_enough():
+    decision = evict(blocks(a=[1]), {"a": 1.0}, 2 * MIB)
     assert decision.value == ("a0",)
-    assert decision.reason == "1 MiB of 2 MiB can be given up now; all other blocks are in use"
+    assert decision.reason == "1 MiB of 2 MiB can be given up: that is all that is kept"
 
 
 def test_a_new_block_takes_free_room():
@@ -96,16 +95,14 @@ def test_a_large_block_does_not_go_for_the_little_that_a_point_lacks():
 
 
 points = st.sampled_from("abcd")
-kept_blocks = st.dictionaries(points, st.lists(st.integers(-300, 300).filter(bool), max_size=5)).map(
-    lambda kept: blocks(**kept)
-)
+kept_blocks = st.dictionaries(points, st.lists(st.integers(1, 300), max_size=5)).map(lambda kept: blocks(**kept))
 benefits = st.dictionaries(points, st.floats(0, 1e-3))
 
 
 @given(kept_blocks, benefits, st.integers(0, 2000 * MIB))
-def test_enough_goes_and_nothing_in_use_nor_anything_worth_more_than_what_stays(kept, worth, need):
+def test_enough_goes_and_nothing_worth_more_than_what_stays(kept, worth, need):
     gone = set(evict(kept, worth, need).value)
-    movable = [(point, block) for point in kept for block in kept[point] if not block.leased]
+    movable = [(point, block) for point in kept for block in kept[point]]
     assert gone <= {block.name for _, block in movable}
     freed = sum(block.bytes for _, block in movable if block.name in gone)
     assert freed >= min(need, sum(block.bytes for _, block in movable))
@@ -122,7 +119,6 @@ def test_what_is_admitted_fits_and_is_worth_more_than_what_goes(kept, worth, poi
     gone = [(each, block) for each in kept for block in kept[each] if block.name in going]
     freed = sum(block.bytes for _, block in gone)
     assert free + freed >= size
-    assert not any(block.leased for _, block in gone)
     assert all(WORTH * worth.get(each, 0.0) < worth[point] for each, _ in gone)
     lost = sum(worth.get(each, 0.0) * block.bytes for each, block in gone)
     assert not gone or lost < worth[point] * max(size, min(lacking, free + freed))
