@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from benchmarks.papers.report import main
-from millrace.policies.caching.eviction import Block, Use, admit, benefit
+from millrace.policies.caching.eviction import KeptBlockSize, PointUse, admit, benefit
 
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Capacity over the working set of all jobs."""
@@ -64,14 +64,14 @@ class Kept:
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
-        self.blocks: dict[str, dict[str, Block]] = {}
-        self._uses: dict[Job, Use] = {}
+        self.blocks: dict[str, dict[str, KeptBlockSize]] = {}
+        self._uses: dict[Job, PointUse] = {}
 
     def read(self, job: Job, block: int, now: float) -> bool:
         """Reads it, or asks whether to keep it."""
         name = f"{job.name}/{block}"
         mine = self.blocks.setdefault(job.name, {})
-        self._uses[job] = Use(job.saves, now)
+        self._uses[job] = PointUse(job.saves, now)
         if name in mine:
             mine[name] = mine.pop(name)
             return True
@@ -81,7 +81,7 @@ class Kept:
         if going is not None:
             for each in going:
                 del self.blocks[each.partition("/")[0]][each]
-            mine[name] = Block(name, 1)
+            mine[name] = KeptBlockSize(name, 1)
             self.free += len(going) - 1
         return False
 

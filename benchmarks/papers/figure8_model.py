@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.papers.report import main
-from millrace.policies.caching.autocache import PROFILE_BATCHES, Point, choose_mode
-from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, Store
+from millrace.policies.caching.autocache import PROFILE_BATCHES, CandidatePoint, choose_mode
+from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, StoreModel
 
 SOURCE, FULL = 1, 4
 """Node ids of the points: after reading, and after all else."""
@@ -77,10 +77,10 @@ def profile(sleep_s: float) -> Profile:
 def chosen(sleep_s: float) -> tuple[str, str]:
     """The mode that the policy chooses, and why."""
     points = (
-        Point(SOURCE, "read", whole=EPOCH_BATCHES * BATCH_BYTES),
-        Point(FULL, "map(work)", whole=round(EPOCH_BATCHES * INFLATED * BATCH_BYTES)),
+        CandidatePoint(SOURCE, "read", whole=EPOCH_BATCHES * BATCH_BYTES),
+        CandidatePoint(FULL, "map(work)", whole=round(EPOCH_BATCHES * INFLATED * BATCH_BYTES)),
     )
-    store = Store(CACHE, CACHE, room=10 * EPOCH_BATCHES * BATCH_BYTES)
+    store = StoreModel(CACHE, CACHE, room=10 * EPOCH_BATCHES * BATCH_BYTES)
     decision = choose_mode(points, store, profile=profile(sleep_s))
     return NAMES[decision.value.point], decision.reason
 

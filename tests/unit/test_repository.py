@@ -131,7 +131,6 @@ CLASSES_TWICE = {
     "Call": _TO_COME,  # engine, wire
     "Cluster": _MIRROR,  # dispatcher, simulation
     "Consumer": _MIRROR,  # control, simulation
-    "Cost": _TO_COME,  # policies, policies
     "Crew": _TO_COME,  # control, engine
     "Decided": _MIRROR,  # dispatcher, simulation
     "Dispatcher": _MIRROR,  # dispatcher, simulation
@@ -139,7 +138,6 @@ CLASSES_TWICE = {
     "Fleet": _MIRROR,  # dispatcher, simulation
     "Job": _TO_COME,  # control, worker
     "Lane": _MIRROR,  # simulation, worker
-    "Look": _TO_COME,  # policies, policies
     "Message": _TO_COME,  # protocol, worker
     "Meter": _TO_COME,  # client, demo.py
     "Offer": _TO_COME,  # control, wire
@@ -147,11 +145,7 @@ CLASSES_TWICE = {
     "Pace": _TO_COME,  # protocol, worker
     "Part": _TO_COME,  # wire, wire
     "Pipeline": _TO_COME,  # engine, pipeline.py, simulation
-    "Point": _TO_COME,  # engine, policies, policies
-    "Rates": _TO_COME,  # client, policies
     "Report": _TO_COME,  # simulation, simulation, simulation, wire
-    "Store": _MIRROR,  # policies, simulation
-    "Use": _TO_COME,  # control, policies
     "Using": _MIRROR,  # simulation, worker
     "Window": _TO_COME,  # control, engine
     "Worker": _TO_COME,  # control, simulation, worker

@@ -47,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True):
         return self.hour + parts
 
 
-class Rates(msgspec.Struct, frozen=True):
+class HourlyRates(msgspec.Struct, frozen=True):
     """Prices of an hour of a job's workers and training hosts, in ``currency``.
 
     Attributes:
@@ -86,10 +86,10 @@ class PriceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Machine of a consumer that has so many accelerators."""
         return msgspec.structs.replace(self.host, accelerators=accelerators)
 
-    def rates(self, consumers: int, accelerators: int, local: int = 0) -> Rates:
+    def rates(self, consumers: int, accelerators: int, local: int = 0) -> HourlyRates:
         """Rates of a worker, and of so many consumers with so many accelerators each; see :class:`HourlyRates`."""
         training = consumers * self.with_accelerators(accelerators).price(self.prices)
-        return Rates(self.worker.price(self.prices), training, self.currency, local)
+        return HourlyRates(self.worker.price(self.prices), training, self.currency, local)
 
     def of_hours(
         self,

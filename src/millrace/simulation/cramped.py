@@ -11,11 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from millrace.policies.prices import Rates
+from millrace.policies.prices import HourlyRates
 from millrace.policies.scaling import capacity, scaling_policies
 from millrace.policies.scaling.autoscale import Limits
 from millrace.policies.scaling.capacity import Capacity, Shortage
-from millrace.policies.scaling.scaling_policies import Kind, Sight
+from millrace.policies.scaling.scaling_policies import Kind, Observation
 from millrace.simulation import scaling
 from millrace.simulation.scaling import goal_of
 from millrace.simulation.scaling_workloads import MOST, Workload, workload
@@ -81,7 +81,7 @@ class Played:
         look = self._job.look(self.there, self._rng)
         queue = min(100.0, self.there * (1 / max(look.busy, 0.01) - 1))
         cpu = min(1.0, self._job.cpu * self._job.busy(self.there) * max(0.0, self._rng.gauss(1, 0.05)))
-        sight = Sight(look, queue, cpu, self._now, Rates(1.0, TRAINING))
+        sight = Observation(look, queue, cpu, self._now, HourlyRates(1.0, TRAINING))
         self._search = scaling_policies.step(self._search, sight, Limits(1, most, why)).value
         self.plan = min(self._search.workers, most)
 

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from millrace.policies.prices import Rates
+from millrace.policies.prices import HourlyRates
 from millrace.policies.scaling import autoscale, cachew_scaling, cost_scaling, hpa
 from millrace.policies.scaling.autoscale import Limits, look_elements, pause_elements
 from millrace.simulation.scaling_workloads import MOST, Workload, drifted, workload
@@ -94,7 +94,7 @@ def cheap(looks: Iterator[Workload], rng: random.Random, training: float) -> Ite
     """:mod:`millrace.policies.scaling.cost_scaling`."""
     scale = cost_scaling.begin(1, LIMITS).value
     for job in looks:
-        scale = cost_scaling.step(scale, job.look(scale.workers, rng), LIMITS, Rates(1.0, training)).value
+        scale = cost_scaling.step(scale, job.look(scale.workers, rng), LIMITS, HourlyRates(1.0, training)).value
         yield scale.workers
 
 

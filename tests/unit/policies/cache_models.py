@@ -3,8 +3,8 @@
 import msgspec
 from hypothesis import strategies as st
 
-from millrace.policies.caching.autocache import Point
-from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, Store
+from millrace.policies.caching.autocache import CandidatePoint
+from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage, StoreModel
 
 MB = 1_000_000
 
@@ -19,9 +19,9 @@ class Linear(msgspec.Struct, frozen=True):
         return self.begin_s + size * self.byte_s
 
 
-def store(read_s: float, write_s: float = 0.0, room: int = 1000 * MB, **more) -> Store:
+def store(read_s: float, write_s: float = 0.0, room: int = 1000 * MB, **more) -> StoreModel:
     """By the seconds of a megabyte."""
-    return Store(Linear(read_s / MB), Linear(write_s / MB), room, **more)
+    return StoreModel(Linear(read_s / MB), Linear(write_s / MB), room, **more)
 
 
 def profile(*stages: Stage, points=(1,), wait_share: float = 1.0, noise: float = 0.0, cores: int = 1) -> Profile:
@@ -31,9 +31,9 @@ def profile(*stages: Stage, points=(1,), wait_share: float = 1.0, noise: float =
     return Profile(100, whole, passed, batch_s=1.0, wait_s=wait_share, noise=noise, cores=cores)
 
 
-def point(node: int = 1, **more) -> Point:
+def point(node: int = 1, **more) -> CandidatePoint:
     """100 MB of a thing."""
-    return Point(node, f"map(f{node})", **{"whole": 100 * MB, **more})
+    return CandidatePoint(node, f"map(f{node})", **{"whole": 100 * MB, **more})
 
 
 def powers(least: float, most: float):
@@ -79,7 +79,7 @@ def profiles(draw):
 def stores(draw, slowest=-7, room=any_room):
     """Slow and fast ones, with and without room."""
     read, write = (Linear(draw(powers(-12, slowest)), draw(st.sampled_from([0.0, 1e-6, 1e-2]))) for _ in range(2))
-    return Store(
+    return StoreModel(
         read,
         write,
         room=draw(room),
@@ -96,4 +96,4 @@ worth_writing = stores(-10, st.just(10**11))
 @st.composite
 def all_points(draw, kept=shares):
     nodes = draw(st.sets(st.integers(1, 3), min_size=1))
-    return [Point(node, f"map(f{node})", kept=draw(kept), whole=draw(sizes)) for node in sorted(nodes)]
+    return [CandidatePoint(node, f"map(f{node})", kept=draw(kept), whole=draw(sizes)) for node in sorted(nodes)]

@@ -106,14 +106,14 @@ def benefits(state: State, now: float) -> dict[str, float]:
         uses = []
         for job, use in cached.uses.items():
             there = job in state.jobs and _reads_now(state, state.jobs[job], name)
-            uses.append(eviction.Use(use.saves, now if there else use.last))
+            uses.append(eviction.PointUse(use.saves, now if there else use.last))
         found[name] = eviction.benefit(uses, max(1, cached.whole, cached.bytes), now)
     return found
 
 
-def _blocks(state: State) -> dict[str, list[eviction.Block]]:
+def _blocks(state: State) -> dict[str, list[eviction.KeptBlockSize]]:
     return {
-        name: [eviction.Block(f"{name}/{block.name}", block.bytes) for block in cached.readable]
+        name: [eviction.KeptBlockSize(f"{name}/{block.name}", block.bytes) for block in cached.readable]
         for name, cached in state.caches.points.items()
         if not cached.path
     }

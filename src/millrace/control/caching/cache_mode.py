@@ -16,7 +16,7 @@ from millrace.control.state.observed import CacheSight
 from millrace.control.state.state import Job, State
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import autocache as policy
-from millrace.policies.caching.cache_cost_model import Profile, Store, times
+from millrace.policies.caching.cache_cost_model import Profile, StoreModel, times
 from millrace.protocol.cache_messages import MeasureStore, StoreCost
 from millrace.protocol.messages import Notice
 
@@ -192,7 +192,7 @@ def look(turn: Turn, job: Job) -> None:
         if long.value:
             sight.profile = profile
             sight.wholes = {point.node: _whole(job, point, profile, sight) for point in points}
-            sight.computing = policy.Look(profile.batch_s, profile.wait_s, profile.noise)
+            sight.computing = policy.BatchTime(profile.batch_s, profile.wait_s, profile.noise)
             _choose(turn, job, profile)
         return
     if not new or _always(job):
@@ -252,7 +252,7 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
     sight = _sight(turn, job)
     wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, job, point) for point in points}
     candidates = [
-        policy.Point(
+        policy.CandidatePoint(
             point.node,
             point.label,
             point.mode,
@@ -345,7 +345,7 @@ def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> 
     return min(found, default=passed.bytes)
 
 
-def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) -> Store:
+def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) -> StoreModel:
     own = {name for point in points for name in (place(job, point), *others(state, job, point))}
     used = unused = 0
     for name, cached in state.caches.points.items():
@@ -356,4 +356,4 @@ def _store(state: State, job: Job, points: list[CachePoint], cost: StoreCost) ->
     large = sum(cached.whole for cached in state.caches.points.values()) > cost.memory / 2 > 0
     room = max(0, state.settings.cache_bytes - used + unused)
     read = cost.cold if large else cost.read
-    return Store(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)
+    return StoreModel(read, cost.write, room, cost.threads, MESSAGE_BYTES, cost.cpu_s)

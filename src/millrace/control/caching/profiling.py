@@ -10,7 +10,7 @@ from millrace.control.state.observed import CacheSight, Observed
 from millrace.control.state.state import Job, State
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
-from millrace.policies.caching.autocache import Look
+from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_cost_model import Passed, Profile, Stage
 from millrace.protocol.reports import NodeMeasure
 
@@ -32,7 +32,7 @@ def measures(observed: Observed, job: str) -> dict[str, dict[int, NodeMeasure]]:
     return found
 
 
-def look_at(observed: Observed, job: Job, looks: Iterable[Look] = ()) -> Look | None:
+def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> BatchTime | None:
     """The batch time as all consumers see it now, and with earlier ``looks`` how much it varies."""
     reports = []
     for place in job.consumers.values():
@@ -45,7 +45,7 @@ def look_at(observed: Observed, job: Job, looks: Iterable[Look] = ()) -> Look | 
     wait_s = statistics.fmean(report.wait_s for report in reports)
     times = [*(look.batch_s for look in looks), batch_s][-8:]
     noise = statistics.stdev(times) / statistics.fmean(times) / math.sqrt(len(times)) if len(times) > 1 else 0.0
-    return Look(batch_s, min(wait_s, batch_s), noise)
+    return BatchTime(batch_s, min(wait_s, batch_s), noise)
 
 
 def profile_of(state: State, observed: Observed, job: Job, sight: CacheSight) -> Profile | None:

@@ -91,7 +91,9 @@ def look(turn: Turn, job: Job, sight: ScaleSight, readings: Mapping[int, Reading
     remote = _others(turn.state, job)
     now = came(turn, job)
     sides = [
-        policy.Side(workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes"))
+        policy.WorkerSide(
+            workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes")
+        )
         for side, workers in enumerate((turn.state.crew.locals[job.name], len(remote)))
     ]
     decision = policy.stay_home(sides[0], sides[1], _ready(turn, job, remote), waits)

@@ -20,7 +20,7 @@ from millrace.policies.prices import USUAL
 from millrace.policies.scaling import scaling_policies
 from millrace.policies.scaling.autoscale import Limits, Look, Scale
 from millrace.policies.scaling.capacity import in_force
-from millrace.policies.scaling.scaling_policies import Kind, Other, Sight
+from millrace.policies.scaling.scaling_policies import Kind, Observation, Other
 from millrace.protocol.messages import ConsumerReport
 from millrace.protocol.reports import Pace
 
@@ -95,7 +95,9 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
         len(seen), job.spec.accelerators, turn.state.crew.locals[job.name]
     )
     before = job.scaling.search
-    decision = scaling_policies.step(before, Sight(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job))
+    decision = scaling_policies.step(
+        before, Observation(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job)
+    )
     news = decision.reason != job.scaling.reason and look.workers <= before.workers
     if decision.value != before or news:
         _chosen(turn, job, decision.value, decision.reason)

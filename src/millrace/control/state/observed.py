@@ -6,7 +6,7 @@ import msgspec
 
 from millrace.control.state.serving_index import Crew
 from millrace.planning.progress import TaskSet
-from millrace.policies.caching.autocache import Look
+from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_cost_model import Profile
 from millrace.policies.decision import Decision
 from millrace.policies.scaling.capacity import Shortage
@@ -73,12 +73,12 @@ class CacheSight(msgspec.Struct):
     before: dict[str, dict[int, NodeMeasure]] = {}
     begun: int = 0
     ended: bool = False
-    looks: list[Look] = []
+    looks: list[BatchTime] = []
     batches: dict[int, tuple[int, int]] = {}
     workers: int = 0
     profile: Profile | None = None
     wholes: dict[int, int] = {}
-    computing: Look | None = None
+    computing: BatchTime | None = None
     hits: int = 0
     misses: int = 0
     lost: int = 0

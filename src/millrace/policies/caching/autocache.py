@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from millrace.policies.caching.cache_cost_model import Profile, Store, Times, times
+from millrace.policies.caching.cache_cost_model import Profile, StoreModel, Times, times
 from millrace.policies.decision import Decision
 from millrace.policies.figures import duration, percent
 
@@ -59,7 +59,7 @@ class Mode(msgspec.Struct, frozen=True):
     slower: float = 1.0
 
 
-class Point(msgspec.Struct, frozen=True):
+class CandidatePoint(msgspec.Struct, frozen=True):
     """Cache point where a job may cache.
 
     Attributes:
@@ -83,7 +83,7 @@ class Point(msgspec.Struct, frozen=True):
     saves: float | None = None
 
 
-class Look(msgspec.Struct, frozen=True):
+class BatchTime(msgspec.Struct, frozen=True):
     """Batch time over at least 100 elements: seconds, of these waiting, and the relative standard error."""
 
     batch_s: float
@@ -119,7 +119,7 @@ def later_epochs(ended: int, announced: int | None) -> int:
 
 
 def choose_mode(
-    points: Sequence[Point], store: Store | None = None, later: int = 1, profile: Profile | None = None
+    points: Sequence[CandidatePoint], store: StoreModel | None = None, later: int = 1, profile: Profile | None = None
 ) -> Decision[Mode]:
     """Choose the mode of a job: before anything is measured (``profile`` is None), or by the measures.
 
@@ -166,7 +166,7 @@ def choose_mode(
     return Decision(Mode("put", point.node, slower), _why_put(point, best, free), inputs)
 
 
-def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decision[Verdict]:
+def revisit(mode: Mode, computing: BatchTime | None, looks: Sequence[BatchTime]) -> Decision[Verdict]:
     """Decide whether a decision still holds.
 
     "undo": a job with a cache is slower than it was without one, by more than noise, or writes more slowly than pays,
@@ -210,14 +210,14 @@ def revisit(mode: Mode, computing: Look | None, looks: Sequence[Look]) -> Decisi
 # -- choosing ----------------------------------------------------------------------------------------------------------
 
 
-def _forced(point: Point, others: int) -> Decision[Mode]:
+def _forced(point: CandidatePoint, others: int) -> Decision[Mode]:
     reason = f"cache at {point.label}: the pipeline asks for it"
     if others:
         reason += f", and it is the last of {others + 1} such points"
     return Decision(Mode("get" if point.kept >= 1 else "put", point.node), reason, {"kept": point.kept})
 
 
-def _unmeasured(points: Sequence[Point]) -> Decision[Mode]:
+def _unmeasured(points: Sequence[CandidatePoint]) -> Decision[Mode]:
     hits = [point for point in points if point.kept]
     if hits:
         known = all(point.saves is not None for point in hits)
@@ -239,12 +239,12 @@ class _Free(NamedTuple):
         computed: seconds per element if everything is computed.
     """
 
-    point: Point | None
+    point: CandidatePoint | None
     seconds: float
     computed: float
 
 
-def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) -> _Free:
+def _free(points: Sequence[CandidatePoint], found: Mapping[int, Times], margin: float) -> _Free:
     """Choose the best that writes nothing: the fastest hit, unless it is clearly slower than computing."""
     computed = found[points[0].node].computed
     hits = [point for point in points if point.kept]
@@ -254,7 +254,7 @@ def _free(points: Sequence[Point], found: Mapping[int, Times], margin: float) ->
     return _Free(best, found[best.node].got, computed)
 
 
-def _saves(point: Point, each: Times, free: _Free, margin: float) -> bool:
+def _saves(point: CandidatePoint, each: Times, free: _Free, margin: float) -> bool:
     """Whether epochs that read what is written now are faster by more than noise.
 
     Where the point is the one that is read already, all that it saves is compared with noise: its rest saves in
@@ -278,13 +278,13 @@ def _total(each: Times, later: int) -> float:
 # -- revisiting --------------------------------------------------------------------------------------------------------
 
 
-def _middle(looks: Sequence[Look]) -> Look:
+def _middle(looks: Sequence[BatchTime]) -> BatchTime:
     """Look of the median batch time, with about half the noise of one (1.25 / sqrt(5) for normal errors)."""
     middle = sorted(looks, key=lambda look: look.batch_s)[len(looks) // 2]
     return msgspec.structs.replace(middle, noise=middle.noise / 2)
 
 
-def _noise(first: Look, second: Look) -> float:
+def _noise(first: BatchTime, second: BatchTime) -> float:
     """Relative difference that says nothing: three standard errors, as it is asked for again and again."""
     return max(MARGIN, 3 * math.hypot(first.noise, second.noise))
 
@@ -292,7 +292,7 @@ def _noise(first: Look, second: Look) -> float:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _why_put(point: Point, best: Times, free: _Free) -> str:
+def _why_put(point: CandidatePoint, best: Times, free: _Free) -> str:
     beside = "computed"
     if free.point is not None:
         beside = f"with the cache at {free.point.label}, of which {_share(free.point.kept)} is kept"
@@ -315,7 +315,7 @@ def _why_free(free: _Free) -> str:
 
 def _why_no_more(
     free: _Free,
-    points: Sequence[Point],
+    points: Sequence[CandidatePoint],
     found: Mapping[int, Times],
     profile: Profile,
     margin: float,

@@ -72,7 +72,7 @@ class Profile(msgspec.Struct, frozen=True):
     workers: float = 0.0
 
 
-class Cost(Protocol):
+class SizeCost(Protocol):
     """Cost of reads or writes of a store, as measured on the store."""
 
     def seconds(self, size: int, /) -> float:
@@ -80,7 +80,7 @@ class Cost(Protocol):
         ...
 
 
-class Store(msgspec.Struct, frozen=True):
+class StoreModel(msgspec.Struct, frozen=True):
     """Store of blocks, by its costs.
 
     Attributes:
@@ -92,8 +92,8 @@ class Store(msgspec.Struct, frozen=True):
         cpu_s: processor seconds to check and copy one byte.
     """
 
-    read: Cost
-    write: Cost
+    read: SizeCost
+    write: SizeCost
     room: int
     threads: int = 1
     message: int = 1
@@ -123,7 +123,7 @@ class Times(msgspec.Struct, frozen=True):
     saves: float
 
 
-def times(profile: Profile, store: Store, point: int, kept: float, whole: int) -> Times:
+def times(profile: Profile, store: StoreModel, point: int, kept: float, whole: int) -> Times:
     """Predict the times of an epoch with a cache at a point.
 
     What is saved grows with the share that is kept, in a straight line. (Two stores are read at once where hits and
@@ -177,7 +177,7 @@ def _as_it_was(profile: Profile) -> tuple[Stage, ...]:
     return tuple(Stage(each.seconds * factor, each.cpu_s * factor, each.threads, each.under) for each in stages)
 
 
-def _moving(store: Store, cost: Cost, passed: Passed, share: float) -> Stage:
+def _moving(store: StoreModel, cost: SizeCost, passed: Passed, share: float) -> Stage:
     """Model reading or writing a share of what passed a point as one more stage of the pipeline."""
     if not passed.bytes or not share:
         return Stage(0.0, threads=store.threads)

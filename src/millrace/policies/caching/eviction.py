@@ -34,7 +34,7 @@ that
 from epoch to epoch, and each exchange is paid for by writing."""
 
 
-class Use(msgspec.Struct, frozen=True):
+class PointUse(msgspec.Struct, frozen=True):
     """Worth of a point to a job.
 
     Attributes:
@@ -46,7 +46,7 @@ class Use(msgspec.Struct, frozen=True):
     last_s: float
 
 
-class Block(msgspec.Struct, frozen=True):
+class KeptBlockSize(msgspec.Struct, frozen=True):
     """Block that is kept.
 
     Attributes:
@@ -58,11 +58,11 @@ class Block(msgspec.Struct, frozen=True):
     bytes: int
 
 
-Blocks = Mapping[str, Iterable[Block]]
+Blocks = Mapping[str, Iterable[KeptBlockSize]]
 """Blocks kept of each point, the one that was read longest ago first."""
 
 
-def benefit(uses: Iterable[Use], whole: int, now: float) -> float:
+def benefit(uses: Iterable[PointUse], whole: int, now: float) -> float:
     """Worth of a point's byte: seconds saved per second of training and byte, over all jobs.
 
     Args:
@@ -103,8 +103,8 @@ def admit(
     Args:
         point: of the new block.
         size: its bytes.
-        lacking: bytes of the point that are not kept yet, this block's included. Bytes that come free beyond ``size`` are
-            of use up to this.
+        lacking: bytes of the point that are not kept yet, this block's included. Bytes that come free beyond ``size``
+            are of use up to this.
         free: bytes that are neither used nor reserved.
         blocks: all that may be given up.
         benefits: of each point's bytes; 0 for a point that is missing.
@@ -142,7 +142,7 @@ class _Chosen(NamedTuple):
 
 
 def _least(blocks: Blocks, benefits: Mapping[str, float], need: int, below: float) -> _Chosen:
-    """Choose blocks to give up, ``need`` bytes unless there are fewer, of points worth less than ``below`` a byte."""
+    """Choose blocks to give up, for ``need`` bytes if there are so many, of points worth less than ``below`` a byte."""
     names, points, freed, lost = [], [], 0, 0.0
     for worth, point in sorted((benefits.get(point, 0.0), point) for point in blocks):
         if worth >= below:

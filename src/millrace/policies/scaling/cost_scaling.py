@@ -29,7 +29,7 @@ import msgspec
 
 from millrace.policies.decision import Decision
 from millrace.policies.figures import duration, number
-from millrace.policies.prices import Rates
+from millrace.policies.prices import HourlyRates
 from millrace.policies.scaling.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
 
 SAVES = 0.02
@@ -48,7 +48,7 @@ _STEPS = 20
 """Divisor of a number of workers that gives the distance to the next one that is tried in thought."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class WorkerMeasure(msgspec.Struct, frozen=True):
     """Measures of a number of workers.
 
     Attributes:
@@ -81,7 +81,7 @@ class CheapScale(msgspec.Struct, frozen=True, tag="cheapest"):
     workers: int = 1
     phase: Literal["search", "settled"] = "search"
     own_s: float = 0.0
-    curve: tuple[Point, ...] = ()
+    curve: tuple[WorkerMeasure, ...] = ()
     differing: int = 0
     looks: int = 0
 
@@ -92,7 +92,7 @@ def begin(workers: int, limits: Limits) -> Decision[CheapScale]:
     return Decision(CheapScale(first), f"begins with {_count(first)}, to find out what elements cost")
 
 
-def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decision[CheapScale]:
+def step(scale: CheapScale, look: Look, limits: Limits, rates: HourlyRates) -> Decision[CheapScale]:
     """Advance the search by one look; one with more workers than ``scale.workers`` says nothing.
 
     One with fewer, as not all have come, tells what these give, like any other.
@@ -142,13 +142,13 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: Rates) -> Decisio
     return Decision(found.value, found.reason, inputs)
 
 
-def price(scale: CheapScale, workers: int, rates: Rates) -> float:
+def price(scale: CheapScale, workers: int, rates: HourlyRates) -> float:
     """Cost of an element with so many workers: as it was seen, or at the best."""
     seconds = max(scale.own_s, _given(scale.curve, workers))
     return seconds / 3600 * (rates.workers(workers) + rates.training)
 
 
-def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapScale]:
+def _choose(scale: CheapScale, limits: Limits, rates: HourlyRates) -> Decision[CheapScale]:
     """Choose another number that is worth a look, or else the cheapest that was seen."""
     replace = msgspec.structs.replace
     settled = scale.phase == "settled"
@@ -182,7 +182,7 @@ def _choose(scale: CheapScale, limits: Limits, rates: Rates) -> Decision[CheapSc
     return Decision(replace(scale, workers=target, phase="search"), reason)
 
 
-def _best(scale: CheapScale, limits: Limits, rates: Rates) -> int:
+def _best(scale: CheapScale, limits: Limits, rates: HourlyRates) -> int:
     """Number that costs least at the best: among those that are 5 % apart, and then among those around it."""
 
     def least(numbers: Iterable[int]) -> int:
@@ -209,17 +209,17 @@ def _apart(limits: Limits) -> Iterator[int]:
 # -- what was seen -----------------------------------------------------------------------------------------------------
 
 
-def _seen(look: Look) -> tuple[Point, float]:
+def _seen(look: Look) -> tuple[WorkerMeasure, float]:
     """Separate what the workers gave from what the consumer takes."""
     margin = max(MARGIN, 2 * look.noise)
     work_s = look.workers * look.busy * look.batch_s
     if look.wait_s <= margin * look.batch_s:
-        return Point(look.workers, look.busy * look.batch_s, work_s, noise=look.noise), look.batch_s
+        return WorkerMeasure(look.workers, look.busy * look.batch_s, work_s, noise=look.noise), look.batch_s
     idle = look.busy < 1 - 2 * margin - WITHIN and look.workers * look.busy < look.workers - 1
-    return Point(look.workers, look.batch_s, work_s, idle, look.noise), max(look.batch_s - look.wait_s, 1e-9)
+    return WorkerMeasure(look.workers, look.batch_s, work_s, idle, look.noise), max(look.batch_s - look.wait_s, 1e-9)
 
 
-def _differs(scale: CheapScale, known: Point, point: Point, own_s: float) -> str:
+def _differs(scale: CheapScale, known: WorkerMeasure, point: WorkerMeasure, own_s: float) -> str:
     """Explain how it differs from before; empty if it does not."""
     margin = max(DRIFT, 2 * math.hypot(known.noise, point.noise))
     for what, then, now in (
@@ -231,7 +231,7 @@ def _differs(scale: CheapScale, known: Point, point: Point, own_s: float) -> str
     return ""
 
 
-def _mixed(known: Point, point: Point) -> Point:
+def _mixed(known: WorkerMeasure, point: WorkerMeasure) -> WorkerMeasure:
     """Average one more look at a number that was seen."""
 
     def mean(then: float, now: float) -> float:
@@ -239,10 +239,10 @@ def _mixed(known: Point, point: Point) -> Point:
 
     given_s, work_s = mean(known.given_s, point.given_s), mean(known.work_s, point.work_s)
     noise = math.hypot((1 - NEWEST) * known.noise, NEWEST * point.noise)
-    return Point(point.workers, given_s, work_s, point.idle, noise)
+    return WorkerMeasure(point.workers, given_s, work_s, point.idle, noise)
 
 
-def _given(curve: Sequence[Point], workers: int) -> float:
+def _given(curve: Sequence[WorkerMeasure], workers: int) -> float:
     """Seconds in which so many workers would give an element, at best."""
     at = bisect.bisect_right(curve, workers, key=lambda each: each.workers)
     below, above = curve[:at], curve[at:]
@@ -251,7 +251,7 @@ def _given(curve: Sequence[Point], workers: int) -> float:
     return max(_more(below, workers) if below else 0.0, _fewer(above, workers, alone=not below) if above else 0.0)
 
 
-def _more(below: Sequence[Point], workers: int) -> float:
+def _more(below: Sequence[WorkerMeasure], workers: int) -> float:
     """Seconds in which they would, by what fewer gave."""
     near = below[-1]
     if near.idle:
@@ -266,7 +266,7 @@ def _more(below: Sequence[Point], workers: int) -> float:
     )
 
 
-def _fewer(above: Sequence[Point], workers: int, *, alone: bool) -> float:
+def _fewer(above: Sequence[WorkerMeasure], workers: int, *, alone: bool) -> float:
     """Seconds in which they would, by what more gave."""
     near = above[0]
     perfect = max(near.given_s, near.work_s / workers)
@@ -276,7 +276,7 @@ def _fewer(above: Sequence[Point], workers: int, *, alone: bool) -> float:
     return near.given_s if far is None else max(near.given_s, min(perfect, _line(far, near, workers)))
 
 
-def _line(far: Point, near: Point, workers: int) -> float:
+def _line(far: WorkerMeasure, near: WorkerMeasure, workers: int) -> float:
     """Interpolate along the line through both over 1 / workers."""
     slope = (far.given_s - near.given_s) / (1 / far.workers - 1 / near.workers)
     return near.given_s + slope * (1 / workers - 1 / near.workers)
@@ -293,5 +293,5 @@ def _count(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
-def _money(amount: float, rates: Rates) -> str:
+def _money(amount: float, rates: HourlyRates) -> str:
     return f"{number(amount)} {rates.currency}".rstrip()

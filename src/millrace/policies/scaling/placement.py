@@ -23,7 +23,7 @@ BACKLOG_S = 1.0
 """Seconds that ready elements would take to come, from which the link holds elements back."""
 
 
-class Side(msgspec.Struct, frozen=True):
+class WorkerSide(msgspec.Struct, frozen=True):
     """Elements that came to the job's consumers from one kind of workers.
 
     Attributes:
@@ -37,7 +37,7 @@ class Side(msgspec.Struct, frozen=True):
     bytes_s: float
 
 
-def stay_home(local: Side, remote: Side, ready: int, waits: float) -> Decision[bool]:
+def stay_home(local: WorkerSide, remote: WorkerSide, ready: int, waits: float) -> Decision[bool]:
     """Decide whether the job is to use its local workers alone from now on.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from millrace.policies.decision import Decision
-from millrace.policies.prices import Rates
+from millrace.policies.prices import HourlyRates
 from millrace.policies.scaling import autoscale, cachew_scaling, cost_scaling, hpa
 from millrace.policies.scaling.autoscale import Limits, Look, Scale
 from millrace.policies.scaling.cachew_scaling import CachewScale
@@ -27,7 +27,7 @@ Other = CachewScale | CheapScale | HpaScale
 Found = Decision[Scale] | Decision[CachewScale] | Decision[CheapScale] | Decision[HpaScale]
 
 
-class Sight(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True):
     """Observation that any of them decides by.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sight(msgspec.Struct, frozen=True):
     queue: float
     cpu: float
     at: float
-    rates: Rates
+    rates: HourlyRates
 
 
 def kind_of(scale: Scale | Other) -> Kind:
@@ -70,7 +70,7 @@ def begin(kind: Kind, workers: int, limits: Limits) -> Found:
     return autoscale.begin(workers, limits)
 
 
-def step(scale: Scale | Other, sight: Sight, limits: Limits) -> Found:
+def step(scale: Scale | Other, sight: Observation, limits: Limits) -> Found:
     """Advance a policy by one look."""
     match scale:
         case CachewScale():

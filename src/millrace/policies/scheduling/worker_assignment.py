@@ -1,4 +1,4 @@
-"""Worker assignment: a free worker serves a job that lacks a whole worker of its share, else the one furthest behind."""
+"""Worker assignment: a free worker serves a job that lacks a whole worker of its share, else the furthest behind."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from millrace.control.state.observed import CacheSight
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint
-from millrace.policies.caching.autocache import Look
+from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_cost_model import Passed
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import NodeMeasure
@@ -127,7 +127,7 @@ def test_a_look_is_the_mean_of_all_consumers_and_nobody_waits_longer_than_a_batc
 def test_noise_is_the_standard_error_of_the_last_looks():
     service, job = reading()
     read(service, "c0", 0.02, 0.0)
-    found = look_at(service.observed, job, [Look(0.03, 0.0), Look(0.01, 0.0)])
+    found = look_at(service.observed, job, [BatchTime(0.03, 0.0), BatchTime(0.01, 0.0)])
     assert found is not None
     assert found.noise == pytest.approx(0.01 / 0.02 / math.sqrt(3))
 

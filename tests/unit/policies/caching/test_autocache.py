@@ -18,7 +18,16 @@ from tests.unit.policies.cache_models import (
     worth_writing,
 )
 
-from millrace.policies.caching.autocache import LOOKS, MARGIN, Look, Mode, choose_mode, later_epochs, profiled, revisit
+from millrace.policies.caching.autocache import (
+    LOOKS,
+    MARGIN,
+    BatchTime,
+    Mode,
+    choose_mode,
+    later_epochs,
+    profiled,
+    revisit,
+)
 from millrace.policies.caching.cache_cost_model import Passed, Stage, times
 
 SLOW = profile(Stage(0.0102, threads=1, under=(1,)))
@@ -276,12 +285,12 @@ def test_it_does_not_matter_how_long_the_profile_was(points, kept_in, later, wor
 # -- revisited ---------------------------------------------------------------------------------------------------------
 
 GET = Mode("get", 1)
-COMPUTED = Look(0.010, 0.008)
+COMPUTED = BatchTime(0.010, 0.008)
 
 
 def looks(*batch_s, wait_share=0.8, noise=0.0):
     """Five looks at each."""
-    return [Look(each, each * wait_share, noise) for each in batch_s for _ in range(LOOKS)]
+    return [BatchTime(each, each * wait_share, noise) for each in batch_s for _ in range(LOOKS)]
 
 
 def test_a_cache_that_turns_out_slower_than_computing_is_undone():
@@ -333,9 +342,9 @@ def test_a_cache_is_not_measured_again_unless_its_consumer_waits_much_longer():
 
 def test_two_disturbed_looks_decide_nothing():
     series = looks(0.004, 0.004)
-    series[-2:] = [Look(0.9, 0.8), Look(0.9, 0.8)]
+    series[-2:] = [BatchTime(0.9, 0.8), BatchTime(0.9, 0.8)]
     assert revisit(GET, COMPUTED, series).value == "keep"
-    series[-3:] = [Look(0.9, 0.8), Look(0.9, 0.8), Look(0.9, 0.8)]
+    series[-3:] = [BatchTime(0.9, 0.8), BatchTime(0.9, 0.8), BatchTime(0.9, 0.8)]
     assert revisit(GET, COMPUTED, series).value == "undo"
 
 
@@ -347,7 +356,7 @@ def test_too_few_looks_decide_nothing():
 
 @given(st.floats(1e-6, 1e3), st.lists(st.floats(0.955, 1.045), min_size=1, max_size=20))
 def test_whatever_stays_within_a_tenth_is_kept(batch_s, changes):
-    series = [Look(batch_s * change, 0.0) for change in changes]
+    series = [BatchTime(batch_s * change, 0.0) for change in changes]
     assert revisit(Mode("compute"), None, series).value == "keep"
 
 
@@ -361,13 +370,13 @@ def life(kept=0.0, reads_s=0.0041, noise=0.0, seed=0, epochs=6):
     """
     chance = random.Random(seed)
     modes: list[Mode] = []
-    looks_: list[Look] = []
+    looks_: list[BatchTime] = []
     here, measured = point(kept=kept), None
-    computing: Look | None = None
+    computing: BatchTime | None = None
 
     def look(batch_s):
         batch_s *= 1 + chance.gauss(0, noise)
-        return Look(batch_s, 0.9 * batch_s, noise)
+        return BatchTime(batch_s, 0.9 * batch_s, noise)
 
     def choose(ended):
         mode = choose_mode([here], store(0.0041), later_epochs(ended, None), measured).value

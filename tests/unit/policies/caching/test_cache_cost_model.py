@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.policies.cache_models import MB, Linear, all_points, profile, profiles, store, stores
 
-from millrace.policies.caching.cache_cost_model import Passed, Stage, Store, times
+from millrace.policies.caching.cache_cost_model import Passed, Stage, StoreModel, times
 
 UNDER = (1,)
 
@@ -68,7 +68,7 @@ def test_no_cache_makes_a_job_faster_than_its_consumer():
 def test_small_elements_are_read_by_the_message():
     work = profile(Stage(0.020, threads=1, under=UNDER))
     work = msgspec.structs.replace(work, passed={1: Passed(10_000, 10_000 * 100)})
-    seek = Store(Linear(0.0, begin_s=0.010), Linear(0.0), room=MB, message=100_000)
+    seek = StoreModel(Linear(0.0, begin_s=0.010), Linear(0.0), room=MB, message=100_000)
     # 10,000 elements in 10 reads, for 100 elements at the end
     assert times(work, seek, 1, kept=0.0, whole=MB).after == pytest.approx(10 * 0.010 / 100)
     one_by_one = msgspec.structs.replace(seek, message=1)

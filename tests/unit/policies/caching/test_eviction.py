@@ -7,7 +7,7 @@ from benchmarks.papers.eviction import Job, Kept, Recent, hit_ratios
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.caching.eviction import HALF_LIFE_S, WORTH, Block, Use, admit, benefit, evict
+from millrace.policies.caching.eviction import HALF_LIFE_S, WORTH, KeptBlockSize, PointUse, admit, benefit, evict
 
 MIB = 1 << 20
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 def blocks(**kept):
     """Of each point, blocks of so many MiB."""
     return {
-        point: [Block(f"{point}{number}", size * MIB) for number, size in enumerate(sizes)]
+        point: [KeptBlockSize(f"{point}{number}", size * MIB) for number, size in enumerate(sizes)]
         for point, sizes in kept.items()
     }
 
@@ -24,25 +24,25 @@ def blocks(**kept):
 
 
 def test_benefit_is_what_is_saved_of_the_time_per_byte_summed_over_jobs():
-    uses = [Use(saves=0.5, last_s=0), Use(saves=0.1, last_s=0), Use(saves=-0.2, last_s=0)]
+    uses = [PointUse(saves=0.5, last_s=0), PointUse(saves=0.1, last_s=0), PointUse(saves=-0.2, last_s=0)]
     assert benefit(uses, 100, now=0) == pytest.approx((0.5 + 0.1) / 100)
     assert benefit([], 100, now=0) == 0
 
 
 def test_what_a_job_contributes_fades_by_half_with_every_hour():
-    use = Use(saves=0.5, last_s=100)
+    use = PointUse(saves=0.5, last_s=100)
     assert [benefit([use], 1, now=100 + hours * HALF_LIFE_S) for hours in (0, 1, 2)] == [0.5, 0.25, 0.125]
     assert benefit([use], 1, now=0) == 0.5
 
 
-uses = st.builds(Use, saves=st.floats(0, 1), last_s=st.floats(0, 1e6))
+uses = st.builds(PointUse, saves=st.floats(0, 1), last_s=st.floats(0, 1e6))
 
 
 @given(st.lists(uses, max_size=4), uses, st.integers(1, 10**12), st.floats(0, 1e6))
 def test_benefit_grows_with_jobs_and_savings_and_shrinks_with_bytes_and_time(before, use, whole, now):
     base = benefit([*before, use], whole, now)
     assert base >= benefit(before, whole, now)
-    more = Use(2 * use.saves, use.last_s)
+    more = PointUse(2 * use.saves, use.last_s)
     assert benefit([*before, more], whole, now) >= base
     assert benefit([*before, use], 2 * whole, now) <= base
     assert benefit([*before, use], whole, now + 60) <= base
@@ -128,7 +128,7 @@ def test_what_is_admitted_fits_and_is_worth_more_than_what_goes(kept, worth, poi
 def test_the_capacity_is_never_exceeded(seed, capacity):
     chance = random.Random(seed)
     worth = {point: chance.random() for point in "abcd"}
-    kept: dict[str, list[Block]] = {point: [] for point in worth}
+    kept: dict[str, list[KeptBlockSize]] = {point: [] for point in worth}
     for number in range(60):
         point, size = chance.choice("abcd"), chance.randrange(1, 300)
         used = sum(block.bytes for of in kept.values() for block in of)
@@ -136,7 +136,7 @@ def test_the_capacity_is_never_exceeded(seed, capacity):
         going = admit(point, size, size, capacity - used, kept, worth).value
         if going is not None:
             kept = {each: [block for block in of if block.name not in going] for each, of in kept.items()}
-            kept[point].append(Block(f"{point}{number}", size, chance.random() < 0.3))
+            kept[point].append(KeptBlockSize(f"{point}{number}", size))
 
 
 # -- epochs over more than fits ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.prices import USUAL, Rates
+from millrace.policies.prices import USUAL, HourlyRates
 from millrace.policies.scaling.autoscale import DRIFT, LOOKS, Limits, Look
 from millrace.policies.scaling.cost_scaling import PROBE_LOOKS, SAVES, CheapScale, begin, price, step
 
@@ -41,15 +41,15 @@ class Job(msgspec.Struct, frozen=True):
             busy = 1.0  # whoever waits for the store computes
         return Look(workers, batch_s, batch_s - self.own_s, busy)
 
-    def cost(self, workers: int, rates: Rates) -> float:
+    def cost(self, workers: int, rates: HourlyRates) -> float:
         return self.batch_s(workers) * (workers * rates.worker + rates.training)
 
-    def least_cost(self, rates: Rates, limits: Limits = LIMITS) -> float:
+    def least_cost(self, rates: HourlyRates, limits: Limits = LIMITS) -> float:
         return min(self.cost(workers, rates) for workers in range(limits.least, limits.most + 1))
 
 
 def search(
-    job: Job, rates: Rates, limits: Limits = LIMITS, scale: CheapScale | None = None, first: int = 1
+    job: Job, rates: HourlyRates, limits: Limits = LIMITS, scale: CheapScale | None = None, first: int = 1
 ) -> tuple[CheapScale, list[int]]:
     """Where a search ends, and all numbers of workers on its way."""
     scale = scale or begin(first, limits).value
@@ -63,7 +63,7 @@ def search(
     raise AssertionError(path)
 
 
-rates_of = st.builds(Rates, st.just(1.0), st.floats(0.1, 300))
+rates_of = st.builds(HourlyRates, st.just(1.0), st.floats(0.1, 300))
 jobs = st.one_of(
     st.builds(Job, st.floats(0.2, 250)),
     st.builds(Job, st.floats(1, 250), contention=st.floats(0, 0.3)),
@@ -113,32 +113,32 @@ def test_where_workers_do_not_hamper_each_other_it_takes_as_many_as_keep_the_con
 def test_a_dear_training_gets_more_workers_than_a_cheap_one():
     """They hamper each other, so each further one brings less: t(n) = a + b / n costs least with sqrt(b r / a)."""
     job = Job(20, contention=0.04)
-    found = [search(job, Rates(1.0, training))[0].workers for training in (1, 4, 16)]
+    found = [search(job, HourlyRates(1.0, training))[0].workers for training in (1, 4, 16)]
     assert found == sorted(set(found))
     assert found[1] == pytest.approx((0.96 / 0.04 * 4) ** 0.5, rel=0.25)  # the curve is flat there
 
 
 def test_what_workers_cost_nothing_is_the_least_time():
-    assert search(Job(12), Rates(0.0, 1.0))[0].workers == 12
+    assert search(Job(12), HourlyRates(0.0, 1.0))[0].workers == 12
 
 
 def test_where_a_training_costs_nothing_one_worker_is_as_good_as_any():
-    assert search(Job(12), Rates(1.0, 0.0))[0].workers == 1
+    assert search(Job(12), HourlyRates(1.0, 0.0))[0].workers == 1
 
 
 def test_limits_that_change_are_kept_at_once():
-    scale, _ = search(Job(50), Rates(1.0, 90.0))
-    assert step(scale, Job(50).look(scale.workers), Limits(1, 10), Rates(1.0, 90.0)).value.workers == 10
-    assert step(scale, Job(50).look(scale.workers), Limits(80, 100), Rates(1.0, 90.0)).value.workers == 80
+    scale, _ = search(Job(50), HourlyRates(1.0, 90.0))
+    assert step(scale, Job(50).look(scale.workers), Limits(1, 10), HourlyRates(1.0, 90.0)).value.workers == 10
+    assert step(scale, Job(50).look(scale.workers), Limits(80, 100), HourlyRates(1.0, 90.0)).value.workers == 80
 
 
 def test_a_look_at_more_workers_says_nothing():
     scale = begin(4, LIMITS).value
-    assert step(scale, Job(50).look(5), LIMITS, Rates(1.0, 1.0)).value == scale
+    assert step(scale, Job(50).look(5), LIMITS, HourlyRates(1.0, 1.0)).value == scale
 
 
 def test_one_look_that_differs_changes_nothing():
-    rates = Rates(1.0, 90.0)
+    rates = HourlyRates(1.0, 90.0)
     scale, _ = search(Job(8), rates)
     for needed in (16, 8, 16, 8):
         scale = step(scale, Job(needed).look(scale.workers), LIMITS, rates).value
@@ -147,7 +147,7 @@ def test_one_look_that_differs_changes_nothing():
 
 @pytest.mark.parametrize("now", [16, 4])
 def test_a_change_is_seen_twice_before_it_counts(now):
-    rates = Rates(1.0, 90.0)
+    rates = HourlyRates(1.0, 90.0)
     scale, _ = search(Job(8), rates)
     for number in range(LOOKS):
         assert scale.workers == 8, number
@@ -158,15 +158,15 @@ def test_a_change_is_seen_twice_before_it_counts(now):
 
 def test_other_prices_need_few_looks_if_any():
     job = Job(20, contention=0.04)
-    scale, _ = search(job, Rates(1.0, 4.0))
-    dear, path = search(job, Rates(1.0, 30.0), scale=msgspec.structs.replace(scale, phase="search"))
+    scale, _ = search(job, HourlyRates(1.0, 4.0))
+    dear, path = search(job, HourlyRates(1.0, 30.0), scale=msgspec.structs.replace(scale, phase="search"))
     assert dear.workers > 1.5 * scale.workers
     assert len(path) <= 4
-    assert len(search(job, Rates(1.0, 4.0), scale=dear)[1]) <= 2  # it was there before
+    assert len(search(job, HourlyRates(1.0, 4.0), scale=dear)[1]) <= 2  # it was there before
 
 
 def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
-    rates, before = Rates(1.0, 90.0), Job(100, floor_s=2 * OWN_S)
+    rates, before = HourlyRates(1.0, 90.0), Job(100, floor_s=2 * OWN_S)
     scale, _ = search(before, rates)
     assert scale.workers == pytest.approx(50, abs=2)
     now = Job(40, floor_s=2 * OWN_S)  # its functions take less, and what workers do doesn't tell
@@ -177,10 +177,10 @@ def test_fewer_are_tried_now_and_then_where_a_store_limits_the_job():
 
 def test_workers_inside_the_training_hosts_cost_nothing():
     job = Job(20, contention=0.04)
-    found, _ = search(job, Rates(1.0, 2.0, local=6), Limits(6, 300), first=6)
+    found, _ = search(job, HourlyRates(1.0, 2.0, local=6), Limits(6, 300), first=6)
     assert found.workers == 6
-    assert price(found, 6, Rates(1.0, 2.0, local=6)) == pytest.approx(job.batch_s(6) / 3600 * 2.0)
-    assert search(job, Rates(1.0, 20.0, local=6), Limits(6, 300), first=6)[0].workers > 12
+    assert price(found, 6, HourlyRates(1.0, 2.0, local=6)) == pytest.approx(job.batch_s(6) / 3600 * 2.0)
+    assert search(job, HourlyRates(1.0, 20.0, local=6), Limits(6, 300), first=6)[0].workers > 12
 
 
 def test_prices_are_those_of_equation_one():
@@ -193,7 +193,7 @@ def test_prices_are_those_of_equation_one():
 
 
 def test_reasons_say_what_elements_cost():
-    rates = Rates(0.36, 3.6, "USD")
+    rates = HourlyRates(0.36, 3.6, "USD")
     scale = begin(1, LIMITS).value
     decision = step(scale, Job(4).look(1), LIMITS, rates)
     assert decision.reason == "1,000 elements cost 0.044 USD with 1 worker, and with 4 perhaps 0.014 USD"

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.policies.scaling.placement import BACKLOG_S, WAITS, Side, stay_home
+from millrace.policies.scaling.placement import BACKLOG_S, WAITS, WorkerSide, stay_home
 
 rates = st.floats(0.0, 1e9)
 counts = st.integers(0, 1000)
-sides = st.builds(Side, counts, rates, rates)
+sides = st.builds(WorkerSide, counts, rates, rates)
 shares = st.floats(0.0, 1.0)
 
 
 def test_a_link_that_brings_next_to_nothing_is_not_worth_its_workers():
-    decision = stay_home(Side(2, 40.0, 160e6), Side(8, 1.25, 5e6), 60_000_000, 0.9)
+    decision = stay_home(WorkerSide(2, 40.0, 160e6), WorkerSide(8, 1.25, 5e6), 60_000_000, 0.9)
     assert decision.value
     assert "1.25 elements a second (5.0 MB/s)" in decision.reason
     assert "each local worker makes 20 elements a second" in decision.reason
@@ -21,19 +21,29 @@ def test_a_link_that_brings_next_to_nothing_is_not_worth_its_workers():
 
 
 def test_a_link_through_which_nothing_comes_is_not_used():
-    assert stay_home(Side(1, 10.0, 1e6), Side(1, 0.0, 0.0), 1_000_000, 0.9).value
+    assert stay_home(WorkerSide(1, 10.0, 1e6), WorkerSide(1, 0.0, 0.0), 1_000_000, 0.9).value
 
 
 @pytest.mark.parametrize(
     ("local", "remote", "ready", "waits"),
     [
-        (Side(2, 40.0, 160e6), Side(8, 10.0, 40e6), 60_000_000, 0.9),  # half of a local worker: it adds a quarter
-        (Side(2, 40.0, 160e6), Side(8, 1.25, 5e6), 60_000_000, 0.05),  # nobody waits for more
-        (Side(2, 40.0, 160e6), Side(8, 1.25, 5e6), 4_000_000, 0.9),  # slow workers, and nothing in the link's way
-        (Side(2, 40.0, 160e6), Side(8, 0.0, 0.0), 0, 0.9),  # they have only just come
-        (Side(2, 0.0, 0.0), Side(8, 1.25, 5e6), 60_000_000, 0.9),  # local ones have not given anything yet
-        (Side(0, 0.0, 0.0), Side(8, 1.25, 5e6), 60_000_000, 0.9),
-        (Side(2, 40.0, 160e6), Side(0, 0.0, 0.0), 0, 0.9),
+        (
+            WorkerSide(2, 40.0, 160e6),
+            WorkerSide(8, 10.0, 40e6),
+            60_000_000,
+            0.9,
+        ),  # half of a local worker: it adds a quarter
+        (WorkerSide(2, 40.0, 160e6), WorkerSide(8, 1.25, 5e6), 60_000_000, 0.05),  # nobody waits for more
+        (
+            WorkerSide(2, 40.0, 160e6),
+            WorkerSide(8, 1.25, 5e6),
+            4_000_000,
+            0.9,
+        ),  # slow workers, and nothing in the link's way
+        (WorkerSide(2, 40.0, 160e6), WorkerSide(8, 0.0, 0.0), 0, 0.9),  # they have only just come
+        (WorkerSide(2, 0.0, 0.0), WorkerSide(8, 1.25, 5e6), 60_000_000, 0.9),  # local ones have not given anything yet
+        (WorkerSide(0, 0.0, 0.0), WorkerSide(8, 1.25, 5e6), 60_000_000, 0.9),
+        (WorkerSide(2, 40.0, 160e6), WorkerSide(0, 0.0, 0.0), 0, 0.9),
     ],
 )
 def test_it_stays_at_home_only_if_the_link_is_known_to_be_at_fault(local, remote, ready, waits):
@@ -57,5 +67,5 @@ def test_what_it_stays_at_home_for(local, remote, ready, waits):
 
 @given(sides, sides, st.integers(0, 1 << 40), shares, rates)
 def test_who_brings_more_is_not_given_up_sooner(local, remote, ready, waits, more):
-    better = Side(remote.workers, remote.elements_s + more, remote.bytes_s)
+    better = WorkerSide(remote.workers, remote.elements_s + more, remote.bytes_s)
     assert stay_home(local, better, ready, waits).value <= stay_home(local, remote, ready, waits).value
