@@ -13,6 +13,7 @@ from unittest import mock
 from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
 from millrace.client.consumer_progress import EpochProgress
+from millrace.client.credit import CreditPool
 from millrace.client.epoch_buffer import EpochInbox
 from millrace.control.actions import StopWorkers
 from millrace.control.caching import cache_capacity, cache_mode
@@ -339,16 +340,9 @@ def _impatient() -> AbstractContextManager[Any]:
     return mock.patch.object(ConsumerCore, "_ask", impatient)
 
 
-def _counts_ahead() -> AbstractContextManager[Any]:
-    """A state counts what its user does not have, as others do not have as much."""
-    count = EpochProgress._count  # noqa: SLF001
-
-    def hasty(self: EpochProgress) -> None:
-        count(self)
-        if self.pending is not None:
-            self._progress.yielded(self.pending.task.number, self.pending.end)
-
-    return mock.patch.object(EpochProgress, "_count", hasty)
+def _closed_door() -> AbstractContextManager[Any]:
+    """What is larger than a worker's share of a consumer's buffer is not let in, though its user waits for that."""
+    return mock.patch.object(CreditPool, "force", return_value={})
 
 
 def _mute_end() -> AbstractContextManager[Any]:
@@ -400,7 +394,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "forgotten-loss": _forgotten_loss,
     "overrun": _overrun,
     "impatient": _impatient,
-    "counts-ahead": _counts_ahead,
+    "closed-door": _closed_door,
     "mute-end": _mute_end,
 }
 
