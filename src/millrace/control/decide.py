@@ -15,6 +15,7 @@ from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.inputs import Input
 from millrace.control.journal.event import Event
 from millrace.control.journal.transaction import Turn, merged
+from millrace.control.journal.validation import validate
 from millrace.control.membership import jobs, oversized, stalls, task_failures, workers
 from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling
@@ -46,6 +47,8 @@ def react(turn: Turn, item: Input) -> None:
     observe(turn.observed, item, turn.now)
     _REACTIONS[type(item)](turn, item)
     _follow_up(turn, item, wanted)
+    if turn.state.checked and isinstance(item, inp.Tick):
+        validate(turn.state)
 
 
 def _started(turn: Turn, item: inp.Started) -> None:

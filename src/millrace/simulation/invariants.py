@@ -21,7 +21,7 @@ from millrace.simulation.cache_checks import CacheChecks
 from millrace.simulation.cluster_checks import ClusterChecks
 from millrace.simulation.failing import check_before
 from millrace.simulation.pipelines import Output, bare, values_of
-from millrace.simulation.state_checks import check_bounds, check_leases, check_quota, check_task, in_force
+from millrace.simulation.state_checks import check_bounds, check_leases, check_quota, in_force
 from millrace.simulation.virtual_network import Violation
 
 if TYPE_CHECKING:
@@ -389,9 +389,6 @@ class Checks:
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
             elif isinstance(event, WorkerAssigned) and not state.workers[event.worker].only:
                 check_quota(state, event.job)  # local workers are their job's own
-            job, epoch, task = (getattr(event, field, None) for field in ("job", "epoch", "task"))
-            if job is not None and epoch is not None and task is not None:
-                check_task(state, job, epoch, task)
         if isinstance(item, inp.JoinRequested):
             self._there[item.message.client] = item.message.spec.name in state.jobs
         if isinstance(item, inp.Tick):

@@ -28,6 +28,7 @@ from millrace.control.membership import handover, jobs, stalls, task_failures, t
 from millrace.control.scheduling import allocation, pool_size
 from millrace.control.state.cache_state import Caches, split_place
 from millrace.control.state.state import Job, State
+from millrace.control.state.task_state import Waiting
 from millrace.control.tasks import epochs, leases, task_queue
 from millrace.dispatcher import recovery
 from millrace.planning.cache_point import CachePoint
@@ -139,8 +140,7 @@ def _orphan() -> AbstractContextManager[Any]:
         if worker is not None:
             worker.unfinished.pop(live.lease, None)
             worker.kept.pop(live.lease, None)
-        live.worker = ""
-        live.finished = live.leftovers = False
+        live.phase = Waiting(live.lease)
 
     return mock.patch.dict(REDUCERS, {TaskReleased: Reducer(careless, Changes.TASKS)})
 

@@ -62,7 +62,7 @@ class Fleet:
 
 def restored(disk: Disk, settings: Settings) -> State:
     """The state that a dispatcher finds on the disk."""
-    state, damage = rebuild(lambda: State(settings), disk.read())
+    state, damage = rebuild(lambda: State(settings, checked=True), disk.read())
     if damage:
         raise Violation(f"the journal does not replay: {damage}")
     for job in state.jobs.values():

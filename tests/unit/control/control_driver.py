@@ -241,9 +241,10 @@ def in_order(peer: FakeConsumer, task: int, service: Service) -> bool:
 
 
 class Service:
-    """Everything at once, under virtual time. ``plan`` is what every job gets."""
+    """Everything at once, under virtual time. ``plan`` is what every job gets; ``checked``: state is validated."""
 
-    def __init__(self, plan: FakePlan | None = None, **settings: Any) -> None:
+    def __init__(self, plan: FakePlan | None = None, *, checked: bool = True, **settings: Any) -> None:
+        self.checked = checked
         self.plan = plan or FakePlan(8)
         self.settings = Settings(version="1", python="3.11", **settings)
         self.state = self.fresh_state()
@@ -271,7 +272,10 @@ class Service:
         self.answers_of_store: deque[Any] = deque()
 
     def fresh_state(self) -> State:
-        return State(self.settings, planner=lambda graph, tables, *, tasks, seed, ranks, pieces: self.plan)
+        def planner(graph: Any, tables: Any, *, tasks: Any, seed: Any, ranks: Any, pieces: Any) -> Any:
+            return self.plan
+
+        return State(self.settings, planner=planner, checked=self.checked)
 
     def say(self, item: Any) -> list[Any]:
         if self.deaf:

@@ -45,7 +45,7 @@ def looked(monkeypatch):
 
 
 def busy_service(workers, jobs, **fields):
-    service = Service(FakePlan(2000, 16))
+    service = Service(FakePlan(2000, 16), checked=False)
     for number in range(workers):
         service.add_worker(f"w{number}")
     for number in range(jobs):
@@ -140,7 +140,7 @@ def test_jobs_of_which_enough_lies_ready_are_looked_at_once_at_most(looked):
 
 def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
     ranks = 40
-    service = Service(FakePlan(2000))
+    service = Service(FakePlan(2000), checked=False)
     service.add_worker("w")
     for rank in range(ranks):
         service.join(f"c{rank}", num_consumers=ranks, consumer=rank)

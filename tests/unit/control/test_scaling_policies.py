@@ -8,6 +8,7 @@ from tests.unit.control.scaling.test_job_scaling import BEAT_S, Trainer, begun
 
 from millrace.control import inputs as inp
 from millrace.control.journal.scaling_events import ScaleChosen
+from millrace.control.journal.snapshot import plain
 from millrace.dispatcher.status_report import status
 from millrace.policies.prices import Machine, PriceTable
 from millrace.policies.scaling import hpa
@@ -86,7 +87,7 @@ def test_a_search_for_the_cheapest_is_journalled_and_remembered():
     trainer = Hampered(0.001, 0.2, service=begun(prices=hour(1.0, 4.0)), cheapest=True)
     trainer.run(6)
     service = trainer.service
-    assert service.replayed().snapshot() == service.state.snapshot() == service.restored().snapshot()
+    assert plain(service.replayed()) == plain(service.state) == plain(service.restored())
     trainer.run()
     had, scaling = trainer.scaling.scale.workers, trainer.scaling
     service.restart()
@@ -184,4 +185,4 @@ def test_a_service_that_is_started_again_with_another_policy_looks_anew():
     service.rejoin(trainer.peer)
     trainer.beat()
     assert trainer.scaling.other == HpaScale(10)
-    assert service.replayed().snapshot() == service.state.snapshot()
+    assert plain(service.replayed()) == plain(service.state)

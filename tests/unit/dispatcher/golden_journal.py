@@ -17,6 +17,7 @@ from tests.unit.control.membership.test_resume import states_of
 from tests.unit.control.test_random_schedules import KINDS, calm, disturb
 
 from millrace.control import inputs as inp
+from millrace.control.journal import snapshot
 from millrace.control.journal.epoch_events import EpochResumed
 from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump
@@ -350,7 +351,7 @@ def write(path: Path, service: Service) -> None:
 
 def plain(state: Any) -> Any:
     """What can be compared with what JSON gives."""
-    return msgspec.json.decode(msgspec.json.encode(state.snapshot()))
+    return msgspec.json.decode(msgspec.json.encode(snapshot.plain(state)))
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def _progressed(state: State, event: Progressed) -> None:
     epoch = state.jobs[event.job].epochs[event.epoch]
     for progress in event.tasks:
         live = epoch.live.get(progress.task)
-        if live is not None and live.consumer == event.consumer:
-            live.received = max(live.received, progress.received)
+        if live is not None and live.delivery.consumer == event.consumer:
+            live.delivery.received = max(live.delivery.received, progress.received)
             if progress.complete:
-                live.complete = True
+                live.delivery.complete = True
                 discard(epoch.unread, event.consumer, progress.task)

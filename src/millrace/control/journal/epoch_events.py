@@ -5,9 +5,9 @@ from __future__ import annotations
 from millrace.control.journal.event import Changes, Event, reduces
 from millrace.control.state.state import (
     Epoch,
-    LiveTask,
     State,
 )
+from millrace.control.state.task_state import Delivery, TaskState
 from millrace.planning.plan import Piece
 from millrace.planning.progress import TaskSet
 
@@ -71,7 +71,7 @@ def _epoch_resumed(state: State, event: EpochResumed) -> None:
         epoch.dealt[-1] = len(done)
     heir = min(job.consumers, default=0)
     for task in event.again:
-        epoch.live[task] = LiveTask(heir, complete=True)
+        epoch.live[task] = TaskState(Delivery(heir, complete=True))
         epoch.pending.setdefault(heir, set()).add(task)
 
 

@@ -17,6 +17,7 @@ from millrace.control.journal import (
     worker_events,
 )
 from millrace.control.journal.event import REDUCERS, Changes, Event
+from millrace.control.journal.validation import phase_of, validate_event
 from millrace.control.state.state import SERVICE, State
 
 ENTITIES = (
@@ -36,11 +37,18 @@ AnyEvent: Any = functools.reduce(operator.or_, REDUCERS)
 
 
 def apply(state: State, event: Event) -> None:
-    """Change the state as an event says."""
+    """Change the state as an event says.
+
+    Raises:
+        InvalidStateError: the state is ``checked``, and makes no sense any more.
+    """
     reducer = REDUCERS[type(event)]
+    before = phase_of(state, event) if state.checked else None
     if reducer.changes is Changes.SERVING:
         state.serving_changes(getattr(event, "worker", ""))
     reducer.apply(state, event)
     state.forget(getattr(event, "job", SERVICE))
     if reducer.changes is not Changes.TASKS:
         state.forget(SERVICE)
+    if before is not None:
+        validate_event(state, event, before)

@@ -6,13 +6,16 @@ Fields may be added with a default, as in events; a field never changes its mean
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from millrace.control.state.cache_state import Caches
 from millrace.control.state.scaling_state import FleetPlan
 from millrace.control.state.state import EndedJob, Job, Life, State, Worker
+from millrace.control.state.task_state import Delivery, Failed, Finished, Phase, Running, TaskState, Waiting
 from millrace.planning.split_table import summaries, unpack_tables
+from millrace.protocol.crash_sites import Place, Poison
 
 
 class Snapshot(msgspec.Struct):
@@ -34,12 +37,86 @@ class Snapshot(msgspec.Struct):
     life: Life = Life()
 
 
-_decoder = msgspec.msgpack.Decoder(Snapshot)
+class TaskRecord(msgspec.Struct, array_like=True):
+    """A :class:`~millrace.control.state.task_state.TaskState` as snapshots hold it, in flags.
+
+    A task that failed is one that waits, by its record; ``Epoch.failures`` tells the two apart.
+    """
+
+    consumer: int
+    run: int = -1
+    worker: str = ""
+    lease: int = 0
+    received: int = 0
+    finished: bool = False
+    complete: bool = False
+    leftovers: bool = False
+    freed: bool = False
+    deaths: int = 0
+    at: Place = ()
+    poison: list[Poison] = []
+    alone: bool = False
+
+
+def _record(task: Any) -> TaskRecord:
+    assert isinstance(task, TaskState)
+    phase, delivery = task.phase, task.delivery
+    return TaskRecord(
+        delivery.consumer,
+        task.run,
+        phase.worker,
+        phase.lease,
+        delivery.received,
+        task.finished,
+        delivery.complete,
+        phase.leftovers,
+        task.freed,
+        task.deaths,
+        task.at,
+        task.poison,
+        task.alone,
+    )
+
+
+def _task(_kind: type, fields: Any) -> TaskState:
+    record = msgspec.convert(fields, TaskRecord)
+    phase: Phase = Waiting(record.lease)
+    if record.finished:
+        phase = Finished(record.worker, record.lease, record.leftovers)
+    elif record.worker:
+        phase = Running(record.worker, record.lease)
+    return TaskState(
+        Delivery(record.consumer, record.received, record.complete),
+        phase,
+        run=record.run,
+        freed=record.freed,
+        alone=record.alone,
+        deaths=record.deaths,
+        at=record.at,
+        poison=record.poison,
+    )
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_record)
+_decoder = msgspec.msgpack.Decoder(Snapshot, dec_hook=_task)
+
+
+def taken(state: State) -> Snapshot:
+    """The snapshot of a state; it shares the state's parts."""
+    return Snapshot(**{name: getattr(state, name) for name in Snapshot.__struct_fields__})
+
+
+def plain(state: State) -> dict[str, Any]:
+    """Everything that follows from the events, as plain values that can be compared and stored."""
+    found: dict[str, Any] = msgspec.to_builtins(
+        taken(state), builtin_types=(bytes,), order="deterministic", enc_hook=_record
+    )
+    return found
 
 
 def dump(state: State) -> bytes:
     """The state as msgpack."""
-    return msgspec.msgpack.encode(Snapshot(**{name: getattr(state, name) for name in Snapshot.__struct_fields__}))
+    return _encoder.encode(taken(state))
 
 
 def load(state: State, data: bytes) -> None:
@@ -51,6 +128,11 @@ def load(state: State, data: bytes) -> None:
     snapshot = _decoder.decode(data)
     for name in Snapshot.__struct_fields__:
         setattr(state, name, getattr(snapshot, name))
+    for job in state.jobs.values():
+        for epoch in job.epochs.values():
+            for failed in epoch.failures:
+                task = epoch.live[failed]
+                task.phase = Failed(task.lease)
 
 
 def fill_in(job: Job, read: Callable[[str], bytes]) -> None:

@@ -8,10 +8,10 @@ from millrace.control.state.state import (
     CARE,
     Epoch,
     Job,
-    LiveTask,
     State,
     discard,
 )
+from millrace.control.state.task_state import Delivery, Failed, Finished, Running, TaskState, Waiting
 from millrace.protocol.crash_sites import Place, Poison
 from millrace.protocol.messages import Failure
 
@@ -31,7 +31,7 @@ def _tail_dealt(state: State, event: TailDealt) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     epoch.cursors.update(event.cursors)
-    _deal(job, epoch, event.task, LiveTask(event.consumer))
+    _deal(job, epoch, event.task, event.consumer)
     epoch.pending.setdefault(event.consumer, set()).add(event.task)
 
 
@@ -71,12 +71,11 @@ def _task_leased(state: State, event: TaskLeased) -> None:
     state.next_lease = max(state.next_lease, event.lease + 1)
     epoch.cursors.update(event.cursors)
     if event.fresh:
-        _deal(job, epoch, event.task, LiveTask(event.consumer, event.run))
+        _deal(job, epoch, event.task, event.consumer, event.run)
     else:
         discard(epoch.pending, event.consumer, event.task)
     live = epoch.live[event.task]
-    live.worker = event.worker
-    live.lease = event.lease
+    live.phase = Running(event.worker, event.lease)
     live.alone = live.alone or event.alone
     worker = state.workers[event.worker]
     worker.unfinished[event.lease] = (event.job, event.epoch, event.task)
@@ -101,8 +100,7 @@ def _task_ended(state: State, event: TaskEnded) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     live = epoch.live[event.task]
-    live.finished = True
-    live.leftovers = event.leftovers
+    live.phase = Finished(live.worker, live.lease, event.leftovers)
     if not event.nothing:
         epoch.nothing = None
     elif epoch.nothing is not None:
@@ -129,11 +127,9 @@ def _task_released(state: State, event: TaskReleased) -> None:
     epoch = state.jobs[event.job].epochs[event.epoch]
     live = epoch.live[event.task]
     state.let_go(live)
-    live.worker = ""
-    live.finished = False
-    live.leftovers = False
+    live.phase = Waiting(live.lease)
     epoch.failures.pop(event.task, None)
-    epoch.pending.setdefault(live.consumer, set()).add(event.task)
+    epoch.pending.setdefault(live.delivery.consumer, set()).add(event.task)
 
 
 class TaskBroke(Event, frozen=True, tag="TaskBroke"):
@@ -147,7 +143,10 @@ class TaskBroke(Event, frozen=True, tag="TaskBroke"):
 
 @reduces(TaskBroke)
 def _task_broke(state: State, event: TaskBroke) -> None:
-    state.jobs[event.job].epochs[event.epoch].failures[event.task] = event.failure
+    epoch = state.jobs[event.job].epochs[event.epoch]
+    live = epoch.live[event.task]
+    live.phase = Failed(live.lease)
+    epoch.failures[event.task] = event.failure
 
 
 class TaskDied(Event, frozen=True, tag="TaskDied"):
@@ -235,15 +234,15 @@ def _task_moved(state: State, event: TaskMoved) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     live = epoch.live[event.task]
-    for index in (epoch.pending,) if live.complete else (epoch.pending, epoch.unread):
-        discard(index, live.consumer, event.task)
+    for index in (epoch.pending,) if live.delivery.complete else (epoch.pending, epoch.unread):
+        discard(index, live.delivery.consumer, event.task)
         index.setdefault(event.consumer, set()).add(event.task)
-    if job.tasks_of(epoch) is not None and not live.complete:
-        epoch.shares[live.consumer].remove(event.task)
+    if job.tasks_of(epoch) is not None and not live.delivery.complete:
+        epoch.shares[live.delivery.consumer].remove(event.task)
         epoch.shares.setdefault(event.consumer, []).append(event.task)
-    live.consumer = event.consumer
-    if live.received:
-        epoch.starts[event.task] = live.received
+    live.delivery.consumer = event.consumer
+    if live.delivery.received:
+        epoch.starts[event.task] = live.delivery.received
 
 
 class TaskSpared(Event, frozen=True, tag="TaskSpared"):
@@ -259,11 +258,11 @@ def _task_spared(state: State, event: TaskSpared) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     live = epoch.live[event.task]
-    live.complete = True
-    discard(epoch.unread, live.consumer, event.task)
+    live.delivery.complete = True
+    discard(epoch.unread, live.delivery.consumer, event.task)
     epoch.dropped += 1
     if job.tasks_of(epoch) is not None:
-        epoch.shares[live.consumer].remove(event.task)
+        epoch.shares[live.delivery.consumer].remove(event.task)
 
 
 class TaskDone(Event, frozen=True, tag="TaskDone"):
@@ -289,8 +288,8 @@ def _task_done(state: State, event: TaskDone) -> None:
     epoch = job.epochs[event.epoch]
     live = epoch.live.pop(event.task)
     state.let_go(live)
-    discard(epoch.pending, live.consumer, event.task)
-    discard(epoch.unread, live.consumer, event.task)
+    discard(epoch.pending, live.delivery.consumer, event.task)
+    discard(epoch.unread, live.delivery.consumer, event.task)
     epoch.suspected.discard(event.task)
     epoch.done += 1
     epoch.fed.pop(event.task, None)
@@ -307,17 +306,19 @@ def _task_done(state: State, event: TaskDone) -> None:
             epoch.live[task].freed = True
     if event.dropped:
         epoch.dropped += 1
-        if job.tasks_of(epoch) is not None and not live.complete:
-            epoch.shares[live.consumer].remove(event.task)
+        if job.tasks_of(epoch) is not None and not live.delivery.complete:
+            epoch.shares[live.delivery.consumer].remove(event.task)
 
 
-def _deal(job: Job, epoch: Epoch, task: int, live: LiveTask) -> None:
-    epoch.live[task] = live
-    live.received = epoch.starts.get(task, 0)
-    live.freed = task in epoch.freed
+def _deal(job: Job, epoch: Epoch, task: int, consumer: int, run: int = -1) -> None:
+    epoch.live[task] = TaskState(
+        Delivery(consumer, epoch.starts.get(task, 0)),
+        run=run,
+        freed=task in epoch.freed,
+        alone=task in epoch.alone,
+    )
     epoch.freed.discard(task)
-    live.alone = task in epoch.alone
-    epoch.dealt[live.consumer] = epoch.dealt.get(live.consumer, 0) + 1
-    epoch.unread.setdefault(live.consumer, set()).add(task)
+    epoch.dealt[consumer] = epoch.dealt.get(consumer, 0) + 1
+    epoch.unread.setdefault(consumer, set()).add(task)
     if job.tasks_of(epoch) is not None:
-        epoch.shares.setdefault(live.consumer, []).append(task)
+        epoch.shares.setdefault(consumer, []).append(task)

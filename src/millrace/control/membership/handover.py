@@ -92,5 +92,5 @@ def unread_by(turn: Turn, job: Job, consumer: int, place: Consumer) -> bool:
     report = report_of(turn, place, place.epoch)
     mine = epoch.unread.get(consumer, set())
     got = epoch.dealt.get(consumer, 0) if job.length is None else len(epoch.shares.get(consumer, ()))
-    untouched = all(epoch.live[task].received <= epoch.starts.get(task, 0) for task in mine)
+    untouched = all(epoch.live[task].delivery.received <= epoch.starts.get(task, 0) for task in mine)
     return got <= len(mine) and untouched and (report is None or not report.batches)

@@ -246,8 +246,8 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
     news: list[TaskProgress] = []
     for progress in message.tasks:
         live = epoch.live.get(progress.task)
-        moved = live is not None and (progress.complete or progress.received > live.received)
-        if moved and live is not None and live.consumer == consumer and not live.complete:
+        moved = live is not None and (progress.complete or progress.received > live.delivery.received)
+        if moved and live is not None and live.delivery.consumer == consumer and not live.delivery.complete:
             news.append(progress)
     if news:
         turn.emit(Progressed(job.name, consumer, message.epoch, news))

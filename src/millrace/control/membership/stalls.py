@@ -55,12 +55,12 @@ def _inputs(turn: Turn, job: Job, number: int, consumer: int) -> Iterator[tuple[
     epoch = job.epochs[number]
     if job.spec.sharding == "off":
         return
-    tails = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].complete]
+    tails = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].delivery.complete]
     while tails:
         for task in turn.state.plan(job, number).task(tails.pop()).inputs:
             live = epoch.live.get(task)
-            if live is not None and not live.finished and not live.complete:
-                yield task, live.consumer
+            if live is not None and not live.finished and not live.delivery.complete:
+                yield task, live.delivery.consumer
                 tails.append(task)
             elif live is None and in_turn(job):
                 yield task, task % stride(job)

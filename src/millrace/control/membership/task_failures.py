@@ -54,13 +54,13 @@ def _due(job: Job, number: int) -> list[int]:
 def _is_due(job: Job, number: int, task: int) -> bool:
     epoch = job.epochs[number]
     live = epoch.live[task]
-    if live.complete:
+    if live.delivery.complete:
         return True  # it ran again for what it leaves over, which somebody waits for
-    place = job.consumers.get(live.consumer)
+    place = job.consumers.get(live.delivery.consumer)
     if place is None or place.epoch < number:
         return False  # somebody who is not there, or reads what comes before
     if not job.spec.deterministic or held_back(
         job
     ):  # where ranks wait for one another, who waits for this may be first
         return True
-    return next_to_read(job, epoch, live.consumer) == task
+    return next_to_read(job, epoch, live.delivery.consumer) == task

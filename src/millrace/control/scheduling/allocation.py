@@ -273,7 +273,7 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
         if late and not blocked:
             turn.emit(TurnCut(job.name))
         for _, number, task in held:
-            place = job.consumers.get(job.epochs[number].live[task].consumer)
+            place = job.consumers.get(job.epochs[number].live[task].delivery.consumer)
             if blocked or late:
                 why = "its consumers do not read" if blocked else "its task is too long for one turn"
                 take_back(turn, job, number, task, f"{why}, and another job waits for worker {name}")

@@ -80,7 +80,7 @@ def _adopt_reruns(turn: Turn, job: Job) -> None:
     for number, epoch in job.epochs.items():
         for consumer, tasks in list(epoch.pending.items()):
             for task in sorted(tasks):
-                if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
+                if epoch.live[task].delivery.complete and wanted(turn.state, job, epoch, task):
                     heir = _reader_of_tail(turn, job, number, task)
                     if heir != consumer:
                         turn.emit(TaskMoved(job.name, number, task, heir))
@@ -92,10 +92,10 @@ def _reader_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
     parent = turn.state.plan(job, number).task(task).parent
     while parent in epoch.live:
         tail = epoch.live[parent]
-        if not tail.complete and tail.consumer in there:
-            return tail.consumer
+        if not tail.delivery.complete and tail.delivery.consumer in there:
+            return tail.delivery.consumer
         parent = turn.state.plan(job, number).task(parent).parent
-    mine = epoch.live[task].consumer
+    mine = epoch.live[task].delivery.consumer
     return mine if mine in there or not there else there[0]
 
 
@@ -233,7 +233,8 @@ def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> No
 def _runs_for(job: Job, worker: Worker, consumer: int) -> bool:
     """The worker has a task in hand for this consumer."""
     held = worker.unfinished.values()
-    return any(name == job.name and job.epochs[number].live[task].consumer == consumer for name, number, task in held)
+    mine = (job.epochs[number].live[task] for name, number, task in held if name == job.name)
+    return any(task.delivery.consumer == consumer for task in mine)
 
 
 def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker]) -> bool | None:

@@ -17,12 +17,13 @@ from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
 from millrace.control.state.serving_index import Crew
 from millrace.control.state.settings import Settings
+from millrace.control.state.task_state import TaskState
 from millrace.graph.serialize import unpack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.split_table import TableSummary
-from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.crash_sites import Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure
 
@@ -97,36 +98,6 @@ class Consumer(msgspec.Struct):
     past: int = -1
 
 
-class LiveTask(msgspec.Struct, array_like=True):
-    """A task of which something is still needed. Without a worker it waits to be leased.
-
-    Attributes:
-        consumer: who reads it.
-        run: the plan's task, if its number is another (no sharding); else -1.
-        worker: who runs it or keeps it, under ``lease``; empty if it waits.
-        received: outputs that the consumer has, as last reported; ``complete`` if these are all.
-        finished: it ran to its end; ``leftovers``: and left something for its tail.
-        freed: the tail is done, or there will be none.
-        deaths: workers that ended while they had it; from 2 on it is run with care.
-        at: where the last of these that ran it with care was; ``poison``: what it may not touch any more.
-        alone: its tail has begun without it, so that it leaves nothing over.
-    """
-
-    consumer: int
-    run: int = -1
-    worker: str = ""
-    lease: int = 0
-    received: int = 0
-    finished: bool = False
-    complete: bool = False
-    leftovers: bool = False
-    freed: bool = False
-    deaths: int = 0
-    at: Place = ()
-    poison: list[Poison] = []
-    alone: bool = False
-
-
 class Epoch(msgspec.Struct):
     """One epoch of a job.
 
@@ -162,7 +133,7 @@ class Epoch(msgspec.Struct):
     """
 
     cursors: dict[str, int] = {}
-    live: dict[int, LiveTask] = {}
+    live: dict[int, TaskState] = {}
     pending: dict[int, set[int]] = {}
     unread: dict[int, set[int]] = {}
     dealt: dict[int, int] = {}
@@ -328,6 +299,7 @@ class State:
     Args:
         settings: of the running dispatcher, not journalled.
         planner: makes plans; :func:`millrace.planning.plan.make_plan` unless a test has its own.
+        checked: each event is followed by a check of what it has changed; for tests and simulation.
 
     Attributes:
         address: where the dispatcher listens, since ``started``; ``returning``: until when nobody who had a session
@@ -337,7 +309,10 @@ class State:
         changed: jobs that :meth:`forget` was told of, until somebody has taken note and empties it.
     """
 
-    def __init__(self, settings: Settings | None = None, planner: Planner | None = None) -> None:
+    def __init__(
+        self, settings: Settings | None = None, planner: Planner | None = None, *, checked: bool = False
+    ) -> None:
+        self.checked = checked
         self.settings = settings or Settings()
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, Worker] = {}
@@ -377,14 +352,14 @@ class State:
         if self._crew is not None:
             self._crew.hands_changed(worker)
 
-    def let_go(self, live: LiveTask) -> None:
+    def let_go(self, task: TaskState) -> None:
         """Take a task from the worker that has it, if any; its lease is over."""
-        worker = self.workers.get(live.worker)
+        worker = self.workers.get(task.worker)
         if worker is not None:
-            worker.unfinished.pop(live.lease, None)
-            worker.kept.pop(live.lease, None)
+            worker.unfinished.pop(task.lease, None)
+            worker.kept.pop(task.lease, None)
             self.hands_changed(worker)
-        self.caches.lease_ended(live.lease)
+        self.caches.lease_ended(task.lease)
 
     def once(self, job: str, question: object, answer: Callable[[], T]) -> T:
         """``answer()`` to a question about one job and its workers, remembered until something of them changes.
@@ -404,27 +379,6 @@ class State:
     def forget_all(self) -> None:
         """Everything has changed."""
         self._answers.clear()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Everything that follows from the events, as plain values that can be compared and stored."""
-        parts = {
-            "jobs": self.jobs,
-            "workers": self.workers,
-            "clients": self.clients,
-            "next_lease": self.next_lease,
-            "turns": self.turns,
-            "address": self.address,
-            "started": self.started,
-            "returning": self.returning,
-            "service": self.service,
-            "life": self.life,
-            "caches": self.caches,
-            "fleet": self.fleet,
-            "sizes": self.sizes,
-            "ended": self.ended,
-        }
-        plain: dict[str, Any] = msgspec.to_builtins(parts, builtin_types=(bytes,), order="deterministic")
-        return plain
 
     def may_return(self, lost_at: float, now: float) -> bool:
         """Whoever lost its session at ``lost_at`` did so with the dispatcher, and has not had the time to find it."""

@@ -8,7 +8,8 @@ from millrace.control.caching import cache_mode
 from millrace.control.journal.epoch_events import EpochClosed, EpochOpened, EpochResumed, EpochSettled, StepsEnded
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.plans import PlanLike
-from millrace.control.state.state import Job, LiveTask, State
+from millrace.control.state.state import Job, State
+from millrace.control.state.task_state import TaskState
 from millrace.control.tasks.task_queue import (
     all_dealt,
     alone_at,
@@ -231,7 +232,7 @@ def close_epochs(turn: Turn, job: Job) -> None:
             turn.observed.steps.pop((job.name, number), None)
 
 
-def tell_void(turn: Turn, job: Job, epoch: int, task: int, live: LiveTask) -> None:
+def tell_void(turn: Turn, job: Job, epoch: int, task: int, live: TaskState) -> None:
     """Have the worker of a task, if it has one, drop what it has of it."""
     if live.worker:
         ref = TaskRef(job.name, epoch, task)

@@ -14,7 +14,8 @@ from millrace.control.journal.task_events import (
     TaskSpared,
 )
 from millrace.control.journal.transaction import Turn
-from millrace.control.state.state import CARE, Epoch, Job, LiveTask, State, Worker
+from millrace.control.state.state import CARE, Epoch, Job, State, Worker
+from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.tasks.task_queue import Offer, began_without, gone, in_turn, owes, place_of, stride, walk
@@ -75,7 +76,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             TaskRef(job.name, found.epoch, found.task),
             lease_id,
             consumer,
-            received=-1 if live.complete else live.received,
+            received=-1 if live.delivery.complete else live.delivery.received,
             holders=_holders(turn.state, epoch, planned.inputs),
             run=found.run,
             flush=live.alone or (job.spec.sharding == "off" and planned.parent >= 0),
@@ -110,7 +111,7 @@ def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:
 
 def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
     lives = ((task, epoch.live.get(task)) for task in inputs)
-    return [(task, place_of(live, state.workers)) for task, live in lives if live is not None and live.leftovers]
+    return [(task, place_of(live, state.workers)) for task, live in lives if live is not None and live.phase.leftovers]
 
 
 def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tuple[int, int]]:
@@ -126,7 +127,7 @@ def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tu
     for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
         if name == job.name and (number, task if job.spec.deterministic else 0) > order:
             live = job.epochs[number].live[task]
-            if live.consumer == consumer and not live.complete:
+            if live.delivery.consumer == consumer and not live.delivery.complete:
                 behind.append((number, task))
     return behind
 
@@ -150,7 +151,7 @@ def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
 def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
     """If the task is only kept for what it leaves over: its worker's buffer is not to wait for the consumer."""
     live = job.epochs[epoch].live.get(task)
-    if live is not None and live.worker and live.complete:
+    if live is not None and live.worker and live.delivery.complete:
         turn.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
 
 
@@ -180,12 +181,13 @@ def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
         settle(turn, job, epoch, task)
         return
     live = job.epochs[epoch].live[task]
-    consumer = live.consumer
+    consumer = live.delivery.consumer
     plan = turn.state.plan(job, epoch)
     planned = plan.task(task)
-    if not live.complete:
+    if not live.delivery.complete:
         known = plan.exact and planned.stop > planned.start
-        turn.emit(TaskLost(job.name, epoch, task, planned.stop - planned.start - live.received if known else -1))
+        elements = planned.stop - planned.start - live.delivery.received if known else -1
+        turn.emit(TaskLost(job.name, epoch, task, elements))
     began = _tail_began(turn.state, job, epoch, task)
     _over(turn, job, epoch, task, dropped=True)
     if began and not job.epochs[epoch].live[planned.parent].worker:
@@ -198,10 +200,10 @@ def settle(turn: Turn, job: Job, number: int, task: int) -> None:
     """See whether the task is over: read to the end, and its leftovers, if any, have become output that was read."""
     epoch = job.epochs[number]
     live = epoch.live.get(task)
-    if live is None or not live.complete:
+    if live is None or not live.delivery.complete:
         return
     parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job, number).task(task).parent
-    if parent >= 0 and not live.freed and (not live.finished or live.leftovers):
+    if parent >= 0 and not live.freed and (not live.finished or live.phase.leftovers):
         return
     if live.worker:
         turn.to_worker(live.worker, ForgetTasks([TaskRef(job.name, number, task)]))
@@ -223,7 +225,7 @@ def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> Non
 # -- what workers say about leases -------------------------------------------------------------------------------------
 
 
-def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job, LiveTask] | None:
+def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job, TaskState] | None:
     """The job and the task of a lease that is in force; None if it has become void."""
     job = state.jobs.get(ref.job)
     epoch = job.epochs.get(ref.epoch) if job is not None else None
@@ -292,5 +294,5 @@ def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
     inputs = turn.state.plan(job, number).task(message.ref.task).inputs
     for task in message.missing:
         live = job.epochs[number].live.get(task)
-        if task in inputs and live is not None and live.leftovers:
+        if task in inputs and live is not None and live.phase.leftovers:
             take_back(turn, job, number, task, reason)

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from millrace.control.state.plans import PlanLike
-from millrace.control.state.state import Epoch, Job, LiveTask, State, Worker
+from millrace.control.state.state import Epoch, Job, State, Worker
+from millrace.control.state.task_state import TaskState
 from millrace.planning.permutation import permute
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
@@ -88,10 +89,11 @@ def is_missing(job: Job, index: int) -> bool:
 
 def unread(job: Job, consumer: int) -> int:
     """Tasks leased for a consumer that it has not read to the end, over all epochs."""
-    return sum(
-        len(epoch.unread.get(consumer, ())) - sum(not epoch.live[t].complete for t in epoch.pending.get(consumer, ()))
-        for epoch in job.epochs.values()
-    )
+    count = 0
+    for epoch in job.epochs.values():
+        waiting = epoch.pending.get(consumer, ())
+        count += len(epoch.unread.get(consumer, ())) - sum(not epoch.live[t].delivery.complete for t in waiting)
+    return count
 
 
 def unread_alike(state: State, job: Job, consumer: int, worker: Worker) -> int:
@@ -171,7 +173,7 @@ def _left_to_local(
     if not local or worker.only:
         return False
     lives = [epoch.live.get(task) for task in inputs]
-    holders = [state.workers.get(live.worker) for live in lives if live is not None and live.leftovers]
+    holders = [state.workers.get(live.worker) for live in lives if live is not None and live.phase.leftovers]
     if not any(holder is not None and holder.only for holder in holders):
         return False
     return any(_near(job, other, consumer) for other in local)
@@ -204,8 +206,8 @@ def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
     """
     if task in epoch.failures:
         return False
-    if not epoch.live[task].complete or epoch.pieces:
-        return not epoch.live[task].complete
+    if not epoch.live[task].delivery.complete or epoch.pieces:
+        return not epoch.live[task].delivery.complete
     number = state.plan(job).task(task).parent
     parent = epoch.live.get(number)
     return parent is not None and not parent.finished and wanted(state, job, epoch, number)
@@ -464,7 +466,7 @@ def settled_without(job: Job, epoch: Epoch, consumer: int) -> bool:
 
 def first_missing(job: Job, epoch: Epoch, consumer: int) -> int | None:
     """The first task that the consumer is to read and no worker has; None if there is none. In a fixed order only."""
-    absent = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].complete]
+    absent = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].delivery.complete]
     if not share_dealt(job, epoch, consumer):
         shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
         walks = [walk(job, epoch, share, consumer)[1] for share in shares]
@@ -478,7 +480,7 @@ def next_to_read(job: Job, epoch: Epoch, consumer: int) -> int | None:
     return min([*epoch.unread.get(consumer, ()), *([] if absent is None else [absent])], default=None)
 
 
-def place_of(live: LiveTask, workers: dict[str, Worker]) -> str:
+def place_of(live: TaskState, workers: dict[str, Worker]) -> str:
     """Address of the worker that has the task, empty if it is gone."""
     worker = workers.get(live.worker)
     return worker.address if worker is not None else ""

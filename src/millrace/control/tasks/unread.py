@@ -87,7 +87,7 @@ def _elements(state: State, job: Job, number: int, tasks: Collection[int]) -> in
     count = 0
     for task in tasks:
         live, planned = job.epochs[number].live.get(task), plan.task(task)
-        count += planned.stop - planned.start - (live.received if live is not None else 0)
+        count += planned.stop - planned.start - (live.delivery.received if live is not None else 0)
     return count
 
 

@@ -8,6 +8,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.caching.cache_capacity import benefits
 from millrace.control.journal.cache_events import BlocksDeleted
+from millrace.control.journal.snapshot import plain
 from millrace.control.state.cache_state import place_of
 from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching.io_cost import TransferCost
@@ -316,13 +317,13 @@ def test_a_user_s_own_folder_is_theirs_to_clear():
 def test_words_about_a_store_that_cannot_be_listed_change_nothing_and_it_is_asked_again():
     service, _ = begun()
     service.work(read=False)
-    before = service.state.snapshot()
+    before = plain(service.state)
     service.kill("w0")
     service.tick(1.0)
     (asked,) = service.asked_of_store
     service.asked_of_store.clear()
     service.say(inp.StoreListed(None, asked.leases))
-    assert service.state.snapshot()["caches"] != before
+    assert plain(service.state)["caches"] != before
     assert any(held.over for held in service.state.caches.promises.values())
     assert len(blocks(service)) == len(service.store[PLACE])
     service.tick(1.0)
@@ -382,7 +383,7 @@ def test_a_point_is_worth_what_jobs_that_are_there_save_and_forgotten_with_its_l
     service.answer_for_store()
     assert PLACE not in service.state.caches.points
     assert any(isinstance(event, BlocksDeleted) for event in service.events)
-    assert service.replayed().snapshot() == service.state.snapshot()
+    assert plain(service.replayed()) == plain(service.state)
 
 
 def test_a_worker_forgets_what_was_given_up_while_it_was_away():

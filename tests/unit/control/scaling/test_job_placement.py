@@ -10,6 +10,7 @@ from tests.unit.control.scaling.test_job_scaling import BEAT_S, begun
 from tests.unit.control.test_random_schedules import KINDS, PLANS, calm, check_epoch, disturb, settle
 
 from millrace.control import inputs as inp
+from millrace.control.journal.snapshot import plain
 from millrace.control.journal.task_events import TaskLeased
 from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.policies.scaling.placement import AGAIN_S
@@ -318,7 +319,7 @@ def test_where_the_link_brings_next_to_nothing_the_job_stays_at_home_and_says_so
     assert host.service.state.fleet.workers == 1
     (notice,) = host.peer.notices
     assert host.job.home.reason in notice
-    assert host.service.replayed().snapshot() == host.service.state.snapshot()
+    assert plain(host.service.replayed()) == plain(host.service.state)
 
 
 def test_what_lies_at_the_other_end_is_computed_here():
@@ -449,4 +450,4 @@ def test_with_local_workers_every_task_is_read_once_and_nobody_waits_for_ever(
         check_epoch(service, "a", peers)
         for peer in peers:
             service.begin(peer)
-    assert service.replayed().snapshot() == service.state.snapshot()
+    assert plain(service.replayed()) == plain(service.state)
