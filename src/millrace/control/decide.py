@@ -14,8 +14,8 @@ from millrace.control.actions import Action
 from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.inputs import Input
 from millrace.control.journal.event import Event
+from millrace.control.journal.state_validation import validate
 from millrace.control.journal.transaction import Turn, merged
-from millrace.control.journal.validation import validate
 from millrace.control.membership import jobs, oversized, stalls, task_failures, workers
 from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling

@@ -7,7 +7,7 @@ from millrace.control.state.state import (
     Epoch,
     State,
 )
-from millrace.control.state.task_state import Delivery, TaskState
+from millrace.control.state.task_state import ReaderProgress, TaskState
 from millrace.planning.plan import Piece
 from millrace.planning.progress import TaskSet
 
@@ -71,7 +71,7 @@ def _epoch_resumed(state: State, event: EpochResumed) -> None:
         epoch.dealt[-1] = len(done)
     heir = min(job.consumers, default=0)
     for task in event.again:
-        epoch.live[task] = TaskState(Delivery(heir, complete=True))
+        epoch.live[task] = TaskState(ReaderProgress(heir, complete=True))
         epoch.pending.setdefault(heir, set()).add(task)
 
 

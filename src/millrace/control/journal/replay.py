@@ -17,7 +17,7 @@ from millrace.control.journal import (
     worker_events,
 )
 from millrace.control.journal.event import REDUCERS, Changes, Event
-from millrace.control.journal.validation import phase_of, validate_event
+from millrace.control.journal.state_validation import phase_of, validate_event
 from millrace.control.state.state import SERVICE, State
 
 ENTITIES = (

@@ -13,7 +13,7 @@ import msgspec
 from millrace.control.state.cache_state import Caches
 from millrace.control.state.scaling_state import FleetPlan
 from millrace.control.state.state import EndedJob, Job, Life, State, Worker
-from millrace.control.state.task_state import Delivery, Failed, Finished, Phase, Running, TaskState, Waiting
+from millrace.control.state.task_state import Failed, Finished, Phase, ReaderProgress, Running, TaskState, Waiting
 from millrace.planning.split_table import summaries, unpack_tables
 from millrace.protocol.crash_sites import Place, Poison
 
@@ -86,7 +86,7 @@ def _task(_kind: type, fields: Any) -> TaskState:
     elif record.worker:
         phase = Running(record.worker, record.lease)
     return TaskState(
-        Delivery(record.consumer, record.received, record.complete),
+        ReaderProgress(record.consumer, record.received, record.complete),
         phase,
         run=record.run,
         freed=record.freed,

@@ -11,7 +11,7 @@ from millrace.control.state.state import (
     State,
     discard,
 )
-from millrace.control.state.task_state import Delivery, Failed, Finished, Running, TaskState, Waiting
+from millrace.control.state.task_state import Failed, Finished, ReaderProgress, Running, TaskState, Waiting
 from millrace.protocol.crash_sites import Place, Poison
 from millrace.protocol.messages import Failure
 
@@ -312,7 +312,7 @@ def _task_done(state: State, event: TaskDone) -> None:
 
 def _deal(job: Job, epoch: Epoch, task: int, consumer: int, run: int = -1) -> None:
     epoch.live[task] = TaskState(
-        Delivery(consumer, epoch.starts.get(task, 0)),
+        ReaderProgress(consumer, epoch.starts.get(task, 0)),
         run=run,
         freed=task in epoch.freed,
         alone=task in epoch.alone,

@@ -12,7 +12,8 @@ A task that has a consumer and is not over yet is in one of four phases::
 
 A task of which nothing was dealt before comes to life as ``Running`` by a fresh ``TaskLeased``. A resumed epoch begins
 with the tasks that run again for their leftovers as ``Waiting``. ``TRANSITIONS`` of
-:mod:`millrace.control.journal.validation` is the same table, which is held against each event where states are checked.
+:mod:`millrace.control.journal.state_validation` is the same table, which is held against each event where states are
+checked.
 
 What the reader has received is beside that: a task may be read to its end in any phase. So is its tail: whether it
 can do without the task's leftovers.
@@ -81,7 +82,7 @@ class Finished(msgspec.Struct, frozen=True):
 Phase = Waiting | Failed | Running | Finished
 
 
-class Delivery(msgspec.Struct):
+class ReaderProgress(msgspec.Struct):
     """What the reader of a task has of it.
 
     Attributes:
@@ -113,7 +114,7 @@ class TaskState:
 
     def __init__(
         self,
-        delivery: Delivery,
+        delivery: ReaderProgress,
         phase: Phase = Waiting(),  # noqa: B008  # frozen
         *,
         run: int = -1,

@@ -8,24 +8,24 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump, load
+from millrace.control.journal.state_validation import InvalidStateError, validate
 from millrace.control.journal.task_events import TaskBroke, TaskEnded, TaskLeased, TaskReleased
-from millrace.control.journal.validation import InvalidStateError, validate
 from millrace.control.state.state import State
-from millrace.control.state.task_state import Delivery, Failed, Finished, Running, TaskState, Waiting
+from millrace.control.state.task_state import Failed, Finished, ReaderProgress, Running, TaskState, Waiting
 from millrace.protocol.messages import Failure
 
 RECORDS = [
-    (TaskState(Delivery(1)), [1, -1, "", 0, 0, False, False, False, False, 0, [], [], False]),
+    (TaskState(ReaderProgress(1)), [1, -1, "", 0, 0, False, False, False, False, 0, [], [], False]),
     (
-        TaskState(Delivery(0, 3, complete=True), Running("w", 7), run=5, freed=True, deaths=1, at=(2, 3)),
+        TaskState(ReaderProgress(0, 3, complete=True), Running("w", 7), run=5, freed=True, deaths=1, at=(2, 3)),
         [0, 5, "w", 7, 3, False, True, False, True, 1, [2, 3], [], False],
     ),
     (
-        TaskState(Delivery(2), Finished("w", 7, leftovers=True), alone=True),
+        TaskState(ReaderProgress(2), Finished("w", 7, leftovers=True), alone=True),
         [2, -1, "w", 7, 0, True, False, True, False, 0, [], [], True],
     ),
-    (TaskState(Delivery(0, 1), Waiting(9)), [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False]),
-    (TaskState(Delivery(0, 1), Failed(9)), [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False]),
+    (TaskState(ReaderProgress(0, 1), Waiting(9)), [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False]),
+    (TaskState(ReaderProgress(0, 1), Failed(9)), [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False]),
 ]
 
 
