@@ -1,4 +1,4 @@
-"""What each operator does: elements, bytes, active time."""
+"""Metrics of operators: elements, bytes, active time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ clock = time.perf_counter
 
 @dataclass(slots=True)
 class Measure:
-    """One operator in one running task; written by the thread that pulls, read by any.
+    """Measure of one operator in one running task; written by the thread that pulls, read by any.
 
     Attributes:
         elements: elements yielded.
@@ -36,7 +36,7 @@ class Measure:
     threads_cpu_s: float = 0.0
 
     def add(self, other: Measure) -> None:
-        """Adds another task's measure."""
+        """Add another task's measure."""
         self.elements += other.elements
         self.bytes += other.bytes
         self.pulled_s += other.pulled_s
@@ -49,7 +49,7 @@ class Measure:
 def measured(
     chunks: Iterator[Chunk], measure: Measure, limit: int, too_large: Callable[[Chunk, int, int], Exception]
 ) -> Iterator[Chunk]:
-    """The same chunks, counted and timed.
+    """Count and time chunks.
 
     One element of more than ``limit`` bytes is the failure ``too_large(chunk, index, bytes)`` after those before it.
     """
@@ -78,11 +78,11 @@ def measured(
 
 @dataclass(slots=True)
 class Loop:
-    """How whoever reads an epoch in this process fares.
+    """Timing of whoever reads an epoch in this process.
 
     Attributes:
-        began: when it first asked for something; 0: it has not.
-        ended: when it was told that there is no more, or stopped; 0: it has not.
+        began: second at which it first asked for something; 0: it has not.
+        ended: second at which it was told that there is no more, or stopped; 0: it has not.
         waited_s: seconds in which it waited for chunks.
     """
 
@@ -96,7 +96,7 @@ class Loop:
         return (self.ended or clock()) - self.began if self.began else 0.0
 
     def timed(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same chunks, timed."""
+        """Time chunks."""
         self.began = asked = clock()
         try:
             for chunk in chunks:
@@ -109,14 +109,14 @@ class Loop:
 
 
 def close(chunks: Iterator[object]) -> None:
-    """Ends a generator early; other iterators have nothing to end."""
+    """End a generator early; other iterators have nothing to end."""
     end = getattr(chunks, "close", None)
     if end is not None:
         end()
 
 
 class Totals:
-    """Measures of all tasks of a program: those that run and the sum of those that ended."""
+    """Totals of all tasks of a program: those that run and the sum of those that ended."""
 
     def __init__(self, inputs: list[tuple[int, ...]]) -> None:
         self._inputs = inputs
@@ -126,24 +126,25 @@ class Totals:
         self._lock = threading.RLock()
 
     def begin(self) -> list[Measure]:
-        """Measures for one task, by node id."""
+        """Begin the measures of one task, by node id."""
         measures = [Measure() for _ in self._inputs]
         with self._lock:
             self._running.append(measures)
         return measures
 
     def end(self, measures: list[Measure]) -> None:
-        """The task has ended."""
+        """End a task's measures."""
         with self._lock:
             self._running = [running for running in self._running if running is not measures]
             for total, measure in zip(self._ended, measures, strict=True):
                 total.add(measure)
 
     def by_node(self) -> list[tuple[int, int, float, float, float]]:
-        """(elements, bytes, active seconds, processor seconds, seconds held) of each node.
+        """List (elements, bytes, active seconds, processor seconds, seconds held) of each node.
 
-        Active: of its own work, wherever it was done. Held: that the thread which pulls its output spent in it alone,
-        also waiting for the node's threads.
+        Active seconds are those of its own work, wherever it was done. Held seconds are those that the thread which
+        pulls its
+        output spent in it alone, also waiting for the node's threads.
         """
         with self._lock:
             sums = [Measure() for _ in self._inputs]
@@ -163,10 +164,11 @@ class Totals:
 
 @dataclass(slots=True)
 class Sizer:
-    """How many elements a node's chunks should hold: some milliseconds of work, and not too many bytes.
+    """Choice of the number of elements in a node's chunks: some milliseconds of work, and not too many bytes.
 
-    Shared by the tasks of a program, so that a small task starts with what others have learnt. Nothing that comes out
-    depends on it.
+    It is shared by the tasks of a program, so that a small task starts with what others have learnt. No output depends
+    on
+    it.
     """
 
     size: int = 16
@@ -175,12 +177,12 @@ class Sizer:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, elements: int, seconds: float, size: float) -> None:
-        """Takes in how ``elements`` that the node yielded fared.
+        """Learn from the cost of ``elements`` that the node yielded.
 
         Args:
             elements: more than 0.
-            seconds: that the whole pipeline took meanwhile.
-            size: bytes that the operator with the largest output made of them.
+            seconds: time that the whole pipeline took meanwhile.
+            size: bytes of them in the output of the operator that made the largest.
         """
         with self._lock:
             cost = seconds / elements

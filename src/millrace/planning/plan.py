@@ -21,7 +21,7 @@ import msgspec
 
 from millrace.errors import StateError
 from millrace.graph.nodes import Graph
-from millrace.planning.endless import endlessly_repeated
+from millrace.planning.endless_repeats import endlessly_repeated
 from millrace.planning.split_table import SplitTable, TableSummary
 from millrace.planning.units import INFINITE, Cardinality, UnitMap, Units, UnplannableError
 

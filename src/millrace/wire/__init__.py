@@ -1,4 +1,4 @@
-"""The protocol: control messages over gRPC, bulk data over TCP. Only this room knows gRPC and sockets.
+"""Wire: control messages over gRPC, bulk data over TCP. Only this room knows gRPC and sockets.
 
 * :mod:`~millrace.wire.control.control_server`: the dispatcher's end of the control protocol (asyncio).
 * :mod:`~millrace.wire.control.control_client`: the end of workers and consumers (threads).
@@ -15,4 +15,4 @@ _GRPC_CAME_FIRST = "grpc" in sys.modules
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 FORK_SUPPORT = not _GRPC_CAME_FIRST and os.environ["GRPC_ENABLE_FORK_SUPPORT"].lower() in {"1", "true", "yes"}
-"""gRPC can be used in a process forked from one that uses it (taken as False if somebody imported gRPC before us)."""
+"""Whether gRPC works in a process forked from one that uses it (False if somebody imported gRPC before this module)."""

@@ -19,7 +19,7 @@ _FORM = "an address is HOST:PORT or grpc://HOST:PORT, e.g. grpc://dispatcher:505
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of ``address``. An IPv6 host stands in brackets; a missing host is 127.0.0.1.
+    """Parse ``address`` into host and port. An IPv6 host stands in brackets; a missing host is 127.0.0.1.
 
     Raises:
         ServiceError: if it is no address; the message says what is wrong with it.
@@ -53,7 +53,7 @@ def _complaint(address: str) -> str:
 
 
 def format_address(host: str, port: int) -> str:
-    """``host:port``, with an IPv6 host in brackets; what :func:`parse_address` reads."""
+    """Format ``host:port``, with an IPv6 host in brackets, for :func:`parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_host(peer: str) -> str:
-    """The address of this host that connections to ``peer`` come from, e.g. ``10.0.0.7``. Nothing is sent.
+    """Find the address of this host that connections to ``peer`` come from, e.g. ``10.0.0.7``. Nothing is sent.
 
     Raises:
         ServiceError: if ``peer`` is no address, or its host is not known or cannot be reached from here.
@@ -82,7 +82,7 @@ def own_host(peer: str) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at ``host:port`` (0: any free port), with close-on-exec.
+    """Open a socket that listens at ``host:port`` (0: any free port), with close-on-exec.
 
     Raises:
         AddressInUseError: another process listens there.

@@ -1,4 +1,4 @@
-"""Who may talk to whom: tokens, and what each end says about itself."""
+"""Authentication: tokens, and the identity that each end states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TOKEN_BYTES = 4096
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a process says about itself before anything else.
+    """Identity that a process states before anything else.
 
     Attributes:
         protocol: version of the control messages; has to be equal at both ends.
@@ -33,7 +33,7 @@ OWN = Identity()
 
 
 def check_token_form(token: str | None) -> None:
-    """Refuses what cannot travel in a header.
+    """Refuse a token that cannot travel in a header.
 
     Raises:
         AuthenticationError: if ``token`` is empty, has anything but printable ASCII without spaces, or is over 4 KiB.
@@ -48,7 +48,7 @@ def check_token_form(token: str | None) -> None:
 
 
 def check_exposure(host: str, port: int, token: str | None) -> None:
-    """Refuses to listen where others could connect unless they have to know ``token``.
+    """Refuse to listen where others could connect unless they have to know ``token``.
 
     Raises:
         AuthenticationError: no token and not a loopback address, or a malformed token.
@@ -62,7 +62,7 @@ def check_exposure(host: str, port: int, token: str | None) -> None:
 
 
 def check_token(expected: str | None, given: str | None) -> None:
-    """Compares tokens in constant time.
+    """Compare tokens in constant time.
 
     Raises:
         AuthenticationError: with what to do; it is sent to the peer.
@@ -82,7 +82,7 @@ def check_token(expected: str | None, given: str | None) -> None:
 
 
 def check_protocol(peer: Identity) -> None:
-    """Refuses a peer whose messages could be misread.
+    """Refuse a peer whose messages could be misread.
 
     Raises:
         VersionMismatchError: naming both sides.

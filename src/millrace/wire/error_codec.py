@@ -1,4 +1,4 @@
-"""Errors on their way from one process to another: by the name of their class in :mod:`millrace.errors`."""
+"""Error codec: errors on their way from one process to another, by the names of classes in :mod:`millrace.errors`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from millrace import errors
 from millrace.protocol.messages import Failure
 
 MAX_CHARS = 64_000
-"""Of a message or a traceback: what users raise may be of any size, and has to fit into a message of a session."""
+"""Most characters of a message or a traceback: users' errors may be of any size, and have to fit into a message."""
 
 
 def failure_of(error: BaseException, doing: str = "") -> Failure:
-    """``error`` as data. What is not an error of millrace's becomes one, with its traceback.
+    """Convert ``error`` to data. An error that is not millrace's becomes one, with its traceback.
 
     Args:
-        error: what was raised.
+        error: the error that was raised.
         doing: what was being done, e.g. ``task 3 of job 'resnet50'``; used for errors that don't say it themselves.
     """
     if isinstance(error, errors.ElementError):
@@ -32,7 +32,7 @@ def failure_of(error: BaseException, doing: str = "") -> Failure:
 
 
 def shorten(text: str, most: int = MAX_CHARS) -> str:
-    """``text`` with its middle left out if it is longer than ``most`` characters, and as text that can be encoded."""
+    """Cut the middle out of ``text`` if it is longer than ``most`` characters, and make it text that can be encoded."""
     text = text.encode(errors="backslashreplace").decode()
     if len(text) <= most:
         return text
@@ -45,7 +45,7 @@ def _noted(text: str, error: BaseException) -> str:
 
 
 def error_of(failure: Failure) -> errors.MillraceError:
-    """The error that :func:`failure_of` was given, as far as it is one of millrace's."""
+    """Restore the error that :func:`failure_of` was given, as far as it is one of millrace's."""
     found = getattr(errors, failure.kind, None)
     kind: type[errors.MillraceError] = errors.MillraceError
     if isinstance(found, type) and issubclass(found, errors.MillraceError):
@@ -62,5 +62,5 @@ def error_of(failure: Failure) -> errors.MillraceError:
 
 
 def _public_name(error: errors.MillraceError) -> str:
-    """The nearest class that the other side knows."""
+    """Name of the nearest class that the other side knows."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)

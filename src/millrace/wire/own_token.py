@@ -1,4 +1,4 @@
-"""The token of a user's services on one machine: drawn once, and kept where no other user can read it.
+"""Own token: the token of a user's services on one machine, drawn once, and kept where no other user can read it.
 
 Who listens on loopback without a token of its own demands this one, and who connects there without one presents it. So
 processes of one user find each other without a word, and those of others are refused.
@@ -21,16 +21,16 @@ from millrace.private_folder import ROOT, make_private
 from millrace.wire.address import is_loopback, parse_address
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-"""Where Linux says whose sockets are."""
+"""Tables in which Linux says whose sockets are."""
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 _DIGITS = 64
 _LISTENS = b"0A"
 _ROWS_BYTES = 512
-"""Read at a time: the kernel writes only what is asked for, and takes longer for a row than Python."""
+"""Bytes to read at a time: the kernel writes only what is asked for, and takes longer for a row than Python."""
 
 
 def resolve(address: str, token: str | None) -> tuple[str | None, bool]:
-    """The token for a listener at ``address``, or for a peer that connects there, and whether it is the user's own.
+    """Resolve the token for a listener at ``address``, or for a peer of it: (token, whether it is the user's own).
 
     An empty one is as good as none.
 
@@ -44,7 +44,7 @@ def resolve(address: str, token: str | None) -> tuple[str | None, bool]:
 
 
 def own_token() -> str:
-    """This user's token on this machine; drawn if there is none.
+    """Read this user's token on this machine; draw it if there is none.
 
     Raises:
         ServiceError: it can neither be read nor kept.
@@ -62,7 +62,7 @@ def own_token() -> str:
 
 
 def _folders() -> list[str]:
-    """Where the token may lie. Not in XDG_RUNTIME_DIR: not all processes of a user know it, and some outlive it."""
+    """Folders where the token may lie. Not XDG_RUNTIME_DIR: some processes of a user don't know it, or outlive it."""
     states = [os.environ.get("XDG_STATE_HOME", ""), os.path.join(os.path.expanduser("~"), ".local", "state")]
     # One that depends on the current directory is another one for each process (and there may be no home).
     folders = [os.path.join(state, "millrace") for state in states if os.path.isabs(state)][:1]
@@ -101,7 +101,7 @@ def _read(path: str) -> str:
 
 
 def check_listener(address: str) -> None:
-    """Refuses to tell the token to somebody else, who listens at ``address`` of this machine in a service's place.
+    """Refuse to tell the token to somebody else, who listens at ``address`` of this machine in a service's place.
 
     Linux says whose sockets are; elsewhere nothing is checked.
 
@@ -117,7 +117,7 @@ def check_listener(address: str) -> None:
 
 
 def _listeners(host: str, port: int) -> set[int]:
-    """Users who may be listening where a connection to this host and port of this machine ends.
+    """Find users who may be listening where a connection to this host and port of this machine ends.
 
     The tables begin with who listens, as the kernel's Documentation/networking/proc_net_tcp.rst says. Who is connected
     comes after that, thousands at times, and is not read.
@@ -150,6 +150,6 @@ def _reaching(host: str) -> set[_Ip] | None:
 
 
 def _ip(digits: bytes) -> _Ip:
-    """An address as Linux writes it: words of four bytes, each as a number of this machine's byte order."""
+    """Parse an address as Linux writes it: words of four bytes, each as a number of this machine's byte order."""
     words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
     return ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))

@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.graph import nodes as g
-from millrace.planning.endless import has_whole_pass
+from millrace.planning.endless_repeats import has_whole_pass
 from millrace.planning.plan import make_plan
 from millrace.planning.split_table import positions_table
 

@@ -19,7 +19,7 @@ from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
 from millrace.control.tasks.task_queue import Offer, began_without, gone, in_turn, owes, place_of, stride, walk
-from millrace.planning.endless import has_whole_pass
+from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol.messages import (
     ForgetTasks,
     LeaseTask,

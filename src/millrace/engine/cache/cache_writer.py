@@ -1,4 +1,4 @@
-"""What a task adds to a cache point: encoded on a thread of its own, beside what makes it, and written on another."""
+"""Cache writer: a task's items are encoded on a thread of its own, beside their making, and written on another."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ from millrace.errors import CacheError, CodecError
 from millrace.wire.data.compression import Compression
 
 BLOCK_BYTES = 250 << 20
-"""A block is ended when it has so many (Cachew, section 5.1)."""
+"""Bytes at which a block is ended (Cachew, section 5.1)."""
 _WAITING_BYTES = 32 << 20
-"""Of elements that wait to be written; whoever makes more waits, too."""
+"""Most bytes of elements that wait to be written; whoever makes more waits, too."""
 _HANDED_BYTES = 1 << 20
 _HANDED_ITEMS = 1024
-"""Small elements are handed over together: to hand over costs as much as to write some kilobytes."""
+"""Most items of a handover; small elements are handed over together, as a handover costs as much as writing
+kilobytes."""
 _LARGE_BYTES = 64 << 10
 _SPARE_BYTES = 4096
-"""What an item takes beside its elements, at most: a key, and the heads of a message and of the block."""
+"""Most bytes of an item beside its elements: a key, and the heads of a message and of the block."""
 
 _SOME = 8
-"""What a task has made, and asks for again, becomes a block of its own if it is at least one part in so many of what
-became blocks for that before: so blocks are few, and hardly anything is made twice."""
+"""Divisor: items that a task has made and asks for again become a block of their own if they are at least one part in
+so
+many of those that became blocks for that before. So blocks are few, and hardly anything is made twice."""
 
 Added = list[tuple[bytes | None, list[Any]]]
 """Keys of items with elements; without a key they belong to the item before."""
 
 
 class Kept:
-    """What one task adds to a point: blocks in a store, of no more than some bytes together. Thread-safe.
+    """Writer of what one task adds to a point: blocks in a store, of a bounded number of bytes together. Thread-safe.
 
     Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, or :meth:`close`.
 
     Args:
-        store: where the blocks go.
-        point: under what.
+        store: store of the blocks.
+        point: the point that they belong to.
         room: bytes that they may have together.
-        compression: of what becomes smaller by it.
-        writer: whose name is on them; empty where there are no tenants.
+        compression: compression of messages that become smaller by it.
+        writer: tenant whose name is on them; empty where there are no tenants.
 
     Attributes:
         blocks: those that are published.
@@ -76,17 +78,17 @@ class Kept:
         self.wanted = 0
 
     def add(self, items: Added) -> None:
-        """Items that are whole, one after the other; several threads may add some at a time.
+        """Add whole items, one after the other; several threads may add some at a time.
 
         Args:
-            items: with a key each. What they have may be changed afterwards.
+            items: with a key each. Their elements may be changed afterwards.
         """
         with self._borrowed(whole=True) as writing:
             writing.add(items)
 
     @contextmanager
     def writing(self) -> Iterator[_Writing]:
-        """For items that may go on in what is added next; the last one is whole if the body ends well."""
+        """Open a writer for items that may go on in the next addition; the last one is whole if the body ends well."""
         with self._borrowed(whole=False) as writing:
             try:
                 yield writing
@@ -109,10 +111,10 @@ class Kept:
                 self._idle.append(writing)
 
     def again(self, keys: Keys) -> list[str]:
-        """The task asks for items that are not kept. If it has made some of them itself, they are published first.
+        """Publish items that the task has made itself and asks for again.
 
         Args:
-            keys: of the items.
+            keys: keys of items that are not kept.
 
         Returns:
             Names of all blocks that are published, if there are new ones because of this.
@@ -138,11 +140,11 @@ class Kept:
                 self._idle += idle
 
     def later(self, action: Callable[[], None], nbytes: int) -> None:
-        """``action()`` on the thread that writes, after all that it was given before; waits while much is under way.
+        """Run ``action()`` on the thread that writes, after all earlier ones; wait while much is under way.
 
         Args:
             action: what to do.
-            nbytes: that it holds until it is done.
+            nbytes: bytes that it holds until it is done.
         """
         with self._lock:
             self._waiting.append((self._pool.submit(action), nbytes))
@@ -150,7 +152,7 @@ class Kept:
         self._wait(_WAITING_BYTES)
 
     def _wait(self, most: int) -> None:
-        """Until no more than so many bytes wait."""
+        """Wait until no more than so many bytes wait."""
         while True:
             with self._lock:
                 if not self._waiting or (self._bytes <= most and not self._waiting[0][0].done()):
@@ -169,7 +171,7 @@ class Kept:
         return not self.wanted
 
     def finish(self) -> None:
-        """Publishes what was added: all items are complete."""
+        """Publish what was added: all items are complete."""
         for writing in self._writings:
             writing.hand_over()
             if writing.begun:
@@ -178,11 +180,11 @@ class Kept:
         self.close()
 
     def give_up(self, reason: str) -> None:
-        """Keeps nothing more; blocks that are published stay."""
+        """Keep nothing more; blocks that are published stay."""
         self.error = self.error or reason
 
     def close(self) -> None:
-        """Throws away what is not published."""
+        """Throw away what is not published."""
         self._pool.shutdown(cancel_futures=True)
         for writing in self._writings:
             writing.close()
@@ -191,9 +193,11 @@ class Kept:
 
 
 class _Writing:
-    """One block after the other, of whole items.
+    """Writer of one block after the other, of whole items.
 
-    One thread at a time adds to it; what it adds may be changed afterwards. All else happens on the thread that writes.
+    One thread at a time adds to it; elements that it added may be changed afterwards. All else happens on the thread
+    that
+    writes.
     """
 
     def __init__(self, kept: Kept, store: BlockStore, point: str) -> None:
@@ -218,7 +222,7 @@ class _Writing:
     # -- on the thread that makes --------------------------------------------------------------------------------------
 
     def add(self, items: Added) -> None:
-        """Items, or more of the one that was added last; all but the last are whole."""
+        """Add items, or more of the one that was added last; all but the last are whole."""
         for key, elements in items:
             if self._kept.error or self._kept.wanted:
                 return
@@ -231,14 +235,14 @@ class _Writing:
                 self.hand_over()
 
     def hand_over(self) -> None:
-        """What was added is written, in its time."""
+        """Hand what was added to the thread that writes."""
         added, nbytes = self._added, self._bytes
         self._added, self._bytes = [], 0
         if added:
             self._kept.later(lambda: self._write(added), nbytes)
 
     def drop(self) -> None:
-        """Throws away what is not published, as its last item is not complete."""
+        """Throw away what is not published, as its last item is not complete."""
         self._added, self._bytes = [], 0
         self.keys.clear()
         if self.begun:
@@ -268,7 +272,7 @@ class _Writing:
         self._writer.begin(key)
 
     def publish(self) -> None:
-        """The block, as it is."""
+        """Publish the block, as it is."""
         if self._kept.error:
             return
         with self._careful():
@@ -279,7 +283,7 @@ class _Writing:
         self.close()
 
     def close(self) -> None:
-        """Throws away what is not published."""
+        """Throw away what is not published."""
         self._stack.close()
         self._draft = self._writer = None
 
@@ -293,7 +297,7 @@ class _Writing:
 
 
 def _copied(leaf: Any) -> Any:
-    """A leaf of its own if it is one that can be changed."""
+    """Copy a leaf that can be changed."""
     if type(leaf) is np.ndarray:
         if leaf.nbytes < _LARGE_BYTES or leaf.dtype.hasobject:
             return leaf.copy()

@@ -1,7 +1,7 @@
-"""Cache points: items that are kept are read, all others are made, and perhaps kept from now on.
+"""Cached items: at a cache point kept items are read, all others are made, and perhaps kept from now on.
 
-An item is what a unit of the point's input gives, or a few consecutive units where one may give many elements. At the
-point elements are named anew, by their item: so what is above sees no difference between those that were read and
+An item is the output of a unit of the point's input, or of a few consecutive units where one may give many elements. At
+the point elements are named anew, by their item: so operators above see no difference between items that were read and
 those that were made, nor between a point in use and one that isn't.
 """
 
@@ -38,22 +38,22 @@ Make = Callable[[Feed], Chunks]
 _LOOKED_UP = 1024
 """Items whose origins are computed at a time."""
 _SOON = 16
-"""Items that are looked up at a time, at least: some take hardly longer than one."""
+"""Least number of items that are looked up at a time: some take hardly longer than one."""
 GROUP = 64
 """Units of an item where one may give many elements, but for whole splits: a unit alone may not be worth a key."""
 
 
 @dataclass
 class Point:
-    """The active point of a pipeline in this process.
+    """Active cache point of a pipeline in this process.
 
     Attributes:
         number: of its node.
         fingerprint: see :func:`millrace.planning.cache_point.point_fingerprint`.
         random: something random is below it.
-        catalog: what is kept already.
-        hits: items that were read, by all who use this object, and
-        misses: items that were made.
+        catalog: index of what is kept already.
+        hits: items that were read, by all who use this object.
+        misses: items that were made, by all who use this object.
     """
 
     number: int
@@ -64,11 +64,11 @@ class Point:
     misses: int = 0
 
     def find(self, keys: Keys, kept: Kept | None) -> ItemLocations:
-        """Where items are, those included that the task itself has made by now.
+        """Locate items, those included that the task itself has made by now.
 
         Args:
             keys: uint8 of shape (n, 16).
-            kept: where what the task makes is kept.
+            kept: writer of what the task makes.
         """
         found = self.catalog.find(keys)
         missing = found.block < 0
@@ -79,7 +79,7 @@ class Point:
 
 
 class Items:
-    """The items of one point, in one stretch of what a running task asks of it.
+    """Items of one point, in one stretch of what a running task asks of it.
 
     Args:
         units: of the graph as written.
@@ -89,8 +89,8 @@ class Items:
         order: of the shuffles below.
         repetition: of a ``repeat`` above.
         inner: that repetition below the point, another where elements are reused.
-        point: if it is this one that is in use.
-        kept: where what is made goes; None: it is not kept.
+        point: the active point, if it is this one.
+        kept: writer of what is made; None: it is not kept.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Items:
         self._stops: dict[int, int] = {}
 
     def chunks(self, feed: Feed) -> Chunks:
-        """The elements of the units of ``feed``."""
+        """Yield the elements of the units of ``feed``."""
         items = self._items(feed)
         chunks = self._made(items) if self._point is None else self._mixed(items)
         return self._numbered(chunks) if self._yields is Cardinality.MANY else chunks
@@ -160,7 +160,7 @@ class Items:
     # -- made ----------------------------------------------------------------------------------------------------------
 
     def _made(self, items: Feed) -> Generator[Chunk, None, None]:
-        """What the input gives of the items, in order, called by them."""
+        """Make the items, in order; elements are named by them."""
         if self._yields is Cardinality.ONE:
             ours, theirs = index_streams.tee(items, 2)
             yield from index_streams.positioned(self._make(theirs), ours, self._origin)
@@ -174,7 +174,7 @@ class Items:
                         yield Chunk(chunk.elements, self._origin, np.full(len(chunk), item))
 
     def _matched(self, chunks: Chunks, items: index_streams.Cursor) -> Chunks:
-        """Some of the items gave nothing: those that did are told by where their elements come from."""
+        """Match elements to items by their origins, as some of the items gave nothing."""
         waiting: Array = np.empty(0, np.int64)
         where: dict[tuple[int, int, int, int], int] = {}
         for chunk in chunks:
@@ -194,12 +194,12 @@ class Items:
     # -- in use --------------------------------------------------------------------------------------------------------
 
     def _mixed(self, items: Feed) -> Chunks:
-        """Items that are kept are read, the others are made; in order."""
+        """Read items that are kept and make the others, in order."""
         assert self._point is not None
         point = self._point
 
         def looked_up() -> Feed:
-            """Items, the block of each (-1: of none), where in it, and the two halves of its key."""
+            """Look items up: items, the block of each (-1: of none), where in it, and the two halves of its key."""
             for some in filter(len, items):
                 keys, start = self._keys(some), 0
                 while start < len(some):
@@ -244,7 +244,7 @@ class Items:
         return Chunk([elements[index] for index in order.tolist()], self._origin, named[order])
 
     def _read(self, found: Feed) -> Chunks:
-        """The elements of items that are kept, where they were found. What turns out to be lost is made."""
+        """Read the elements of items that are kept, where they were found. Items that turn out to be lost are made."""
         assert self._point is not None
         catalog = self._point.catalog
 
@@ -275,7 +275,7 @@ class Items:
                     yield Chunk(flat, self._origin, named)
 
     def _keeping(self, looked_up: Feed) -> Chunks:
-        """Items that are made, and kept from now on."""
+        """Make items, and keep them from now on."""
         if self._kept is None:
             yield from self._made(some[0] for some in looked_up)
             return
@@ -308,7 +308,7 @@ class Items:
             kept.give_up("an element was skipped, as on_error says")
 
     def _numbered(self, chunks: Chunks) -> Chunks:
-        """The same where an item has many elements: each gets a position of its own."""
+        """Give each element a position of its own, where an item has many elements."""
         last, count = -1, 0
         for chunk in chunks:
             positions = np.empty(len(chunk), np.int64)
@@ -323,14 +323,14 @@ class Items:
 
 
 class _ByItem:
-    """Takes the elements of some items at a time from a stream that has them in the same order."""
+    """Cursor that takes the elements of some items at a time from a stream that has them in the same order."""
 
     def __init__(self, chunks: Chunks, yields: Cardinality) -> None:
         self._chunks, self._yields = chunks, yields
         self._chunk: Chunk | None = None
 
     def take(self, items: Array) -> Chunks:
-        """The elements of ``items``, which follow those that were taken before."""
+        """Take the elements of ``items``, which follow those that were taken before."""
         while len(items):
             chunk = self._chunk or next(self._chunks, None)
             self._chunk = None
@@ -351,13 +351,13 @@ class _ByItem:
                 return  # nothing more of these can come
 
     def end(self) -> None:
-        """All elements were taken; the stream may do what it does at its end."""
+        """Check that all elements were taken; the stream may do what it does at its end."""
         if self._chunk is not None or next(self._chunks, None) is not None:
             raise RuntimeError("a stream has elements of items that nobody asked for")
 
 
 def _keyed(looked_up: Array) -> Iterator[tuple[int, bytes]]:
-    """Items with their keys."""
+    """Pair items with their keys."""
     keys = np.ascontiguousarray(looked_up[3:].T).view(np.uint8)
     return zip(looked_up[0].tolist(), as_bytes(keys), strict=True)
 

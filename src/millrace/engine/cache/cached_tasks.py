@@ -1,9 +1,9 @@
-"""Cache points above operators that work on what a whole task has: what is kept is what one task gives there.
+"""Cached tasks: at a cache point above task-local operators, the output of one whole task is kept.
 
 Such elements cannot be told apart one by one: which batch an element is in depends on all others of its task. So the
 item is the task's, under this plan, and has as many parts as there were chunks; each part is an item of its own, so
-that reading holds no more than a few of them. One more, the head, says how many there are. With it goes what the
-operators below left to a later task. A head is written last, so what was broken off is not found.
+that reading holds no more than a few of them. One more, the head, says how many there are, and holds the leftovers of
+the operators below. A head is written last, so an item that was broken off is not found.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 Chunks = Iterator[Chunk]
 
 _BLOCKS = 32
-"""Of a feed, at most, for what is kept: over a million units."""
+"""Most arrays of a feed whose task is kept: over a million units."""
 _NOWHERE = Origin(0, 0)
 
 
 class TaskItem:
-    """What one running task has at one point.
+    """Item of one running task at one point.
 
     Args:
         task: as it is below the point.
         number: of the point's node.
         context: of that node.
         make: chunks of the node's input for a feed of its units.
-        point: if it is this one that is in use.
-        kept: where what is made goes; None: it is not kept.
+        point: the active point, if it is this one.
+        kept: writer of what is made; None: it is not kept.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TaskItem:
         self._below = {task.units.graph.id_of(node) for node in g.Graph(task.units.graph.nodes[number]).nodes}
 
     def chunks(self, feed: Feed) -> Chunks:
-        """The elements, named by the point: the same whether they are read or made."""
+        """Yield the elements, named by the point: the same whether they are read or made."""
         blocks = list(islice(feed, _BLOCKS))  # of one task: a few thousand numbers, unless it has no end
         more = next(feed, None)
         first = int(blocks[0][0]) if blocks else 0
@@ -83,7 +83,7 @@ class TaskItem:
         return self._read(self._point, key, head, blocks)
 
     def _key(self, point: Point, blocks: list[index_streams.Array]) -> bytes:
-        """Of the task's item: by all that decides what the task has there."""
+        """Key of the task's item: a hash of all that decides what the task has there."""
         units, task = self._task.units, self._task.task
         told = msgspec.msgpack.encode([units.plan_digest, task.index, task.parent >= 0])
         digest = hashlib.blake2b(point.fingerprint + told, digest_size=16)
@@ -94,7 +94,7 @@ class TaskItem:
     # -- made ----------------------------------------------------------------------------------------------------------
 
     def _keeping(self, key: bytes, blocks: list[index_streams.Array]) -> Chunks:
-        """Made, and kept from now on."""
+        """Make the item, and keep it from now on."""
         if self._kept is None:
             yield from self._make(iter(blocks))
             return
@@ -117,11 +117,11 @@ class TaskItem:
     # -- read ----------------------------------------------------------------------------------------------------------
 
     def _head(self, point: Point, key: bytes) -> list[Any] | None:
-        """What the head has, if it is kept."""
+        """Read the head, if it is kept."""
         return point.catalog.read(point.find(_keys(key, [-1]), self._kept))[0]
 
     def _read(self, point: Point, key: bytes, head: list[Any], blocks: list[index_streams.Array]) -> Chunks:
-        """Read part by part; from one that is lost on, made."""
+        """Read part by part; from a lost part on, make the rest."""
         first, *left = head
         yielded = 0
         for chunk in self._context.in_order(_reading(point, key), _parts(int(first["parts"])), self._context.AUTOTUNE):
@@ -136,7 +136,7 @@ class TaskItem:
             at += int(count)
 
     def _made_from(self, start: int, blocks: list[index_streams.Array]) -> Chunks:
-        """Made, but for the first elements, which were read."""
+        """Make the item without its first elements, which were read."""
         for chunk in self._make(iter(blocks)):
             if start < len(chunk):
                 yield chunk.slice(start, len(chunk)) if start else chunk

@@ -1,4 +1,4 @@
-"""The cache points of a pipeline: which there are, and what is kept there."""
+"""Search for the cache points of a pipeline: which there are, and what is kept there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.planning.units import INFINITE, Cardinality, UnitMap
 
 
 def find_points(graph: g.Graph, tables: Mapping[int, SplitTable], seed: int) -> list[CachePoint]:
-    """All cache points of a graph.
+    """Find all cache points of a graph.
 
     Args:
         graph: as written, with user functions.
@@ -68,7 +68,7 @@ def _point(units: UnitMap, number: int, node: g.Cache | g.Autocache) -> CachePoi
 
 
 def _deals_anew(graph: g.Graph, point: g.Node) -> g.Node | None:
-    """A shuffle that says in every epoch anew which units a task has at a point."""
+    """Find a shuffle that decides in every epoch anew which units a task has at a point."""
     return next(
         (
             node
@@ -80,7 +80,7 @@ def _deals_anew(graph: g.Graph, point: g.Node) -> g.Node | None:
 
 
 def _label(node: g.Node) -> str:
-    """Of the operator that makes what passes the point."""
+    """Label of the operator whose output passes the point."""
     while isinstance(node, PASSING):
         node = node.inputs[0]
     return str(node)

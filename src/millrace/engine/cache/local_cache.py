@@ -1,4 +1,4 @@
-"""``cache()`` without a service: what is kept in this process's memory, or in a folder."""
+"""Local cache: ``cache()`` without a service keeps items in this process's memory, or in a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millrace.planning.cache_point import CachePoint
 from millrace.planning.split_table import SplitTable
 
 MEMORY_SHARE = 4
-"""The machine's memory is divided by this for what all datasets of a training keep."""
+"""Divisor of the machine's memory that gives the bytes for the caches of all datasets of a training."""
 _UNBOUNDED = 1 << 62
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _memory: list[MemoryStore] = []
 
 
 class Reuse:
-    """The cache of one pipeline in this process: its last ``cache()``, or none.
+    """Cache of one pipeline in this process: its last ``cache()``, or none.
 
     Args:
         graph: with user functions.
@@ -83,7 +83,7 @@ class Reuse:
 
     @contextmanager
     def using(self) -> Iterator[dict[str, Any]]:
-        """What one task has of it, as :meth:`Program.run` takes it; what it made is kept if the body ends well."""
+        """Open the cache for one task, as arguments of :meth:`Program.run`; keep what it made if the body ends well."""
         if self._catalog is None or self._store is None or self._point is None:
             yield {}
             return
@@ -104,12 +104,12 @@ class Reuse:
 
 
 def _usable(point: CachePoint) -> bool:
-    """In this process's memory a function need not be told from all others: it is the same object."""
+    """Whether the point can be used: in this process's memory a function needs no fingerprint, being one object."""
     return bool(point.fingerprint) or (point.known and not point.path)
 
 
 def _own_name(node: Node, seed: int) -> str:
-    """For a function whose work can't be told from others': here it is this one."""
+    """Name a function whose work can't be told from others': here it is this one."""
     with _lock:
         name = _names.setdefault(node, secrets.token_bytes(16))
     return hashlib.blake2b(name + seed.to_bytes(16, "little", signed=True), digest_size=16).hexdigest()
@@ -123,7 +123,7 @@ def _memory_store(parts: int) -> MemoryStore:
 
 
 def _catalog(store: BlockStore, fingerprint: str, path: str) -> PointIndex:
-    """A catalog; blocks in memory go with it."""
+    """Make an index; blocks in memory go with it."""
     catalog = PointIndex(store, fingerprint)
     if not path:
         weakref.finalize(catalog, _drop, store, fingerprint)

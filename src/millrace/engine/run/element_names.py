@@ -1,4 +1,4 @@
-"""What an element is called: by its position in random keys, by the file, record or item it came from in messages."""
+"""Element names: positions in random keys; the file, record or item that an element came from in messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from millrace.engine.run.task import RunningTask
 
 _MADE = 1 << 61
-"""Positions from here on belong to elements that were made of others."""
+"""First of the positions that belong to elements that were made of others."""
 
 
 def first_made(key: int, position: int) -> int:
@@ -27,7 +27,7 @@ def first_made(key: int, position: int) -> int:
 
 
 def name_of(task: RunningTask, origin: Origin, position: int) -> str:
-    """The element at a position of an origin: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``."""
+    """Name the element at a position of an origin: ``train/0007.jpg``, ``shard-3.tar, record 17``, ``item 5``."""
     graph = task.units.graph
     if isinstance(origin, Traced):
         return _name_of_arrived(graph, origin, position)
@@ -44,7 +44,7 @@ def name_of(task: RunningTask, origin: Origin, position: int) -> str:
 
 
 def _name_of_arrived(graph: g.Graph, origin: Traced, position: int) -> str:
-    """As :func:`name_of`, behind ``distribute()``."""
+    """Name an element behind ``distribute()`` as :func:`name_of` does."""
     if origin.node < 0:
         return f"element {position} of {graph.nodes[-1 - origin.node]}"
     if not origin.above:
@@ -54,7 +54,7 @@ def _name_of_arrived(graph: g.Graph, origin: Traced, position: int) -> str:
 
 
 def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | None:
-    """The source element that a unit of a node is, if it is one and if that can be told by arithmetic."""
+    """Find the source element that a unit of a node is, if it is one and arithmetic can tell."""
     units, node = task.units, task.units.graph.nodes[number]
     if units.of(number).yields is Cardinality.MANY or isinstance(node, (g.Batch, g.PaddedBatch)):
         return None
@@ -72,7 +72,7 @@ def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | 
 
 
 def _input_of(task: RunningTask, number: int, unit: int, repetition: int) -> tuple[int, int, int] | None:
-    """(node, unit, repetition): the unit of an input that a unit of a node is."""
+    """Find the unit of an input that a unit of a node is: (node, unit, repetition)."""
     units, node = task.units, task.units.graph.nodes[number]
     children = [units.graph.id_of(child) for child in node.inputs]
     child = children[0]

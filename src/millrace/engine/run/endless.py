@@ -1,4 +1,4 @@
-"""An endless repeat of nothing: as in tf.data, a pass that gives no element ends it."""
+"""Endless repeats of nothing: as in tf.data, a pass that gives no element ends one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable
 
 from millrace.graph.nodes import Graph
-from millrace.planning.endless import endlessly_repeated
+from millrace.planning.endless_repeats import endlessly_repeated
 from millrace.planning.plan import Task
 from millrace.planning.units import UnitMap
 
 
 class EndlessRepeat:
-    """Finds out that what a pipeline repeats without end gives nothing; tasks may end on any thread.
+    """Detector of an endless repeat that gives nothing; tasks may end on any thread.
 
-    A task in which it gave something says that it goes on. When those in which it gave nothing had more units than two
+    A task in which it gave something shows that it goes on. When those in which it gave nothing had more units than two
     passes have, a whole pass is run to be sure: the tasks may have been the same part of every pass.
 
     Args:
@@ -33,9 +33,9 @@ class EndlessRepeat:
         """Whether nothing will ever come.
 
         Args:
-            task: that has ended.
-            elements: that the repeated node gave in it.
-            run: runs another task until the node gives something, and says how much it gave.
+            task: the task that has ended.
+            elements: number that the repeated node gave in it.
+            run: runs another task until the node gives something, and returns how much it gave.
         """
         if self.repeated is None or task.is_tail:
             return False

@@ -1,4 +1,4 @@
-"""A chain of maps and filters as one operator: function after function on the same chunk, in one hand-over."""
+"""Fused operators: a chain of maps and filters runs function after function on the same chunk, in one hand-over."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Step = Callable[[Chunk], Chunk]
 def run_fused(
     task: RunningTask, parts: Sequence[tuple[int, Map | Filter]], chunks: Iterator[Chunk], repetition: int
 ) -> Iterator[Chunk]:
-    """What the last of ``parts`` yields if each takes what the one before it yields.
+    """Yield what the last of ``parts`` yields if each takes what the one before it yields.
 
     Args:
-        task: that runs.
+        task: the running task.
         parts: (number, node), at least two. All but the last are measured here, the last as every operator is.
         chunks: the input of the first.
         repetition: of the task's units.
@@ -52,7 +52,7 @@ def _step(node: Map | Filter, context: NodeContext) -> Step:
 
 
 class _Between:
-    """What goes from one function of a chain to the next: counted, and bounded in bytes."""
+    """Chunks on their way from one function of a chain to the next: counted, and bounded in bytes."""
 
     def __init__(self, task: RunningTask, first: int, threads: Callable[[], int]) -> None:
         self._task, self._first, self._threads = task, first, threads
@@ -60,7 +60,7 @@ class _Between:
         self._bytes = -1.0  # of one element between two functions, the largest seen lately; -1: none seen
 
     def counted(self, number: int, step: Step) -> Step:
-        """``step``, by any thread, with what it yields and its time in the measure of node ``number``."""
+        """Wrap ``step``, called by any thread: its output and time go to the measure of node ``number``."""
         task, total = self._task, self._task.measures[number]
 
         def apply(chunk: Chunk) -> Chunk:
@@ -74,7 +74,7 @@ class _Between:
         return apply
 
     def cut(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same elements, so few at a time that what all threads have between two functions stays in the budget."""
+        """Cut chunks so small that what all threads have between two functions stays in the budget."""
         try:
             with self._task.sharing(self._first) as budget:
                 for chunk in chunks:

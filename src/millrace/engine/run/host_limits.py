@@ -1,4 +1,4 @@
-"""What this process may use of its host."""
+"""Host limits: the memory, cores and processes of this process's host that it may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def memory_bytes(groups: Path = _GROUPS) -> int:
-    """Bytes of memory that there are: the host's, or what the process's control group allows if that is less.
+    """Bytes of memory: the host's, or what the process's control group allows if that is less.
 
     Args:
         groups: where control groups (version 2) are mounted; a container sees its own at the top.
@@ -25,13 +25,13 @@ def memory_bytes(groups: Path = _GROUPS) -> int:
 
 
 def siblings(environ: dict[str, str] | os._Environ[str] = os.environ) -> int:
-    """Processes of the same training on this host, as torchrun says."""
+    """Number of processes of the same training on this host, as torchrun says."""
     text = environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, int(text)) if text.isdigit() else 1
 
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """Bytes of memory that this process holds, what it shares with others included; 0 where the system does not say.
+    """Bytes of memory that this process holds, shared ones included; 0 where the system does not say.
 
     Args:
         statm: file in which Linux says so, in pages.
@@ -45,7 +45,7 @@ def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
 def run_delay_s(threads: Path = _THREADS) -> float:
     """Seconds for which this process's threads could have run and had no core; 0 where the system does not say.
 
-    Of the threads that live: those that have ended take theirs along.
+    Only threads that live count: those that have ended take theirs along.
 
     Args:
         threads: folder with one for each of them.

@@ -1,4 +1,4 @@
-"""Feeds: which units to read, as a stream of int64 arrays; and the arithmetic that takes them from node to node."""
+"""Index streams (feeds): which units to read, as a stream of int64 arrays, and the arithmetic from node to node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST_BLOCK = 64
 
 
 def blocks(start: int, stop: int) -> Feed:
-    """Units ``start`` to ``stop``; of those without end, few at first, as few may be wanted."""
+    """Yield units ``start`` to ``stop``; of those without end, few at first, as few may be wanted."""
     size = BLOCK if stop < INFINITE else _FIRST_BLOCK
     while start < stop:
         end = min(start + size, stop)
@@ -38,7 +38,7 @@ def ascends(array: Array) -> bool:
 
 
 def runs(labels: Array) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each stretch of equal labels."""
+    """Find each stretch of equal labels as (start, stop)."""
     if not len(labels):
         return
     edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
@@ -46,21 +46,21 @@ def runs(labels: Array) -> Iterator[tuple[int, int]]:
 
 
 def compact(array: Array) -> range | Array:
-    """The same positions, as a range where they are contiguous."""
+    """Convert positions to a range where they are contiguous."""
     if len(array) and array[-1] - array[0] == len(array) - 1 and ascends(array):
         return range(int(array[0]), int(array[-1]) + 1)
     return array
 
 
 class Cursor:
-    """Takes positions from a feed as elements come along."""
+    """Cursor that takes positions from a feed as elements come along."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._array: Array = np.empty(0, np.int64)
 
     def take(self, count: int) -> Array:
-        """The next ``count`` positions, fewer at the end."""
+        """Take the next ``count`` positions, fewer at the end."""
         while len(self._array) < count:
             following = next(self._feed, None)
             if following is None:
@@ -71,14 +71,14 @@ class Cursor:
 
 
 def positioned(chunks: Iterable[Chunk], feed: Feed, origin: Origin) -> Iterator[Chunk]:
-    """The same elements with an origin of their own: element by element the units of ``feed``."""
+    """Give elements an origin of their own: element by element the units of ``feed``."""
     cursor = Cursor(feed)
     for chunk in chunks:
         yield Chunk(chunk.elements, origin, compact(cursor.take(len(chunk))))
 
 
 class Routes:
-    """Deals a feed out to several readers, each of which may run ahead of the others.
+    """Distributor of a feed to several readers, each of which may run ahead of the others.
 
     Args:
         feed: the units, none twice.
@@ -103,7 +103,7 @@ class Routes:
         return True
 
     def reader(self, number: int) -> Feed:
-        """Units of reader ``number``."""
+        """Yield the units of reader ``number``."""
         left = self._most(number)
         while left > 0:
             with self._lock:
@@ -116,7 +116,7 @@ class Routes:
             yield array
 
     def choices(self) -> Feed:
-        """For each array of the feed, the reader of each unit."""
+        """Yield for each array of the feed the reader of each unit."""
         while True:
             with self._lock:
                 if not self._choices and not self._advance():
@@ -126,9 +126,9 @@ class Routes:
 
 
 def parts(feed: Feed, route: Route) -> Iterator[tuple[int | None, Feed]]:
-    """(part, units in it) of each stretch of a feed that lies in one part, as ``route`` says; one after the other.
+    """Split a feed into stretches that lie in one part each, as ``route`` says: (part, units in it), in order.
 
-    As soon as units don't ascend any more, None and the rest of the feed as it is.
+    As soon as units don't ascend any more, None and the rest of the feed follow.
     """
     rest: list[Feed] = []
 
@@ -148,7 +148,7 @@ def parts(feed: Feed, route: Route) -> Iterator[tuple[int | None, Feed]]:
 
 
 def tee(feed: Feed, count: int) -> list[Feed]:
-    """``count`` feeds of the same units; safe to be pulled by different threads."""
+    """Make ``count`` feeds of the same units; safe to be pulled by different threads."""
     queues: list[deque[Array]] = [deque() for _ in range(count)]
     lock = threading.Lock()
 
@@ -168,14 +168,14 @@ def tee(feed: Feed, count: int) -> list[Feed]:
 
 
 class Elements:
-    """Takes elements one chunk's slice after another from a stream of chunks."""
+    """Cursor that takes elements, one chunk's slice after another, from a stream of chunks."""
 
     def __init__(self, chunks: Iterator[Chunk]) -> None:
         self._chunks = chunks
         self._chunk: Chunk | None = None
 
     def take(self, count: int) -> Iterator[Chunk]:
-        """Chunks of together ``count`` elements, fewer at the end."""
+        """Take chunks of together ``count`` elements, fewer at the end."""
         while count > 0:
             if self._chunk is None:
                 self._chunk = next(self._chunks, None)

@@ -1,4 +1,4 @@
-"""A whole epoch in this process, with the plan that a service would use."""
+"""Local epoch: a whole epoch in this process, with the plan that a service would use."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from millrace.planning.split_table import SplitTable
 
 _NOTHING: Any = object()
 _COMING = 8
-"""Tasks whose reads of far stores may be under way before they run."""
+"""Tasks whose reads of remote stores may be under way before they run."""
 Leftovers = Mapping[int, list[Any]]
 
 _TASKS_EACH = 4
-"""Tasks of an epoch, at least, for each of the processes that share it."""
+"""Least number of an epoch's tasks for each of the processes that share it."""
 
 
 def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
-    """What several tasks left over, joined in their order, by node id."""
+    """Join what several tasks left over in their order, by node id."""
     joined: dict[int, list[Any]] = {}
     for part in parts:
         for node, elements in part.items():
@@ -48,7 +48,7 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
 
 
 class Epoch:
-    """The tasks of one epoch as they run, one after the other."""
+    """Tasks of one epoch as they run, one after the other."""
 
     def __init__(self, program: Program, number: int, reused: int = -1, reuse: Reuse | None = None) -> None:
         self.plan = program.plan
@@ -57,19 +57,19 @@ class Epoch:
         self._run: Run | None = None
         self._skipped = 0
         self.over = False
-        """An endless repeat has turned out to have nothing to repeat."""
+        """Whether an endless repeat has turned out to have nothing to repeat."""
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out so far."""
+        """Number of elements that ``on_error`` left out so far."""
         return self._skipped + (self._run.skipped if self._run is not None else 0)
 
     def expect(self, tasks: Iterable[Task]) -> None:
-        """Announces what runs now and next, see :meth:`millrace.engine.run.program.Program.expect`."""
+        """Announce the tasks that run now and next, see :meth:`millrace.engine.run.program.Program.expect`."""
         self._program.expect(None, [(task, self._number) for task in tasks])
 
     def run(self, task: Task, leftovers: Leftovers, left: dict[int, Leftovers], skip: int = 0) -> Iterator[Chunk]:
-        """Chunks of ``task`` without its first ``skip`` outputs; what it leaves over goes to ``left``."""
+        """Yield chunks of ``task`` without its first ``skip`` outputs; its leftovers go to ``left``."""
         self._skipped, self._run = self.skipped, None
         nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
         with (
@@ -83,7 +83,7 @@ class Epoch:
         self.over = self._program.ended(task, self._number, run)
 
     def take(self, task: Task, left: dict[int, Leftovers], passed: dict[int, Task]) -> Leftovers:
-        """What the inputs of a tail left over; those that were passed over run again for it, and nothing else."""
+        """Take the leftovers of a tail's inputs; inputs that were passed over run again for it, and nothing else."""
         missing, wanted = set[int](), [child for child in task.inputs if child not in left]
         while wanted:
             child = wanted.pop()
@@ -98,7 +98,7 @@ class Epoch:
 
 
 def planned(plan: Plan) -> Iterator[Task]:
-    """All tasks of a plan, in its order."""
+    """List all tasks of a plan, in its order."""
     index = 0
     while plan.length is None or index < plan.length:
         yield plan.task(index)
@@ -106,9 +106,9 @@ def planned(plan: Plan) -> Iterator[Task]:
 
 
 def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
-    """Every ``parts``-th task of a plan, from ``part`` on; what they leave over stays among them, in own tails.
+    """List every ``parts``-th task of a plan, from ``part`` on; their leftovers stay among them, in own tails.
 
-    For processes that read one epoch together without talking to one another: the parts are disjoint and together
+    It is for processes that read one epoch together without talking to one another: the parts are disjoint and together
     they are the epoch. The indices of their tails are none of the plan nor of other parts.
     """
     held: list[int] = []
@@ -134,7 +134,7 @@ def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
 def chunks_of(
     epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: ProgressTracker
 ) -> Generator[Chunk, None, None]:
-    """What is still to come of an epoch: the chunks of these tasks, one after the other."""
+    """Yield what is still to come of an epoch: the chunks of these tasks, one after the other."""
     done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
     left: dict[int, Leftovers] = {}
     passed: dict[int, Task] = {}
@@ -157,7 +157,7 @@ def chunks_of(
 
 
 def _with_coming(tasks: Iterator[Task]) -> Iterator[tuple[int, Task, list[Task]]]:
-    """Each task with its number and the few that come behind it."""
+    """Pair each task with its number and the few that come behind it."""
     window = deque(islice(tasks, 1 + _COMING))
     number = 0
     while window:
@@ -168,21 +168,21 @@ def _with_coming(tasks: Iterator[Task]) -> Iterator[tuple[int, Task, list[Task]]
 
 
 class Pipeline(Protocol):
-    """What is read: a dataset."""
+    """Dataset that is read."""
 
     @property
     def seed(self) -> int:
-        """Of everything random that has no seed of its own; that of a loaded state from then on."""
+        """Seed of everything random that has no seed of its own; that of a loaded state from then on."""
 
     @property
     def graph(self) -> Graph:
-        """The graph, with user functions."""
+        """Graph with user functions."""
 
     def tables(self) -> dict[int, SplitTable]:
         """Split table of every source, by node id."""
 
     def adopt_seed(self, seed: int | None) -> None:
-        """From now on it has this seed."""
+        """Take over this seed from now on."""
 
 
 def read(
@@ -192,7 +192,7 @@ def read(
     share: Share | None = None,
     states: Any = None,
 ) -> LocalIterator:
-    """One epoch of a pipeline, or a part of it.
+    """Read one epoch of a pipeline, or a part of it.
 
     Args:
         pipeline: a dataset.
@@ -263,7 +263,7 @@ def _take_seed(pipeline: Pipeline, loaded: Checkpoint) -> None:
 
 
 class LocalIterator(Iterator[Any]):
-    """Elements of one epoch, or of a part of it, in this process.
+    """Iterator over the elements of one epoch, or of a part of it, in this process.
 
     Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program. Several
     threads may read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
@@ -336,22 +336,22 @@ class LocalIterator(Iterator[Any]):
         raise StopIteration
 
     def put_back(self, element: Any) -> None:
-        """Who has just got this could not use it: it is handed out once more, and no state counts it."""
+        """Put back an element whose receiver could not use it: it is handed out once more, and no state counts it."""
         with self._lock:
             self._back = (element,)
             self._tally.take_back()
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out so far."""
+        """Number of elements that ``on_error`` left out so far."""
         return self._epoch.skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this epoch was read, as plain values."""
+        """State: how far this epoch was read, as plain values."""
         return pack(self._state())
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on where ``state`` was taken: in that epoch, or at its end.
+        """Go on where ``state`` was taken: in that epoch, or at its end.
 
         Args:
             state: what ``state_dict()`` gave, here or on a service; or the list of all ranks' states.
@@ -369,14 +369,15 @@ class LocalIterator(Iterator[Any]):
     get_state, set_state = state_dict, load_state_dict
 
     def close(self) -> None:
-        """Stops threads and lets go of everything, once no thread waits for an element. Idempotent."""
+        """Stop threads and let go of everything, once no thread waits for an element. Idempotent."""
         with self._lock:
             self._elements.close()
 
     def status(self) -> dict[str, Any]:
-        """How the epoch is read, as of a job in the status of a service, as far as that makes sense here.
+        """Status of the epoch, as of a job in the status of a service, as far as that makes sense here.
 
-        ``operators``, ``batch_time_s``, ``wait_share``, and ``bottleneck``: what keeps this loop from being faster, in
+        It has ``operators``, ``batch_time_s``, ``wait_share``, and ``bottleneck``: what keeps this loop from being
+        faster, in
         one sentence (``reason``).
         """
         from millrace.control.tasks.job_load import delayed, kinds, operator_rows, operators_of
@@ -402,11 +403,11 @@ class LocalIterator(Iterator[Any]):
         }
 
     def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
-        """What each operator did so far, see :meth:`millrace.engine.run.program.Program.measures`."""
+        """Measures of each operator so far, see :meth:`millrace.engine.run.program.Program.measures`."""
         return self._program.measures()
 
     def rewrites(self) -> list[str]:
-        """How what runs differs from what was written, in plain words; see :mod:`millrace.graph.rewrites`."""
+        """List how the graph that runs differs from the one written, in words; see :mod:`millrace.graph.rewrites`."""
         return self._program.rewrites
 
     def __enter__(self) -> Self:

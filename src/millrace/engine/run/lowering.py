@@ -1,4 +1,4 @@
-"""From a graph and a range of units to a stream of chunks.
+"""Lowering: from a graph and a range of units to a stream of chunks.
 
 Units are pushed down as feeds of positions, elements come up as chunks. Every node is lowered by one rule: sources
 read, nodes that only rename positions rename them, nodes that combine datasets deal the feed out and merge what
@@ -40,7 +40,7 @@ Chunks = Iterator[Chunk]
 
 
 class Lowering:
-    """Lowers the nodes of one graph for one running task.
+    """Lowering of the nodes of one graph for one running task.
 
     Args:
         task: planned from the graph as written.
@@ -52,7 +52,7 @@ class Lowering:
         self.map = task.units
 
     def root(self) -> Chunks:
-        """The elements of the task."""
+        """Yield the elements of the task."""
         task, root = self.task.task, self.graph.id_of(self.graph.root)
         if task.is_sequence:
             return self.stream(root)
@@ -61,7 +61,7 @@ class Lowering:
         return self.units(root, index_streams.blocks(task.start, task.stop))
 
     def units(self, number: int, feed: Feed, repetition: int = 0) -> Chunks:
-        """The elements of the units of ``feed`` at node ``number``."""
+        """Yield the elements of the units of ``feed`` at node ``number``."""
         node = self.graph.nodes[number]
         rule = _RULES.get(type(node))
         if isinstance(node, g.Source):
@@ -73,7 +73,7 @@ class Lowering:
         return self.task.measured(number, chunks)
 
     def stream(self, number: int, repetition: int = 0) -> Chunks:
-        """All elements of node ``number``, in order."""
+        """Yield all elements of node ``number``, in order."""
         node = self.graph.nodes[number]
         if self.map.plannable(number):
             return self.units(number, index_streams.blocks(0, self.map.of(number).count), repetition)
@@ -90,7 +90,7 @@ class Lowering:
         return self.task.measured(number, chunks)
 
     def tail(self, number: int) -> Chunks:
-        """What earlier tasks left to the operators at node ``number`` and below, and nothing else."""
+        """Yield what earlier tasks left to the operators at node ``number`` and below, and nothing else."""
         if not self.map.of(number).collecting:
             return iter(())
         node = self.graph.nodes[number]
@@ -159,7 +159,7 @@ class Lowering:
         return self._operator(number, node, [inputs], repetition)
 
     def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
-        """Several stretches of the child's units at a time, a block of elements from each in turn."""
+        """Interleave several stretches of the child's units, a block of elements from each in turn."""
         active: list[index_streams.Elements] = []
         while True:
             while len(active) < _INTERLEAVED:
@@ -221,7 +221,7 @@ class Lowering:
         return items.chunks(feed)
 
     def _below_point(self, number: int, repetition: int) -> tuple[Lowering, int]:
-        """What lowers the input of node ``number``, and in which repetition: where elements are reused, as at first."""
+        """Lowering of the input of node ``number``, and the repetition there: where elements are reused, the first."""
         if not self.task.reuses(number):
             return self, repetition
         return Lowering(self.task.below(number), self.graph), 0
@@ -278,7 +278,7 @@ class Lowering:
         return self._combined(number, feed, route, part, lambda _turn: count, repetition)
 
     def _until_empty(self, feed: Feed, route: Route, part: Callable[[int, Feed], Chunks], count: int) -> Chunks:
-        """The passes of an endless repeat, up to the first whole one that gives nothing; all units come in order."""
+        """Yield the passes of an endless repeat, up to the first whole one that gives nothing; units come in order."""
         for which, units in index_streams.parts(feed, route):
             assert which is not None, "a sequence is in order"
             asked = made = 0
@@ -308,10 +308,11 @@ class Lowering:
         most: Callable[[int], int],
         repetition: int,
     ) -> Chunks:
-        """Parts one after the other while units ascend, from then on merged element by element.
+        """Chain parts while units ascend, from then on merge them element by element.
 
         Where each unit is one element it is identified by its unit here, so that its random numbers are the same in
-        whatever order it comes.
+        whatever
+        order it comes.
         """
         if self.map.of(number).yields is not Cardinality.ONE:
             return self._parts(number, feed, route, part, most)
@@ -341,7 +342,7 @@ class Lowering:
         part: Callable[[int, Feed], Chunks],
         most: Callable[[int], int],
     ) -> Chunks:
-        """One element for each unit, from the part that ``route`` names; positions are for the caller to give."""
+        """Yield one element for each unit, from the part that ``route`` names; positions are for the caller to give."""
         routes = index_streams.Routes(feed, route, most)
         streams: dict[int, index_streams.Elements] = {}
         origin = Origin(number, 0)
@@ -384,9 +385,10 @@ class Lowering:
 
 
 class Outlook(Lowering):
-    """The positions that a task will ask of its sources, as far as that is seen without running anything.
+    """Positions that a task will ask of its sources, as far as that is seen without running anything.
 
-    Nothing is said of what lies below a cache, which may have it, nor below an operator that deals its feed out; nor of
+    Sources below a cache, which may have their elements, or below an operator that deals its feed out are left out; so
+    are
     tasks that are cut out of others.
 
     Attributes:
@@ -400,7 +402,7 @@ class Outlook(Lowering):
             self.root()
 
     def units(self, number: int, feed: Feed, repetition: int = 0) -> Chunks:
-        """Nothing, once the feed has been followed down."""
+        """Follow the feed down, and yield nothing."""
         node = self.graph.nodes[number]
         if isinstance(node, g.Source):
             self.feeds.setdefault(number, feed)

@@ -1,4 +1,4 @@
-"""A pipeline that can run: graph, split tables, seed and plan in one process."""
+"""Program: a pipeline that can run, with graph, split tables, seed and plan in one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from millrace.sources.storage import is_far, is_remote
 
 
 class Program:
-    """One pipeline in one process; its tasks may run on several threads at once.
+    """Pipeline that can run in one process; its tasks may run on several threads at once.
 
     Args:
         graph: with user functions.
@@ -55,8 +55,8 @@ class Program:
     Attributes:
         plan: the tasks of an epoch.
         ending: the prefetch to do over all tasks; None: none.
-        budget: what a running task may hold.
-        rewrites: how what runs differs from what was written, in plain words.
+        budget: bytes that a running task may hold.
+        rewrites: how the graph that runs differs from the one that was written, in plain words.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Program:
         kept: Kept | None = None,
         owner: Hashable = None,
     ) -> Run:
-        """Starts a task of ``plan``, or of another plan of the same units.
+        """Start a task of ``plan``, or of another plan of the same units.
 
         Args:
             task: from :attr:`plan`.
@@ -147,13 +147,13 @@ class Program:
         return Run(running, self._running, self._totals, skip)
 
     def _part(self, task: Task, epoch: int, watch: Watch | None, piece: Piece, skip: int, **cached: Any) -> Run:
-        """Starts one of a task's pieces, its first outputs aside; what it gives may be more than the piece."""
+        """Start one of a task's pieces, without its first outputs; the run may give more than the piece."""
         index = task.index if piece.index < 0 else piece.index
         stop = piece.start + piece.last if self._exact else piece.stop
         return self.run(Task(index, piece.start, stop), epoch, None, watch, skip=piece.first + skip, **cached)
 
     def expect(self, owner: Hashable, tasks: Iterable[tuple[Task, int]]) -> None:
-        """Announces the tasks that come next, so that what they read of far stores is under way before.
+        """Announce the tasks that come next, so that their reads of remote stores are under way before.
 
         Args:
             owner: who runs them one after the other, as given to :meth:`run`.
@@ -173,11 +173,13 @@ class Program:
                 ahead.expect(owner, [(key, each.feeds[number]) for key, each in seen if number in each.feeds])
 
     def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
-        """(node id, label, elements, bytes, active seconds, processor seconds, threads, seconds held, reads at once).
+        """List each node's (node id, label, elements, bytes, active s, processor s, threads, held s, reads at once).
 
-        Of every node so far, over all tasks; no threads: it works on the one that pulls, which it held for so many
-        seconds; no reads at once: it reads none ahead. A node that was left out has passed on what that which stands
-        for it yielded, in no time.
+        The sums are over all tasks so far. No threads: it works on the one that pulls, which it held for so many
+        seconds; no
+        reads at once: it reads none ahead. A node that was left out has passed on the output of the node that stands
+        for it, in
+        no time.
         """
         rows = self._totals.by_node()
         found = []
@@ -192,11 +194,11 @@ class Program:
 
     @property
     def cores(self) -> int:
-        """That its user functions may keep busy."""
+        """Number of cores that its user functions may keep busy."""
         return min(self._pool.cores, self._pool.most)
 
     def threads(self) -> list[tuple[int, str, int, str]]:
-        """(node id, label, threads, why) of every node for which AUTOTUNE came to a conclusion."""
+        """List (node id, label, threads, why) of every node for which AUTOTUNE came to a conclusion."""
         return [
             (number, str(node), crew.tuning.settled, crew.tuning.reason)
             for number, (node, crew) in enumerate(zip(self.graph.nodes, self._crews, strict=True))
@@ -219,17 +221,17 @@ class Program:
         return endless.ended(task, run.made(number), made)
 
     def gave_nothing(self, run: Run, outputs: int) -> bool:
-        """Whether what is repeated without end gave nothing in a run that has ended with so many outputs."""
+        """Whether the node repeated without end gave nothing in a run that has ended with so many outputs."""
         if outputs or self._endless is None or self._endless.repeated is None or any(run.leftovers.values()):
             return False  # outputs alone can also be nothing because operators above left everything out
         return not run.made(self._running.id_of(self._endless.repeated))
 
     def changed(self) -> str:
-        """A local file of the sources that was written since it was listed; empty if none is, or nobody can tell."""
+        """Find a local file of the sources that was written since it was listed; empty if none is known to be."""
         return next(filter(None, map(changed_file, self._units.tables.values())), "")
 
     def close(self) -> None:
-        """Ends the threads. Runs must have been closed before."""
+        """End the threads. Runs must have been closed before."""
         for ahead in self._reads.values():
             ahead.close()
         self._readers.close()
@@ -244,7 +246,7 @@ class Program:
             return found
 
     def _ahead(self, number: int) -> ReadScheduler | None:
-        """What reads a source ahead, if it is far."""
+        """Scheduler of the reads of a source, if it is remote."""
         if number not in self._far:
             return None
         source = cast(PositionSource, self._source(number))
@@ -281,12 +283,12 @@ class Program:
 
 
 def nested(graph: Graph, seed: int) -> Run:
-    """Runs a dataset that a user's function returned: on the thread that asks, in order."""
+    """Run a dataset that a user's function returned: on the thread that asks, in order."""
     return Program(graph, list_sources(graph), seed=seed, _pool=_NO_THREADS).run(WHOLE, 0)
 
 
 def _inputs(graph: Graph) -> list[tuple[int, ...]]:
-    """By node id the nodes whose time is no node's own: its inputs, and what was fused with it."""
+    """List by node id the nodes whose time is not its own: its inputs, and what was fused with it."""
     table: list[tuple[int, ...]] = [() for _ in graph.nodes]
     for node in graph.reachable():
         fused = node.parts[:-1] if isinstance(node, Fused) else ()
@@ -298,7 +300,7 @@ _NO_THREADS = Pool(1, 1)
 
 
 def _reads_at_hand(node: Node) -> bool:
-    """Whether what the node reads is mostly in the machine's memory; then a hand-over costs more than reading it."""
+    """Whether the node's data is mostly in the machine's memory; then a hand-over costs more than reading it."""
     match node:
         case FromFiles():
             return not any(map(is_remote, node.patterns))
@@ -313,11 +315,11 @@ def _reads_far(node: Node) -> bool:
 
 
 def list_sources(graph: Graph, seen: ListingProgress = ignore_progress) -> dict[int, SplitTable]:
-    """Split table of every source of ``graph``, by node id: the planning task.
+    """List every source of ``graph``: split tables by node id. This is the planning task.
 
     Args:
         graph: of which only sources are looked at.
-        seen: is told as it goes on how many files more were looked at, on any thread.
+        seen: called with the number of files looked at since the last call, on any thread.
 
     Raises:
         SourceError: data that is missing or damaged.
@@ -326,7 +328,7 @@ def list_sources(graph: Graph, seen: ListingProgress = ignore_progress) -> dict[
 
 
 class Run:
-    """One task being run: iterate over its chunks; a context manager that stops it.
+    """Task being run: iterate over its chunks; a context manager that stops it.
 
     Attributes:
         leftovers: after the end, what is left for the task's parent: raw elements by the node that collects them.
@@ -338,22 +340,22 @@ class Run:
         self._closed = False
 
     def made(self, number: int) -> int:
-        """Elements that node ``number`` has yielded in this task so far."""
+        """Number of elements that node ``number`` has yielded in this task so far."""
         return self._task.measures[number].elements
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:
-        """What the task left so far, by the node that collects it."""
+        """Leftovers of the task so far, by the node that collects them."""
         return self._task.left
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out so far."""
+        """Number of elements that ``on_error`` left out so far."""
         return self._task.calls.skipped
 
     @property
     def passed(self) -> list[int]:
-        """By node, elements that each operator gave so far; of one that was left out, what it would have passed on."""
+        """Number of elements that each operator gave, by node; of one left out, what it would have passed on."""
         return [self._task.measures[self._graph.id_of(node)].elements for node in self._task.units.graph.nodes]
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -375,7 +377,7 @@ class Run:
         return chunk
 
     def close(self) -> None:
-        """Stops the task and waits for what runs. Idempotent."""
+        """Stop the task and wait for what runs. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -399,7 +401,7 @@ class Run:
 
 
 class PartsRun(Run):
-    """A task of several pieces being run, one after the other. It leaves nothing over, and nothing out.
+    """Task of several pieces being run, one after the other. It leaves nothing over, and nothing out.
 
     Args:
         begin: starts a piece, less some of its first outputs.
@@ -412,36 +414,36 @@ class PartsRun(Run):
         self._parts = _part_by_part(begin, parts, skip, self._runs)
 
     def made(self, number: int) -> int:
-        """Elements that node ``number`` has yielded in all pieces so far."""
+        """Number of elements that node ``number`` has yielded in all pieces so far."""
         return sum(run.made(number) for run in self._runs)
 
     @property
     def passed(self) -> list[int]:
-        """By node, elements that each operator gave in all pieces so far; see :attr:`Run.passed`."""
+        """Number of elements that each operator gave in all pieces so far, by node; see :attr:`Run.passed`."""
         return [sum(each) for each in zip(*(run.passed for run in self._runs), strict=True)]
 
     @property
     def leftovers(self) -> dict[int, list[Any]]:
-        """Nothing."""
+        """Leftovers: there are none."""
         return {}
 
     @property
     def skipped(self) -> int:
-        """None: each unit gives an output."""
+        """Number of elements left out: none, as each unit gives an output."""
         return 0
 
     def __next__(self) -> Chunk:
         return next(self._parts)
 
     def close(self) -> None:
-        """Stops the task and waits for what runs. Idempotent."""
+        """Stop the task and wait for what runs. Idempotent."""
         self._parts.close()
 
 
 def _part_by_part(
     begin: Callable[[Piece, int], Run], parts: Sequence[Piece], skip: int, runs: list[Run]
 ) -> Generator[Chunk, None, None]:
-    """The chunks of all pieces but the first ``skip`` elements; the run of each that is begun comes to ``runs``."""
+    """Yield the chunks of all pieces but the first ``skip`` elements; append each run that is begun to ``runs``."""
     for piece in parts:
         before = min(skip, len(piece))
         skip, left = skip - before, len(piece) - before

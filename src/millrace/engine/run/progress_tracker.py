@@ -1,4 +1,4 @@
-"""How much of an epoch was handed out in this process."""
+"""Progress tracker: how much of an epoch was handed out in this process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from millrace.planning.progress import Progress, TaskSet
 
 
 class ProgressTracker:
-    """How much of an epoch was handed out. One thread computes, perhaps ahead of the one that hands out and asks.
+    """Tracker of an epoch's handed-out elements. One thread computes, perhaps ahead of the one that hands out and asks.
 
     Tasks are numbered as they come; in a plan's order these are its own numbers.
 
     Args:
-        begin: what was handed out before.
+        begin: progress before.
 
     Attributes:
         ended: the reader was told that there is no more.
-        current: elements that are handed out next; of a list, so that :func:`operator.length_hint` is exact.
     """
 
     def __init__(self, begin: Merged, *, ended: bool = False) -> None:
@@ -34,7 +33,7 @@ class ProgressTracker:
         self._made = self._taken = 0
 
     def counted(self, number: int, skip: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Chunks of task ``number`` without its first ``skip`` outputs, counted as they are made."""
+        """Count chunks of task ``number`` without its first ``skip`` outputs, as they are made."""
         before = self._made
         self._runs.append((number, before, skip))
         for chunk in chunks:
@@ -43,7 +42,7 @@ class ProgressTracker:
         self._progress.ends(number, skip + self._made - before)
 
     def handed(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
-        """Elements of the chunks, counted as they are handed out."""
+        """Count elements of the chunks as they are handed out."""
         for chunk in chunks:
             elements = plain(chunk.elements)
             current, taken = iter(elements), self._taken + len(elements)
@@ -52,21 +51,23 @@ class ProgressTracker:
         self.ended = True
 
     def take_back(self, count: int = 1) -> None:
-        """So many of those that were handed out last were not, after all; a negative number: they are, once more."""
+        """Take back the last ``count`` elements, which were not handed out after all; a negative number: they are, once
+        more.
+        """
         self._taken -= count
 
     @property
     def handed_out(self) -> int:
-        """Elements that whoever iterates has been given."""
+        """Number of elements that whoever iterates has been given."""
         return self._taken - operator.length_hint(self.current)
 
     def closed(self) -> None:
-        """What was not handed out yet will not be."""
+        """Note that what was not handed out yet will not be."""
         taken = self.handed_out
         self.current, self._taken = iter(()), taken
 
     def now(self) -> tuple[TaskSet, list[tuple[int, int]]]:
-        """Tasks of which all was handed out, and how many outputs of others."""
+        """Tasks of which all was handed out, and the number of outputs of each other."""
         self._count()
         return self._progress.now()
 

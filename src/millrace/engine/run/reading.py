@@ -1,4 +1,4 @@
-"""Reading sources: feeds of units in, chunks of elements out."""
+"""Reading of sources: feeds of units in, chunks of elements out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 4 << 20
 def read_positions(
     source: PositionSource, table: SplitTable, feed: Feed, origin: Origin, context: NodeContext
 ) -> Iterator[Chunk]:
-    """Elements at the positions of ``feed``; on several threads where reading takes its time, ahead where it is far.
+    """Read elements at the positions of ``feed``; on several threads where that pays, ahead where it is remote.
 
     Raises:
         ElementTooLargeError: before a file is read that is larger than all buffers.
@@ -57,7 +57,7 @@ def read_positions(
 
 
 def _affordable(table: SplitTable, positions: Array, limit: int) -> int:
-    """How many of the files at ``positions`` go into one chunk; at least one."""
+    """Number of the files at ``positions`` that go into one chunk; at least one."""
     total = 0
     for count, position in enumerate(positions.tolist()):
         size = table.sizes[position]
@@ -75,7 +75,7 @@ def _affordable(table: SplitTable, positions: Array, limit: int) -> int:
 def read_splits(
     source: SequentialSource, table: SplitTable, feed: Feed, origin: Origin, starts: Array, context: NodeContext
 ) -> Iterator[Chunk]:
-    """Elements of a sequential source whose units are elements.
+    """Read elements of a sequential source whose units are elements.
 
     Args:
         source: the reader.
@@ -102,7 +102,7 @@ def read_splits(
 def read_whole_splits(
     source: SequentialSource, table: SplitTable, feed: Feed, origin: Origin, context: NodeContext
 ) -> Iterator[Chunk]:
-    """Elements of a sequential source whose units are whole splits."""
+    """Read elements of a sequential source whose units are whole splits."""
     for units in feed:
         for split in units.tolist():
             position = 0
@@ -117,7 +117,7 @@ def read_whole_splits(
 
 
 def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk]:
-    """The elements at ascending ``offsets`` of a split."""
+    """Choose the elements at ascending ``offsets`` of a split."""
     low, high = int(offsets[0]), int(offsets[-1]) + 1
     every = high - low == len(offsets)
     for start, elements in reading.lists(origin.split, low, high):
@@ -132,7 +132,7 @@ def _chosen(reading: _Reading, offsets: Array, origin: Origin) -> Iterator[Chunk
 
 
 class _Lists:
-    """The elements of a split from one on, list by list; where reading fails, those before come one by one."""
+    """Elements of a split from one on, list by list; where reading fails, those before come one by one."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Lists:
         self._lists = source.read(split, start, -1, wanted)
 
     def next(self, position: int) -> list[Any] | None:
-        """The list of elements from ``position`` on, which is where the last one ended; None after the last."""
+        """Read the list of elements from ``position`` on, which is where the last one ended; None after the last."""
         try:
             return self._context.next_list(self._lists, self._place, position)
         except (SourceCorruptError, ElementError):  # of one element; a store that is away would not be back
@@ -164,7 +164,7 @@ class _Lists:
 
 
 class _Reading:
-    """Keeps a split open from one request to the next, as feeds ask for what follows more often than not."""
+    """Split that is kept open from one request to the next, as feeds ask for what follows more often than not."""
 
     def __init__(self, source: SequentialSource, table: SplitTable, origin: Origin, context: NodeContext) -> None:
         self._source, self._table, self._origin, self._context = source, table, origin, context
@@ -173,7 +173,7 @@ class _Reading:
         self._lists: _Lists | None = None
 
     def lists(self, split: int, low: int, high: int) -> Iterator[tuple[int, list[Any]]]:
-        """(offset, elements) of consecutive lists that cover [low, high) of a split, and perhaps some before."""
+        """Yield (offset, elements) of consecutive lists that cover [low, high) of a split, and perhaps some before."""
         if split != self._split or low < self._at:
             self.close()
             self._split, self._at = split, low

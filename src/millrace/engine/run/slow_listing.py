@@ -1,4 +1,4 @@
-"""A listing in this process that takes long says, once, how far it is."""
+"""Slow listings: one that takes long in this process says, once, how far it is."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from millrace.policies.figures import duration
 from millrace.sources.source import ListingProgress
 
 FIRST_S = 10.0
-"""After which it is said; the same for the first element on a service."""
+"""Seconds after which it is said; the same for the first element on a service."""
 
 _logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def announced(reader: object) -> Iterator[ListingProgress]:
-    """Counts the files that are looked at, by what it gives to the listing.
+    """Count the files that are looked at, by what it gives to the listing.
 
     Args:
-        reader: what waits for the listing; its text is made if it is needed.
+        reader: whoever waits for the listing; its text is made if it is needed.
     """
     counting, files = threading.Lock(), 0
 

@@ -1,4 +1,4 @@
-"""One running task: what its operators share, and what each of them is offered."""
+"""Running task: the state that its operators share, and the context that each of them gets."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ DEFAULT_BUFFER_BYTES = 256 << 20
 
 
 class Nested(Protocol):
-    """A dataset that a user's function returned, running."""
+    """Running dataset that a user's function returned."""
 
     def __iter__(self) -> Iterator[Chunk]: ...
 
     def close(self) -> None:
-        """Stops it."""
+        """Stop it."""
         ...
 
 
 class Budget:
-    """Bytes that a running task may hold.
+    """Budget of bytes that a running task may hold.
 
     Attributes:
         all: together.
@@ -71,7 +71,7 @@ class Budget:
 
 
 class RunningTask:
-    """What all operators of one running task share."""
+    """State that all operators of one running task share."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RunningTask:
 
     @contextmanager
     def sharing(self, number: int) -> Iterator[Callable[[], int]]:
-        """Bytes that one stream of node ``number`` may hold: below a window several of them run side by side."""
+        """Share of one stream of node ``number`` in its bytes: below a window several of them run side by side."""
         self._streams[number] += 1
         try:
             yield lambda: self.budget // max(1, self._streams[number])
@@ -120,11 +120,11 @@ class RunningTask:
             self._streams[number] -= 1
 
     def measured(self, number: int, chunks: Iterator[Chunk], measure: Measure | None = None) -> Iterator[Chunk]:
-        """What node ``number`` yields, counted, and refused where an element is larger than all buffers together.
+        """Count what node ``number`` yields, and refuse an element that is larger than all buffers together.
 
         Args:
             number: of the node.
-            chunks: what it yields.
+            chunks: its output.
             measure: where to count; None: in the node's own measure, and a failure is raised here.
         """
 
@@ -140,7 +140,7 @@ class RunningTask:
         return counted if measure is not None else raising(counted)
 
     def chunk_size(self, number: int) -> int:
-        """Elements that node ``number`` should put into its next chunk, after what became of those before."""
+        """Number of elements that node ``number`` should put into its next chunk, after what became of those before."""
         if self.one_by_one:
             return 1
         elements = self.measures[number].elements
@@ -155,11 +155,11 @@ class RunningTask:
 
     @property
     def one_by_one(self) -> bool:
-        """Elements go through the pipeline one at a time, on the thread that pulls."""
+        """Whether elements go through the pipeline one at a time, on the thread that pulls."""
         return self.watch is not None and self.watch.each
 
     def watched(self, node: int, origin: Origin, position: int, action: Callable[[], T]) -> T:
-        """``action()``, which reads the element at a position of a source.
+        """Run ``action()``, which reads the element at a position of a source.
 
         Raises:
             SourceCorruptError: if workers ended as they read it.
@@ -181,7 +181,7 @@ class RunningTask:
         return number in self._reused
 
     def below(self, number: int) -> RunningTask:
-        """The task as it is below node ``number``: at a point whose elements are reused, that of the first epoch."""
+        """Return the task as it is below node ``number``: at a point with reused elements, that of the first epoch."""
         if number not in self._reused or self.epoch == 0:
             return self
         first = copy.copy(self)
@@ -190,7 +190,7 @@ class RunningTask:
         return first
 
     def caching(self, number: int) -> tuple[Point | None, Kept | None]:
-        """What node ``number`` reads from and adds to, if it is the point in use."""
+        """Point and writer of node ``number``, if it is the point in use."""
         return (self._point, self._kept) if self._point is not None and self._point.number == number else (None, None)
 
     def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
@@ -199,10 +199,11 @@ class RunningTask:
         return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
 
     def block_order(self, child: int, key: int) -> Callable[[Array], Iterator[Array]]:
-        """For units of a windowed shuffle those of its input, blocks in random order, an array for each.
+        """Map units of a windowed shuffle to those of its input, blocks in random order, an array for each.
 
         Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
-        elements there: what is collected in one must not be torn apart by another.
+        elements
+        there: what is collected in one must not be torn apart by another.
         """
         bounds = self.units.boundaries(child)
         turns, within = np.divmod(bounds[:-1], self.units.of(child).period)
@@ -223,7 +224,7 @@ class RunningTask:
 
 
 class NodeContext(Context):
-    """What one operator of a running task is offered; see :class:`millrace.ops.operator.Context`."""
+    """Context of one operator of a running task; see :class:`millrace.ops.operator.Context`."""
 
     AUTOTUNE = AUTOTUNE
 
@@ -242,7 +243,7 @@ class NodeContext(Context):
 
     @property
     def label(self) -> str:
-        """The operator as the user wrote it."""
+        """Name of the operator as the user wrote it."""
         return self._label
 
     @property
@@ -251,15 +252,15 @@ class NodeContext(Context):
         return self._task.window_budget if isinstance(self._node, Shuffle) else self._task.budget
 
     def call(self, function: Opaque, chunk: Chunk) -> tuple[list[int] | None, list[Any], Exception | None]:
-        """The user's ``function`` of each element."""
+        """Call the user's ``function`` on each element."""
         return self._task.calls.call(self._number, self._label, function, chunk)
 
     def guard(self, chunk: Chunk, index: int, action: Callable[[], T]) -> tuple[bool, T | None]:
-        """``action()`` about one element."""
+        """Run ``action()`` about one element."""
         return self._task.calls.guard(self._number, self._label, chunk, index, action)
 
     def in_order(self, function: Callable[[Chunk], T], chunks: Iterator[Chunk], parallel: int) -> Iterator[T]:
-        """``function`` of each chunk, on threads where that pays."""
+        """Apply ``function`` to each chunk, on threads where that pays."""
         task = self._task
         measure = task.measures[self._number]
         with task.sharing(self._number) as budget:
@@ -267,7 +268,7 @@ class NodeContext(Context):
             yield from in_order(function, chunks, parallel, crew=crew, budget=budget, measure=measure)
 
     def ahead(self, chunks: Iterator[Chunk], elements: int) -> Iterator[Chunk]:
-        """The same chunks, computed ahead by a thread."""
+        """Compute the chunks ahead on a thread."""
         if self._task.one_by_one:
             yield from chunks
             return
@@ -280,11 +281,11 @@ class NodeContext(Context):
                 self._task.stops.pop(helper.stop, None)
 
     def name_of(self, origin: Origin, position: int) -> str:
-        """The element at ``position`` of ``origin`` for messages."""
+        """Name the element at ``position`` of ``origin`` for messages."""
         return "one that an earlier task left over" if origin == self.mixed() else name_of(self._task, origin, position)
 
     def elements_of(self, value: Any, parent: Chunk, index: int) -> Iterator[Any]:
-        """What to iterate over in a user function's result."""
+        """Iterate over a user function's result."""
         if (graph := graph_of(value)) is not None:
             seed = derive(self._task.calls.key(self._number, parent.origin), int(parent.positions[index]))
             return self._nested(graph, seed)
@@ -311,7 +312,7 @@ class NodeContext(Context):
             self._task.stops.pop(run.close, None)
 
     def generator(self) -> np.random.Generator:
-        """The random generator of this operator in this task."""
+        """Random generator of this operator in this task."""
         task = self._task
         if isinstance(self._node, Shuffle):
             key = task.shuffle_key(self._number, self._node, self._repetition)
@@ -322,15 +323,15 @@ class NodeContext(Context):
         return np.random.Generator(np.random.PCG64(derive(key, task.task.index)))
 
     def chunk_size(self) -> int:
-        """Elements for the next chunk."""
+        """Number of elements for the next chunk."""
         return self._task.chunk_size(self._number)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array for a leaf of a batch."""
+        """Allocate an array for a leaf of a batch."""
         return self._task.allocate(shape, dtype)
 
     def mixed(self) -> Origin:
-        """Origin of what this operator itself brings into an order."""
+        """Origin of elements that this operator itself brings into an order."""
         return Origin(-1 - self._number, self._task.task.index, self._repetition)
 
     def children(self, parent: Chunk, index: int) -> int:
@@ -338,15 +339,15 @@ class NodeContext(Context):
         return first_made(self._key, int(parent.positions[index]))
 
     def outputs(self) -> Iterator[tuple[Origin, int, int]] | None:
-        """The groups of a batch, where they are planned."""
+        """Groups of a batch, where they are planned."""
         return None if self._outputs is None else self._outputs()
 
     def leftovers(self) -> Iterable[Any]:
-        """What earlier tasks left to this operator; the first to ask has them all."""
+        """Take what earlier tasks left to this operator; the first to ask has them all."""
         return self._task.taken.pop(self._number, ())
 
     def leave(self, elements: list[Any]) -> bool:
-        """Keeps what is left for a later task, if there is one."""
+        """Keep what is left for a later task, if there is one."""
         if self._task.task.parent < 0:
             return False
         # A task that holds several parts of a concatenation may run this operator more than once.
@@ -355,7 +356,7 @@ class NodeContext(Context):
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out of the task so far."""
+        """Number of elements that ``on_error`` left out of the task so far."""
         return self._task.calls.skipped
 
     # -- for reading, beside what operators are offered ----------------------------------------------------------------
@@ -367,14 +368,14 @@ class NodeContext(Context):
 
     @property
     def reads(self) -> ReadScheduler | None:
-        """What reads this source ahead; None where that is not worth it, or what is read is watched."""
+        """Scheduler that reads this source ahead; None where that is not worth it, or reads are watched."""
         return None if self._task.watch is not None else self._task.reads(self._number)
 
     @contextmanager
     def streaming(
         self, reads: ReadScheduler, feed: Iterator[Array]
     ) -> Iterator[Callable[[Array], tuple[list[Any], Exception | None]]]:
-        """The body fetches the positions of ``feed`` in their order, by the function given to it: as Stream.fetch."""
+        """Open a stream of the positions of ``feed``; the body fetches them in order by the function given to it."""
         task, measure = self._task, self._task.measures[self._number]
         with reads.stream(task.owner, (task.epoch, task.task.index), feed) as stream:
             task.stops[stream.close] = None
@@ -384,7 +385,7 @@ class NodeContext(Context):
                 task.stops.pop(stream.close, None)
 
     def fetch(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
-        """The elements at the chunk's positions; errors of a map-style data set's own code name the position."""
+        """Fetch the elements at the chunk's positions; errors of a map-style data set's own code name the position."""
         positions = np.asarray(chunk.positions, np.int64)
         if self._task.watch is not None:
             return self._fetch_watched(fetch, chunk)
@@ -403,7 +404,7 @@ class NodeContext(Context):
         return self._task.watch is not None
 
     def next_list(self, lists: Iterator[list[Any]], origin: Origin, position: int) -> list[Any] | None:
-        """The next of the ``lists`` of a sequential source, which begins at a position; None after the last."""
+        """Read the next of the ``lists`` of a sequential source, which begins at a position; None after the last."""
         return self._task.watched(self._number, origin, position, lambda: next(lists, None))
 
     def _fetch_watched(self, fetch: Callable[[Array], list[Any]], chunk: Chunk) -> Chunk:
@@ -416,7 +417,7 @@ class NodeContext(Context):
         return Chunk(elements, chunk.origin, chunk.positions)
 
     def _fetch_before(self, fetch: Callable[[Array], list[Any]], chunk: Chunk, error: Exception) -> Chunk:
-        """The elements before the one that failed, read again one by one, as ``error`` does not say which it was."""
+        """Fetch the elements before the one that failed again one by one, as ``error`` does not say which it was."""
         positions, elements = np.asarray(chunk.positions, np.int64), list[Any]()
         try:
             for index in range(len(positions) if len(positions) > 1 else 0):
@@ -440,7 +441,7 @@ class NodeContext(Context):
 
 
 def _fetched(stream: ReadStream, measure: Measure, positions: Array) -> tuple[list[Any], Exception | None]:
-    """The elements at ``positions`` as :meth:`Stream.fetch` gives them, and where the time went."""
+    """Fetch the elements at ``positions`` from the stream, and account for the time."""
     waited_s, reading_s, cpu_s = stream.waited_s, stream.reading_s, stream.cpu_s
     try:
         return stream.fetch(positions)
@@ -451,5 +452,5 @@ def _fetched(stream: ReadStream, measure: Measure, positions: Array) -> tuple[li
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The end of a pipeline and its consumer: one works while the other does, where that gains something."""
+"""Final prefetch: the pipeline's end works while its consumer does, where that gains something."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from millrace.engine.threads.prefetch import Ahead
 from millrace.graph.rewrites.trailing_prefetch import Ending
 
 _WORTH_S = 0.001
-"""Gain per chunk below which a hand-over between threads that share the GIL could cost more."""
+"""Seconds gained per chunk below which a hand-over between threads that share the GIL could cost more."""
 _SURE_S = 0.01
-"""Gain foregone so far that shows that one slow chunk was not all."""
+"""Seconds of gain foregone so far that show that one slow chunk was not all."""
 
 
 def overlapped(chunks: Generator[Chunk, None, None], ending: Ending, budget: int) -> Generator[Chunk, None, None]:
-    """The same chunks, computed ahead by a thread: from the start if ``ending`` says so, else once that would pay.
+    """Compute chunks ahead on a thread: from the start if ``ending`` says so, else once that would pay.
 
     Time is gained where both sides take some: of a chunk, at most the time of the faster one. So a pipeline that is
-    cheap, or a consumer that only collects, never gets a thread.
+    cheap,
+    or a consumer that only collects, never gets a thread.
 
     Args:
         chunks: the pipeline.

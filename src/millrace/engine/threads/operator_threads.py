@@ -1,4 +1,4 @@
-"""The threads of the engine: a pool for the process, and for each operator a crew that uses as many of it as pay."""
+"""Operator threads: a pool for the process, and for each operator as many of its threads as pay."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from millrace.graph.nodes import AUTOTUNE
 T = TypeVar("T")
 
 _WORTH_A_THREAD_S = 50e-6
-"""Below this cost of one element, handing it to a thread and taking turns at the GIL costs more than it gains."""
+"""Seconds of one element below which handing it to a thread and taking turns at the GIL cost more than they gain."""
 _WINDOW_S = 0.1
 _MANY = 64
-"""Threads for functions that wait; far more than cores, and few enough to cost nothing while they do."""
+"""Most threads for functions that wait; far more than cores, and few enough to cost nothing while they do."""
 
 
 class Pool:
     """Threads that run user functions, shared by the operators of a program.
 
     They are daemons, unlike those of :mod:`concurrent.futures`: a function that never returns, as one that waits for a
-    dead file server, must not keep Ctrl-C from ending the process.
+    dead
+    file server, must not keep Ctrl-C from ending the process.
 
     Args:
-        cores: that user functions should keep busy.
+        cores: number that user functions should keep busy.
         most: threads at most; None: as many as may pay.
         name: of the threads.
     """
@@ -50,7 +51,7 @@ class Pool:
         self._idle = threading.Semaphore(0)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Runs ``work()``, which raises nothing, on a thread.
+        """Run ``work()``, which raises nothing, on a thread.
 
         Raises:
             RuntimeError: no thread can be started, and there is none; nothing will run.
@@ -72,7 +73,7 @@ class Pool:
                         raise
 
     def close(self) -> None:
-        """Ends the threads; waits for running calls, within :func:`patience`. The pool can be used again."""
+        """End the threads; wait for running calls, within :func:`shutdown_timeout`. The pool can be used again."""
         with self._lock:
             threads, queue = self._threads, self._queue
             self._threads, self._queue, self._idle = [], SimpleQueue(), threading.Semaphore(0)
@@ -87,7 +88,7 @@ class Pool:
 def _work_off(
     queue: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore, inside: threading.local
 ) -> None:
-    """One thread of a pool; it holds no more of it than this, nor the last work while it has none."""
+    """Run one thread of a pool; it holds no more of it than this, nor the last work while it has none."""
     inside.here = True
     while True:
         try:
@@ -102,7 +103,7 @@ def _work_off(
 
 
 class Call(Generic[T]):
-    """A function called with a chunk on a thread of a crew.
+    """Function called with a chunk on a thread.
 
     Attributes:
         elements: of the chunk.
@@ -139,12 +140,12 @@ class Call(Generic[T]):
         self.size = 0
 
     def begin(self) -> None:
-        """This thread will make the call, and nobody else."""
+        """Reserve the call for this thread."""
         self._thread = threading.get_ident()
         self.begun = True
 
     def run(self) -> None:
-        """Makes the call, on the thread that began it."""
+        """Make the call, on the thread that began it."""
         assert self._function is not None
         assert self._chunk is not None
         began, cpu = clock(), time.thread_time()
@@ -161,13 +162,13 @@ class Call(Generic[T]):
             self._ended.release()
 
     def wait(self, patience_s: float = -1) -> None:
-        """Returns once the call has ended, or no one has the patience to wait longer; negative: without end."""
+        """Wait until the call has ended, or for ``patience_s`` seconds; negative: without end."""
         # The garbage collector may end an abandoned iterator on any thread, so also on the one that makes this call.
         if self._thread != threading.get_ident() and self._ended.acquire(timeout=patience_s):
             self._ended.release()
 
     def result(self) -> T:
-        """What the function returned; waits for it. Raises what the function raised."""
+        """Wait for what the function returned; raise what the function raised."""
         self.wait()
         if self.error is not None:
             try:
@@ -179,7 +180,7 @@ class Call(Generic[T]):
 
 
 class Crew:
-    """What is known of one operator's function, and the threads that run it, in all tasks of a program.
+    """Threads that run one operator's function, and the cost of that function, in all tasks of a program.
 
     Args:
         pool: None to call on the thread that pulls, always.
@@ -211,11 +212,11 @@ class Crew:
 
     @property
     def tuning(self) -> Tuning:
-        """How many threads AUTOTUNE uses, and why."""
+        """State of AUTOTUNE: the number of threads, and the reason."""
         return self._tuning
 
     def threads(self, parallel: int) -> int:
-        """Threads for ``num_parallel_calls=parallel``; 0 for the thread that pulls.
+        """Number of threads for ``num_parallel_calls=parallel``; 0 for the thread that pulls.
 
         It is always that thread for the first call, which tells what an element costs, and while elements are cheap.
         """
@@ -228,25 +229,25 @@ class Crew:
 
     @property
     def level(self) -> int:
-        """Threads that were used last, that which helps included; 0: only the one that pulls."""
+        """Number of threads that were used last, a helping one included; 0: only the one that pulls."""
         return self._level
 
     def join(self) -> None:
-        """A task begins to use the crew."""
+        """Begin a task's use of the threads."""
         with self._lock:
             if not self._users:
                 self._resumed = clock()
             self._users += 1
 
     def leave(self) -> None:
-        """A task no longer uses it. Time without any is not counted."""
+        """End a task's use. Time without any is not counted."""
         with self._lock:
             self._users -= 1
             if not self._users:
                 self._window = replace(self._window, seconds=self._window.seconds + clock() - self._resumed)
 
     def submit(self, call: Call[Any], threads: int, *, helped: bool = False) -> None:
-        """Has ``call`` made once fewer than ``threads`` others run; ``helped``: beside what :meth:`help` makes."""
+        """Have ``call`` made once fewer than ``threads`` others run; ``helped``: beside those of :meth:`help`."""
         assert self._pool is not None
         with self._lock:
             self._queue.append(call)
@@ -256,7 +257,7 @@ class Crew:
                 self._pool.start(self._work)
 
     def help(self, awaited: Call[Any]) -> None:
-        """Makes calls on this thread instead of waiting, until ``awaited`` has ended or none is left.
+        """Make calls on this thread instead of waiting, until ``awaited`` has ended or none is left.
 
         One thread at a time does so, beside those that :meth:`submit` was allowed.
 
@@ -276,7 +277,7 @@ class Crew:
             self._helped = False
 
     def cancel(self, calls: deque[Call[Any]]) -> None:
-        """Forgets those of ``calls`` that have not begun, and waits for the others, within :func:`patience`."""
+        """Cancel those of ``calls`` that have not begun; wait for the others, within :func:`shutdown_timeout`."""
         with self._lock:
             begun = [call for call in calls if call.begun]
             for call in calls:
@@ -287,13 +288,13 @@ class Crew:
             call.wait(max(0.0, until - clock()))
 
     def learn(self, elements: int, seconds: float, cpu_s: float, waited_s: float, size: float | None) -> None:
-        """Takes in a call whose result has been taken.
+        """Learn from a call whose result has been taken.
 
         Args:
             elements: at least 1.
-            seconds: it took.
+            seconds: time that it took.
             cpu_s: of these, of processor time.
-            waited_s: for which its result was waited.
+            waited_s: seconds for which its result was waited.
             size: bytes of the result; None if not known here.
         """
         with self._lock:
@@ -321,11 +322,11 @@ class Crew:
         self._window = window
 
     def weigh(self, size: float) -> None:
-        """Takes in the bytes of one result."""
+        """Learn from the bytes of one result."""
         self.bytes = max(0.9 * self.bytes, size)
 
     def _take(self) -> Call[Any] | None:
-        """The earliest call that nobody has begun, for this thread."""
+        """Take the earliest call that nobody has begun, for this thread."""
         with self._lock:
             if not self._queue:
                 return None

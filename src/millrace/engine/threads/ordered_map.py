@@ -1,4 +1,4 @@
-"""One operator's calls: on the thread that pulls or on several, results in order, waiting ones bounded in bytes."""
+"""Ordered map: one operator's calls on the thread that pulls or on several, results in order, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from millrace.engine.threads.operator_threads import Call, Crew
 T = TypeVar("T")
 
 _SLICE_S = 0.008
-"""Work of one call: so much that handing it over costs under a hundredth, so little that threads end together, and that
-what is made doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
+"""Seconds of work of one call: so much that handing it over costs under a hundredth, so little that threads end
+together,
+and that a result doesn't lie there for long: a first chunk has elements whose cost nobody knew."""
 _HELP_S = 0.05
-"""Above this cost of one element, the thread that pulls waits for a result rather than make another call meanwhile:
-what it waits for would lie ready for too long."""
+"""Seconds of one element above which the thread that pulls waits for a result rather than make another call meanwhile:
+the
+awaited result would lie ready for too long."""
 _WAITING = 4
-"""Calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
+"""Most calls that may wait or be under way for each thread: while the earliest is slow, the others go on."""
 
 
 def in_order(
@@ -32,16 +34,17 @@ def in_order(
     budget: Callable[[], int],
     measure: Measure,
 ) -> Iterator[T]:
-    """``function`` of each chunk, results in order; on threads if an element costs enough to be worth it.
+    """Apply ``function`` to each chunk, results in order; on threads if an element costs enough to be worth it.
 
     Results that wait, and those that calls under way are expected to give, judged by the largest seen lately, stay
-    within ``budget``; a single call goes on whatever its result.
+    within
+    ``budget``; a single call goes on whatever its result.
 
     Args:
         function: called with slices of the chunks.
         chunks: the input.
         parallel: calls at a time; AUTOTUNE for as many as pay.
-        crew: of the operator.
+        crew: threads of the operator.
         budget: bytes of results that may wait, as of now.
         measure: where the time goes.
     """
@@ -82,7 +85,7 @@ def in_order(
 
 
 class _Calls(Generic[T]):
-    """The calls of one :func:`in_order`, and those of them that are under way."""
+    """Calls of one :func:`in_order`, and those of them that are under way."""
 
     def __init__(self, function: Callable[[Chunk], T], crew: Crew, budget: Callable[[], int], measure: Measure) -> None:
         self._function, self._crew = function, crew
@@ -92,7 +95,7 @@ class _Calls(Generic[T]):
         self._helps = False
 
     def slice(self, threads: int) -> int:
-        """How many elements the next call should take."""
+        """Number of elements that the next call should take."""
         self._look()
         cost = self._crew.cost_s
         if cost < 0:
@@ -112,7 +115,7 @@ class _Calls(Generic[T]):
         return held + count * each > self._budget()
 
     def run(self, part: Chunk) -> T:
-        """Calls on this thread."""
+        """Call on this thread."""
         began, cpu = clock(), time.thread_time()
         result = self._function(part)
         seconds = clock() - began
@@ -120,14 +123,14 @@ class _Calls(Generic[T]):
         return result
 
     def submit(self, part: Chunk, threads: int) -> None:
-        """Has the call made on a thread; while this one waits, it is one of ``threads``."""
+        """Have the call made on a thread; while this one waits, it is one of ``threads``."""
         call = Call(self._function, part)
         self.waiting.append(call)
         self._helps = threads > 1 and self._crew.cost_s < _HELP_S
         self._crew.submit(call, threads - self._helps, helped=self._helps)
 
     def finish(self) -> T:
-        """The result of the earliest call under way."""
+        """Take the result of the earliest call under way."""
         call = self.waiting[0]
         began, cpu = clock(), time.thread_time()
         if self._helps:
@@ -142,7 +145,7 @@ class _Calls(Generic[T]):
         return result
 
     def _look(self) -> None:
-        """Results of calls on this thread have been counted and weighed by whoever took them."""
+        """Learn the bytes of results of calls on this thread, which whoever took them has counted and weighed."""
         elements, size = self._measure.elements - self._seen[0], self._measure.bytes - self._seen[1]
         if elements > 0:
             self._seen = (self._measure.elements, self._measure.bytes)

@@ -1,4 +1,4 @@
-"""A thread that works ahead of whoever pulls."""
+"""Prefetch: a thread that works ahead of whoever pulls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.graph.nodes import AUTOTUNE
 
 
 class Ahead:
-    """A thread that computes chunks ahead of whoever pulls them.
+    """Thread that computes chunks ahead of whoever pulls them.
 
     It waits while ``elements`` (AUTOTUNE: any number) or ``budget()`` bytes lie ready.
     """
@@ -31,7 +31,7 @@ class Ahead:
         self._thread: threading.Thread | None = None
 
     def pull(self, measure: Measure) -> Generator[Chunk, None, None]:
-        """The chunks."""
+        """Yield the chunks."""
         thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
         thread.start()
         self._thread = thread
@@ -44,7 +44,7 @@ class Ahead:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the thread, within :func:`patience`, and closes the chunks it pulls. Idempotent."""
+        """End the thread, within :func:`shutdown_timeout`, and close the chunks it pulls. Idempotent."""
         with self._lock:
             self._stopped = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""How long what is being ended waits for functions that still run on other threads, as nothing can stop them."""
+"""Shutdown timeout: how long an end waits for functions that still run on other threads, as nothing can stop them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PATIENT_S = 15.0
 
 
 def patience() -> float:
-    """Seconds to wait for a user's function. Who is not done by then goes on alone, and nobody takes the result.
+    """Seconds to wait for a user's function. One that is not done by then goes on alone, and nobody takes the result.
 
     A function may never return, as one that waits for a dead file server: Ctrl-C must end the process all the same.
     """

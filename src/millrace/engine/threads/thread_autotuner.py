@@ -1,4 +1,4 @@
-"""How many threads an operator's function runs on: hill climbing on measured throughput. Pure.
+"""Thread autotuner: how many threads an operator's function runs on, by hill climbing on throughput. Pure.
 
 A *level* is a number of threads; 0 is the thread that pulls, without a hand-over. A *window* is a stretch of time in
 which the operator ran at one level. The rule:
@@ -35,10 +35,10 @@ _LONGEST_REST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What an operator did in a stretch of time.
+    """Measures of an operator in a stretch of time.
 
     Attributes:
-        elements: that its function was called with.
+        elements: number that its function was called with.
         seconds: the length of the stretch.
         waited_s: of these, seconds in which whoever pulls waited for results, or made the calls.
         calls_s: seconds in calls, summed over threads.
@@ -54,7 +54,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The state of the search.
+    """State of the search.
 
     Attributes:
         level: threads to use now.
@@ -86,7 +86,7 @@ class Tuning:
 
 
 def begin(cores: int, most: int, *, inline: bool = False) -> Tuning:
-    """The state before anything is measured.
+    """Begin the search, before anything is measured.
 
     Args:
         cores: that this process may use.
@@ -98,7 +98,7 @@ def begin(cores: int, most: int, *, inline: bool = False) -> Tuning:
 
 
 def step(state: Tuning, window: Window) -> Tuning:
-    """The state after a window at ``state.level``."""
+    """Advance the search by a window at ``state.level``."""
     if state.ignored:
         return replace(state, ignored=state.ignored - 1)
     at_rest = state.level == state.settled
@@ -116,7 +116,7 @@ def step(state: Tuning, window: Window) -> Tuning:
 
 
 def _next(state: Tuning, cores_busy: float) -> Tuning:
-    """Tries another level, or rests."""
+    """Try another level, or rest."""
     fewer, more = state.settled // 2, min(state.most, max(2, 2 * state.settled))
     useful_cores = min(state.cores, max(1, state.settled))
     if not state.tried and fewer < state.settled and cores_busy < _BUSY * useful_cores:
@@ -131,7 +131,7 @@ def _try(state: Tuning, level: int, direction: int) -> Tuning:
 
 
 def _judge(state: Tuning, rate: float, window: Window) -> Tuning:
-    """Keeps the level that was tried, and goes on in that direction, or goes back."""
+    """Keep the level that was tried, and go on in that direction, or go back."""
     direction = state.tried[-1]
     peak = max(rate, state.peak)
     accepted = rate >= _LOSS * state.peak if direction < 0 else rate >= _GAIN * state.base

@@ -1,4 +1,4 @@
-"""Running a task with care: what ended workers is not touched again, and before each step it is said where the run is.
+"""Crash isolation: report each step before running it, and skip elements that ended a worker.
 
 A *place* is (node, origin's node, split, repetition, position, how often the node was given that element before): the
 same in each run of a task. Places below are no function's.
@@ -14,20 +14,20 @@ from millrace.elements.chunk import Origin
 from millrace.protocol.crash_sites import Place
 
 BEGINNING: Place = (-1, 0)
-"""Before the first step: the pipeline is built, leftovers are fetched."""
+"""Place before the first step: the pipeline is built, leftovers are fetched."""
 
 
 def between(outputs: int, steps: int) -> Place:
-    """Between two steps, after so many outputs and steps: elements are put together or encoded."""
+    """Place between two steps, after so many outputs and steps: elements are put together or encoded."""
     return (-2, outputs, steps)
 
 
 class RunStoppedError(Exception):
-    """A run is to stop, says whoever was told where it is: no failure of the element."""
+    """Whoever was told where a run is has stopped it; no failure of the element."""
 
 
 class WorkerEndedError(Exception):
-    """Stands for what cannot be caught: the process ended when it came to an element."""
+    """Stand-in for what cannot be caught: the process ended when it came to an element."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class WorkerEndedError(Exception):
 
 
 class Watch:
-    """What one run must not touch, and whom it tells where it is.
+    """Watch over one run: what it must not touch, and whom it tells where it is.
 
     Args:
         poison: places that end the process.
@@ -56,7 +56,7 @@ class Watch:
 
     @contextmanager
     def at(self, node: int, origin: Origin, position: int, where: Callable[[], str]) -> Iterator[None]:
-        """While the body runs node ``node`` deals with one element; ``where`` says which, in words.
+        """Report while the body runs that node ``node`` deals with one element; ``where`` says which, in words.
 
         Raises:
             WorkerEndedError: it is known not to survive that; the body does not run.

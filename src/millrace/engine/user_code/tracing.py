@@ -1,4 +1,4 @@
-"""Origins that lead back to what arrived from a service."""
+"""Traced origins, which lead back to what arrived from a service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Path = tuple[int, ...]
 
 
 class Traced(Origin):
-    """An origin whose elements have paths: ``above``, and at its end the position plus ``shift``."""
+    """Origin whose elements have paths: ``above``, and at its end the position plus ``shift``."""
 
     above: Path = ()
     shift: int = 0
@@ -17,7 +17,7 @@ class Traced(Origin):
 
 
 def traced(origin: Origin, above: Path, shift: int, place: tuple[int, int] = (-1, -1)) -> Traced:
-    """The same origin for these paths."""
+    """Give an origin these paths."""
     found = Traced(*origin)
     found.above, found.shift, found.place = above, shift, place
     return found

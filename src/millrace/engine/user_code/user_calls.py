@@ -1,4 +1,4 @@
-"""Calling the user's functions: random generators, errors, what is skipped."""
+"""User calls: random generators, errors and skipped elements of the user's functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGE = str(Path(__file__).parent.parent / "_")[:-1]
 
 
 class Calls:
-    """How one running task calls user functions."""
+    """Calls of user functions by one running task."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Calls:
 
     @property
     def skipped(self) -> int:
-        """Elements left out by ``on_error`` so far."""
+        """Number of elements left out by ``on_error`` so far."""
         return len(self._skips)
 
     def of_epoch(self, epoch: int, describe: Callable[[Origin, int], str]) -> Calls:
-        """The same task's calls, with the random numbers of another epoch."""
+        """Return the same task's calls with the random numbers of another epoch."""
         calls = copy.copy(self)
         calls.__dict__.update(_epoch=epoch, _describe=describe)
         return calls
@@ -99,7 +99,7 @@ class Calls:
     def _watched(
         self, watch: Watch, node: int, label: str, origin: Origin, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """``function``, with the element's position as one more argument."""
+        """Wrap ``function`` to take the element's position as one more argument."""
 
         def call(*arguments: Any) -> Any:
             *others, position = arguments
@@ -119,7 +119,7 @@ class Calls:
             return self._failed(label, chunk, index, error)
 
     def _failed(self, label: str, chunk: Chunk, index: int, error: BaseException) -> tuple[bool, Any]:
-        """What becomes of element ``index``, of which ``error`` was raised: (kept, value), if not an error."""
+        """Decide what becomes of element ``index``, of which ``error`` was raised: (kept, value), if not an error."""
         if _is_interrupt(error) or isinstance(error, RunStoppedError):
             raise error
         if isinstance(error, ElementError):  # of a dataset that the function made
@@ -166,7 +166,7 @@ class Calls:
         error.add_note(f"in {label} of {self._describe(chunk.origin, int(chunk.positions[index]))}")
 
     def error(self, label: str, chunk: Chunk, index: int, error: BaseException) -> ElementError:
-        """The error to raise for ``error`` at element ``index``: with operator, origin and the user's traceback."""
+        """Make the error to raise for ``error`` at element ``index``: with operator, origin and user's traceback."""
         where = self._describe(chunk.origin, int(chunk.positions[index]))
         return ElementError(
             f"{label} failed on {where}: {type(error).__name__}: {error}",
@@ -177,7 +177,7 @@ class Calls:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Ctrl-C, which Python raises wherever the main thread is. All else that a function raises is the function's."""
+    """Whether it is Ctrl-C, which Python raises wherever the main thread is. Any other error is the function's."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
@@ -186,7 +186,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is not millrace's; all of it if every frame is."""
+    """Traceback from the first frame that is not millrace's; all of it if every frame is."""
     part = trace
     while part is not None and part.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         part = part.tb_next
@@ -194,7 +194,7 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 class _Randomly:
-    """Calls ``function(element, rng=...)`` with one generator, keyed anew for each element (0.5 µs instead of 10)."""
+    """Call of ``function(element, rng=...)`` with one generator, keyed anew for each element (0.5 µs instead of 10)."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

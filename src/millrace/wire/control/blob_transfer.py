@@ -1,4 +1,4 @@
-"""Blobs: bytes that the dispatcher keeps for others without looking into them, named by the hash of what they are."""
+"""Blob transfer: bytes that the dispatcher keeps for others without looking into them, named by their hash."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from millrace.errors import ProtocolError, ShippingError
 from millrace.wire.control.control_client import ControlChannel
 
 HAS = "HasBlob"
-"""Call: digest -> whether the dispatcher has it."""
+"""Call: digest -> whether the dispatcher has the blob."""
 PUT = "PutBlob"
 """Call: :class:`Blob` -> its digest."""
 FETCH = "FetchBlob"
 """Call: digest -> bytes."""
 LEND = "LendBlob"
-"""Call: :class:`Offer` -> whether the dispatcher has it now; if not, it can't reach it."""
+"""Call: :class:`BlobOffer` -> whether the dispatcher has the blob now; if not, it can't reach the memory."""
 LOCATE = "LocateBlob"
-"""Call: digest -> a loan of memory that holds it, or None; waits until who had it before has come back with it."""
+"""Call: digest -> a loan of memory that holds the blob, or None; waits until who had it before has come back with
+it."""
 
 MAX_SENT_BYTES = (1 << 30) - (1 << 16)
-"""Of a blob: calls are bounded, and something comes along."""
+"""Most bytes of a blob: calls are bounded, and something comes along."""
 TIMEOUT_S = 300.0
-"""For a gibibyte over a slow link."""
+"""Seconds that a transfer may take: enough for a gibibyte over a slow link."""
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class Blob(msgspec.Struct, frozen=True):
     digest: str
     data: bytes
     waits: bool = False
-    """A full disk is waited out; else it is said, and nothing is kept."""
+    """Whether a full disk is waited out; else it is said, and nothing is kept."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -46,12 +47,12 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def digest_of(data: bytes) -> str:
-    """The name of a blob: BLAKE2b, 128 bits, hexadecimal."""
+    """Name of a blob: BLAKE2b, 128 bits, hexadecimal."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> str:
-    """Gives ``data`` to the dispatcher, unless it has it; returns the digest.
+    """Give ``data`` to the dispatcher, unless it has it; return the digest.
 
     Args:
         channel: to the dispatcher.
@@ -69,13 +70,13 @@ def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> st
 
 
 def offer(channel: ControlChannel, memory: SealedMemory, job: str, *, joins: bool = True) -> None:
-    """Lets the dispatcher have arrays, which stay where they are if both are on one host, and else are sent.
+    """Offer arrays to the dispatcher; they stay where they are if both are on one host, and else are sent.
 
     Args:
         channel: to the dispatcher.
-        memory: that holds them; up to a gibibyte, if they have to be sent.
-        job: that they are for.
-        joins: see :class:`Offer`.
+        memory: memory of the arrays; up to a gibibyte, if they have to be sent.
+        job: name of their job.
+        joins: see :class:`BlobOffer`.
 
     Raises:
         ShippingError: they have to be sent, and are too large for that.
@@ -95,7 +96,7 @@ def offer(channel: ControlChannel, memory: SealedMemory, job: str, *, joins: boo
 
 
 def fetch_memory(channel: ControlChannel, digest: str) -> Bytes:
-    """The bytes of ``digest``, uint8, not to be written to: mapped where they are on this host, else a copy.
+    """Fetch the bytes of ``digest``, uint8, read-only: mapped where they are on this host, else a copy.
 
     Raises:
         ServiceError: if the dispatcher can't be asked, or does not have them.
@@ -106,7 +107,7 @@ def fetch_memory(channel: ControlChannel, digest: str) -> Bytes:
 
 
 def fetch_blob(channel: ControlChannel, digest: str) -> bytes:
-    """The bytes of ``digest``, checked.
+    """Fetch the bytes of ``digest``, checked.
 
     Raises:
         ProtocolError: if other bytes came.

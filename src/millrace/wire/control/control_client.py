@@ -1,4 +1,4 @@
-"""The workers' and consumers' end of the control protocol, for threads."""
+"""Control client: the workers' and consumers' end of the control protocol, for threads."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 _CLOSE_S = 2.0
-"""Time for the dispatcher to take what was sent before a session was closed."""
+"""Seconds for the dispatcher to take what was sent before a session was closed."""
 _PROBE_S = 1.0
 
 T = TypeVar("T")
 
 
 class _Forks:
-    """Whether this process can use gRPC: not if forked in the middle of its use, unless gRPC was told to expect it."""
+    """Watch on forks: a process forked in the middle of gRPC's use can't use it, unless gRPC was told to expect it."""
 
     def __init__(self) -> None:
         self.open_channels = 0
@@ -53,7 +53,7 @@ _forks = _Forks()
 
 
 class ControlChannel:
-    """A connection to the dispatcher; may be used by several threads, and by the process that made it only.
+    """Connection to the dispatcher; may be used by several threads, and by the process that made it only.
 
     Args:
         address: of the dispatcher, see :func:`~millrace.wire.address.parse_address`.
@@ -98,7 +98,7 @@ class ControlChannel:
         _forks.open_channels += 1
 
     def connect(self) -> Identity:
-        """Waits for the dispatcher to answer and to accept this process. Returns what it says about itself.
+        """Wait for the dispatcher to answer and to accept this process; return its identity.
 
         Raises:
             ServiceUnreachableError: nobody answered in time.
@@ -131,7 +131,7 @@ class ControlChannel:
             error.__traceback__ = None
 
     def call(self, name: str, request: Any, reply_type: type[T] | Any, timeout: float = 60.0) -> T:
-        """Asks the dispatcher and waits for its reply.
+        """Ask the dispatcher and wait for its reply.
 
         Args:
             name: of the call.
@@ -151,7 +151,7 @@ class ControlChannel:
             raise self.translate(error, name, timeout) from error
 
     def open_session(self, message: Any) -> ClientSession:
-        """Opens a stream of messages; those of the dispatcher are decoded as type ``message``."""
+        """Open a stream of messages; those of the dispatcher are decoded as type ``message``."""
         self.check_usable()
         if self._own:
             check_listener(self.address)
@@ -162,7 +162,7 @@ class ControlChannel:
         return session
 
     def close(self) -> None:
-        """Closes all sessions and the connection, and waits for gRPC's threads to end. Harmless in a forked child."""
+        """Close all sessions and the connection, and wait for gRPC's threads to end. Harmless in a forked child."""
         if not self.owned():
             return
         with self._lock:
@@ -195,7 +195,7 @@ class ControlChannel:
         return self._pid == os.getpid()
 
     def check_usable(self) -> None:
-        """Raises ServiceError in a forked child, and once closed."""
+        """Raise ServiceError in a forked child, and once closed."""
         if not self.owned():
             raise ServiceError(
                 f"this ControlChannel belongs to process {self._pid} and is used in process {os.getpid()}, forked from"
@@ -237,7 +237,7 @@ class ControlChannel:
             ) from error
 
     def _begun(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Begins a call of gRPC's."""
+        """Begin a call of gRPC's."""
         try:
             return call(*args, **options)
         except ValueError:  # another thread has closed the channel since it was found usable
@@ -249,12 +249,12 @@ class ControlChannel:
         yield from frames
 
     def remember_thread(self) -> None:
-        """Called on threads that gRPC started for this channel, so that :meth:`close` can wait for them."""
+        """Remember a thread that gRPC started for this channel, on which this is called; :meth:`close` waits for it."""
         with self._lock:
             self._threads = {thread for thread in self._threads if thread.is_alive()} | {threading.current_thread()}
 
     def _why_unreachable(self) -> str:
-        """One more try, which doesn't wait, to learn what fails."""
+        """Try once more, without waiting, to learn what fails."""
         try:
             self._ask(rpc.HELLO, None, Identity, _PROBE_S, wait=False, token=False)
         except grpc.RpcError as error:
@@ -265,13 +265,13 @@ class ControlChannel:
         return "no answer at all"
 
     def forget(self, session: ClientSession) -> None:
-        """``session`` has ended; called on gRPC's thread."""
+        """Forget ``session``, which has ended; called on gRPC's thread."""
         self.remember_thread()
         with self._lock:
             self._sessions.discard(session)
 
     def translate(self, error: grpc.RpcError, name: str, timeout: float = 0.0) -> MillraceError:
-        """The error of ours that a gRPC status stands for."""
+        """Translate a gRPC status into the millrace error that it stands for."""
         code, details = error.code(), error.details()
         carried = rpc.error_in(error.trailing_metadata())
         if carried is not None:
@@ -288,7 +288,7 @@ class ControlChannel:
 
 
 class ClientSession:
-    """One stream of messages with the dispatcher, from :meth:`ControlChannel.open_session`.
+    """Stream of messages with the dispatcher, from :meth:`ControlChannel.open_session`.
 
     ``for message in session`` waits for messages in the caller's thread; it ends when the session is closed by either
     side and raises the dispatcher's error, or ServiceUnreachableError when the stream breaks. One thread iterates; any
@@ -307,7 +307,7 @@ class ClientSession:
         self._call.add_done_callback(self._on_done)
 
     def send(self, message: Any) -> None:
-        """Queues ``message``; never waits.
+        """Queue ``message``; never wait.
 
         Raises:
             ServiceUnreachableError: the stream is broken, or the dispatcher left 64 MiB unread.
@@ -348,9 +348,9 @@ class ClientSession:
                 raise self._failure from error
 
     def close(self) -> None:
-        """Ends the session: what was sent still arrives (2 s at most), what was not yet iterated is dropped.
+        """End the session: what was sent still arrives (2 s at most), what was not yet iterated is dropped.
 
-        Wakes the thread that waits for messages. Harmless in a forked child.
+        The thread that waits for messages is woken. Harmless in a forked child.
         """
         if self._closed or not self._channel.owned():
             return
@@ -378,7 +378,7 @@ class ClientSession:
         raise ShippingError("a session cannot be pickled: send the dispatcher's address and connect on the other side")
 
     def _take(self) -> bytes:
-        """The next message's bytes. The caller holds ``_receiving``."""
+        """Take the next message's bytes. The caller holds ``_receiving``."""
         if not self._ended:
             try:
                 return cast("bytes", next(self._call))
@@ -401,7 +401,7 @@ class ClientSession:
 
 
 class _Outbox:
-    """What a session sends: an iterator that gRPC reads in a thread of its own."""
+    """Messages that a session sends: an iterator that gRPC reads in a thread of its own."""
 
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
@@ -414,7 +414,7 @@ class _Outbox:
         self._ended = False
 
     def put(self, encoded: bytes) -> int | None:
-        """Appends. Returns the bytes that wait, None if the outbox has ended."""
+        """Append; return the bytes that wait, None if the outbox has ended."""
         with self._lock:
             if self._ended:
                 return None
@@ -424,7 +424,7 @@ class _Outbox:
             return self._waiting
 
     def end(self) -> None:
-        """Nothing more will be put; what is there is still read."""
+        """End the outbox: nothing more will be put; what is there is still read."""
         with self._lock:
             self._ended = True
             self._changed.notify()

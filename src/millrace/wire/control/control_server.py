@@ -1,4 +1,4 @@
-"""The dispatcher's end of the control protocol, on asyncio."""
+"""Control server: the dispatcher's end of the control protocol, on asyncio."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from millrace.wire.control import rpc
 from millrace.wire.own_token import resolve
 
 MAX_RECEIVING_BYTES = 2 * rpc.MAX_CALL_BYTES
-"""Requests that a server assembles at one time, all peers together."""
+"""Most bytes of requests that a server assembles at one time, all peers together."""
 
 _FLUSH_S = 2.0
-"""Time for a peer to read what was queued before its session was closed."""
+"""Seconds for a peer to read what was queued before its session was closed."""
 
 _OPTIONS = (
     *rpc.OPTIONS,
@@ -36,10 +36,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Call(NamedTuple):
-    """A question that peers may ask: ``reply = await handler(request)``, request decoded as ``request``.
+    """Question that peers may ask: ``reply = await handler(request)``, request decoded as ``request``.
 
-    What the handler raises of :mod:`millrace.errors` is raised at the peer; anything else is logged, and a
-    ServiceError there.
+    Errors of :mod:`millrace.errors` that the handler raises are raised at the peer; any other is logged, and a
+    ServiceError
+    there.
     """
 
     request: Any
@@ -47,13 +48,13 @@ class Call(NamedTuple):
 
 
 class Session:
-    """One peer's stream. ``async for message in session`` ends when the peer left, vanished, or the session is closed.
+    """Stream of one peer. ``async for message in session`` ends when the peer left, vanished, or the session is closed.
 
-    Belongs to the event loop: not to be touched from other threads.
+    It belongs to the event loop: not to be touched from other threads.
 
     Attributes:
         peer: the peer's address as gRPC writes it, e.g. ``ipv4:10.0.0.7:41234``.
-        identity: what the peer said about itself.
+        identity: identity that the peer stated.
     """
 
     def __init__(self, peer: str, identity: Identity) -> None:
@@ -74,7 +75,7 @@ class Session:
         return self._closing.is_set()
 
     def send(self, message: Any) -> None:
-        """Queues ``message``; never waits. A closed session drops it.
+        """Queue ``message``; never wait. A closed session drops it.
 
         A peer that leaves 64 MiB unread is taken to hang: its session is closed with an error that says so.
 
@@ -93,7 +94,7 @@ class Session:
             self.close(ServiceError(f"{self.peer} left {waiting} bytes of messages unread and was given up"))
 
     def close(self, error: MillraceError | None = None) -> None:
-        """Ends the session once what was queued is sent, 2 s at most; the peer's iteration ends or raises ``error``."""
+        """End the session once what was queued is sent, 2 s at most; the peer's iteration ends or raises ``error``."""
         if self.closed:
             return
         self.error = error
@@ -118,12 +119,12 @@ class Session:
     # The rest is for the server, which moves bytes between the session and gRPC.
 
     def end_input(self) -> None:
-        """Nothing more will arrive."""
+        """End the input: nothing more will arrive."""
         self._input_ended = True
         self._inbox_changed.set()
 
     async def arrived(self, message: Any) -> None:
-        """Hands ``message`` to whoever iterates; waits until the one before was taken, which holds the peer back."""
+        """Hand ``message`` to whoever iterates; wait until the one before was taken, which holds the peer back."""
         while self._inbox and not self._input_ended:
             self._inbox_changed.clear()
             await self._inbox_changed.wait()
@@ -132,7 +133,7 @@ class Session:
             self._inbox_changed.set()
 
     async def pump(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Writes what is queued, until the session is closed and nothing is left."""
+        """Write what is queued, until the session is closed and nothing is left."""
         while True:
             while not self._outbox:
                 if self.closed:
@@ -144,21 +145,21 @@ class Session:
             self._outbox_bytes -= len(encoded)
 
     async def until_closed(self) -> None:
-        """Waits for :meth:`close`."""
+        """Wait for :meth:`close`."""
         await self._closing.wait()
 
 
 class ControlServer:
-    """Serves sessions and calls at one address.
+    """Server of sessions and calls at one address.
 
     Args:
         address: where to listen, see :func:`~millrace.wire.address.parse_address`; other than loopback demands a token.
         on_session: run as a task per peer; when it returns the session is closed, when it raises the peer is told.
-        message: the type of peers' messages, e.g. a union of tagged structs; what doesn't decode strictly closes
-            the session with a ProtocolError.
-        check: of each message that decodes; what it raises of :mod:`millrace.errors` closes the session.
-        calls: what peers may ask, by name.
-        token: what peers have to present; None: on loopback this user's own.
+        message: the type of peers' messages, e.g. a union of tagged structs; a message that doesn't decode strictly
+            closes the session with a ProtocolError.
+        check: called with each message that decodes; an error of :mod:`millrace.errors` closes the session.
+        calls: questions that peers may ask, by name.
+        token: token that peers have to present; None: on loopback this user's own.
         admit: looks at a peer's identity at the start of each stream and call, and refuses it by raising.
         credentials: for TLS; None is plain text.
 
@@ -195,7 +196,7 @@ class ControlServer:
         self._receiving_bytes = 0
 
     async def start(self) -> str:
-        """Starts to listen. Returns the address as ``host:port`` with the port that was taken.
+        """Start to listen; return the address as ``host:port`` with the port that was taken.
 
         Raises:
             AddressInUseError: the port is taken.
@@ -220,7 +221,7 @@ class ControlServer:
         return format_address(self._host, port)
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Tells peers that the service stops, waits up to ``grace`` seconds for them, then ends everything."""
+        """Tell peers that the service stops, wait up to ``grace`` seconds for them, then end everything."""
         for session in tuple(self._sessions):
             session.close(ServiceUnreachableError("the dispatcher was stopped"))
         if self._server is not None:
@@ -231,7 +232,7 @@ class ControlServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _route(self, details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a stream; runs before any of its data is read."""
+        """Find the handler of a stream; this runs before any of its data is read."""
         metadata = {str(key): str(value) for key, value in details.invocation_metadata}
         try:
             identity = self._admit(metadata)

@@ -1,4 +1,4 @@
-"""What both ends of the control protocol agree on: methods, headers, limits, and how errors travel.
+"""Conventions of the control protocol: methods, headers, limits, and how errors travel.
 
 All methods live in the gRPC service ``millrace.Control``. ``Session`` is one bidirectional stream of msgpack messages,
 one gRPC message each. ``Call.NAME`` is a request and a reply; each is msgpack cut into frames of at most 1 MiB, so that
@@ -26,21 +26,21 @@ from millrace.wire.auth import OWN, Identity
 from millrace.wire.error_codec import error_of, failure_of, shorten
 
 FRAME_BYTES = 1 << 20
-"""Of requests and replies."""
+"""Bytes of a frame of requests and replies."""
 MAX_CALL_BYTES = 1 << 30
-"""One request or reply, encoded."""
+"""Most bytes of one request or reply, encoded."""
 MAX_MESSAGE_BYTES = 16 << 20
-"""One message of a session, encoded."""
+"""Most bytes of one message of a session, encoded."""
 MAX_OUTBOX_BYTES = 64 << 20
-"""Messages of a session that wait for the peer to read."""
+"""Most bytes of messages of a session that wait for the peer to read."""
 
 MAX_TEXT_CHARS = 8_000
-"""Of an error's message or traceback: they travel in headers, whose size is bounded."""
+"""Most characters of an error's message or traceback: they travel in headers, whose size is bounded."""
 
 SESSION_METHOD = "/millrace.Control/Session"
 CALL_PREFIX = "/millrace.Control/Call."
 HELLO = "Hello"
-"""The call that every server answers, with its :class:`~millrace.wire.auth.Identity`."""
+"""Call that every server answers, with its :class:`~millrace.wire.auth.Identity`."""
 
 _FAILURE_KEY = "millrace-failure-bin"
 _HEADER_BYTES = 128 << 10
@@ -64,11 +64,11 @@ CODES: dict[type[MillraceError], grpc.StatusCode] = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     ServiceUnreachableError: grpc.StatusCode.UNAVAILABLE,
 }
-"""For tools that know gRPC but not millrace; ours read the failure. Everything else is ABORTED."""
+"""Status codes for tools that know gRPC but not millrace, which reads the failure. Every other error is ABORTED."""
 
 
 class UnsendableError(ProtocolError):
-    """A message of this process's own that no session can carry: it is too large, or holds what can't be encoded."""
+    """Message of this process that no session can carry: it is too large, or holds what can't be encoded."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -76,12 +76,12 @@ _failure_decoder = msgspec.msgpack.Decoder(Failure)
 
 
 def encode(message: Any) -> bytes:
-    """``message`` in msgpack."""
+    """Encode ``message`` in msgpack."""
     return _encoder.encode(message)
 
 
 def encode_message(message: Any) -> bytes:
-    """``message`` of a session in msgpack.
+    """Encode ``message`` of a session in msgpack.
 
     Raises:
         UnsendableError: it is too large, or has a value that msgpack does not have.
@@ -99,13 +99,13 @@ def encode_message(message: Any) -> bytes:
 
 
 def about_job(message: Any) -> str:
-    """The job that a message of a session is about; empty if it is about none."""
+    """Name of the job that a message of a session is about; empty if it is about none."""
     ref = getattr(message, "ref", None)
     return str(getattr(message if ref is None else ref, "job", ""))
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
-    """The headers of every stream and call: who asks, and its token."""
+    """Headers of every stream and call: who asks, and its token."""
     headers = (
         ("millrace-protocol", str(OWN.protocol)),
         ("millrace-version", OWN.version),
@@ -115,7 +115,7 @@ def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def identity_of(metadata: Mapping[str, str]) -> Identity:
-    """Who asks, from its headers.
+    """Read the asker's identity from its headers.
 
     Raises:
         ProtocolError: it is not millrace.
@@ -127,13 +127,13 @@ def identity_of(metadata: Mapping[str, str]) -> Identity:
 
 
 def token_of(metadata: Mapping[str, str]) -> str | None:
-    """The bearer token in ``metadata``, None if there is none."""
+    """Read the bearer token in ``metadata``, None if there is none."""
     scheme, _, token = metadata.get("authorization", "").partition(" ")
     return token if scheme == "Bearer" and token else None
 
 
 def cut(encoded: bytes) -> Iterator[bytes]:
-    """``encoded`` in frames."""
+    """Cut ``encoded`` into frames."""
     if len(encoded) <= FRAME_BYTES:
         yield encoded
         return
@@ -143,7 +143,7 @@ def cut(encoded: bytes) -> Iterator[bytes]:
 
 
 def check_call_size(size: int, what: str) -> None:
-    """Refuses a request or reply that is too large to carry.
+    """Refuse a request or reply that is too large to carry.
 
     Raises:
         ProtocolError: naming the bound.
@@ -156,7 +156,7 @@ def check_call_size(size: int, what: str) -> None:
 
 
 def trailers_of(error: MillraceError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """``error`` as a gRPC status: code, one line, and headers from which :func:`error_in` makes the same error."""
+    """Convert ``error`` to a gRPC status: code, one line, and headers from which :func:`error_in` restores it."""
     failure = failure_of(error)
     failure = msgspec.structs.replace(
         failure,
@@ -168,7 +168,7 @@ def trailers_of(error: MillraceError) -> tuple[grpc.StatusCode, str, tuple[tuple
 
 
 def error_in(trailers: Iterable[tuple[str, Any]] | None) -> MillraceError | None:
-    """The millrace error that a peer put into its status, if it did."""
+    """Restore the millrace error that a peer put into its status, if it did."""
     for key, value in trailers or ():
         if key == _FAILURE_KEY:
             try:

@@ -1,4 +1,4 @@
-"""Memory for payloads that come through a socket, used again when nobody looks at it any more.
+"""Buffer pool: memory for payloads that come through a socket, reused when nobody looks at it any more.
 
 A fresh buffer of some megabytes costs a page fault for each of its pages, which is a good part of what receiving into
 it costs. So a buffer goes back to its pool when the last view of it has died, and to no one before.
@@ -15,11 +15,11 @@ from millrace.elements.recycled_arrays import Bytes, export, round_up
 from millrace.wire.data.frames import aligned_buffer
 
 LEAST_BYTES = 64 << 10
-"""Smaller buffers come from malloc's own stock anyway."""
+"""Size in bytes below which buffers come from malloc's own stock anyway."""
 
 
 class BufferPool:
-    """Gives buffers as :func:`~millrace.wire.data.frames.aligned_buffer` does, with old ones among them. Thread-safe.
+    """Pool of buffers as :func:`~millrace.wire.data.frames.aligned_buffer` gives them, old ones reused. Thread-safe.
 
     Args:
         limit: bytes to hold of buffers that nobody uses.
@@ -35,13 +35,13 @@ class BufferPool:
 
     @property
     def idle_bytes(self) -> int:
-        """Held of buffers that nobody uses; at most the limit."""
+        """Bytes held of buffers that nobody uses; at most the limit."""
         with self._lock:
             self._collect()
             return self._bytes
 
     def allocate(self, size: int) -> Bytes:
-        """Memory of any content: uint8, shape (size,), starting at a multiple of 64 bytes."""
+        """Allocate memory of any content: uint8, shape (size,), starting at a multiple of 64 bytes."""
         if size < LEAST_BYTES:
             return aligned_buffer(size)
         room = round_up(size)
@@ -53,7 +53,7 @@ class BufferPool:
         return export(kind.from_buffer(memory), self._died.append, memory)[:size]
 
     def _collect(self) -> None:
-        """Takes back what has died meanwhile; what is over the limit is given up, the sizes longest unused first."""
+        """Take back what has died meanwhile; give up what is over the limit, the sizes longest unused first."""
         while self._died:
             memory = self._died.popleft()
             same = self._idle.pop(memory.nbytes, [])

@@ -1,4 +1,4 @@
-"""Payloads of frames in compressed blocks, for links that are slower than a compressor.
+"""Compression of payloads of frames in blocks, for links that are slower than a compressor.
 
 A payload is then a sequence of blocks of at most 1 MiB each. A block is its raw length, its stored length (u32 each,
 little-endian) and the stored bytes, which are the raw bytes themselves where both lengths are equal. So compressing,
@@ -17,13 +17,13 @@ from millrace.errors import ProtocolError
 Compression = Literal["lz4", "zstd"]
 
 CODES: dict[str, int] = {"lz4": 1, "zstd": 2}
-"""What stands for each in a frame's prefix; 0 is a payload as it is."""
+"""Code of each compression in a frame's prefix; 0 is a payload as it is."""
 LEAST_BYTES = 4 << 10
-"""Smaller payloads, and runs of small buffers within one, aren't worth a compressor's call."""
+"""Bytes below which payloads, and runs of small buffers within one, aren't worth a compressor's call."""
 BLOCK_BYTES = 1 << 20
 
 _WORTH = 0.9
-"""A block that keeps more than this share of its size is stored as it is."""
+"""Share of its size above which a compressed block is stored as it is."""
 _BLOCK = struct.Struct("<II")
 _ARROW = {1: ("lz4_raw", None), 2: ("zstd", 1)}
 
@@ -36,7 +36,7 @@ def _codec(code: int) -> Any:
 
 
 def store(code: int, views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The payload made of ``views`` (one-dimensional, of bytes) in blocks; what to send, a block or so at a time.
+    """Store the payload made of ``views`` (one-dimensional, of bytes) in blocks; yields what to send, block by block.
 
     A buffer whose first block does not shrink is not tried any further: pictures beside tokens cost one attempt.
     """
@@ -54,7 +54,7 @@ def store(code: int, views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _joined(views: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes, runs of small buffers made into one: a block each would cost more than the copy."""
+    """Join runs of small buffers: a block each would cost more than the copy."""
     run: list[memoryview] = []
     size = 0
     for view in views:
@@ -71,7 +71,7 @@ def _joined(views: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def restore(code: int, receive: Callable[[memoryview], None], target: memoryview) -> None:
-    """Fills ``target`` with the payload that :func:`store` cut into blocks.
+    """Fill ``target`` with the payload that :func:`store` cut into blocks.
 
     Args:
         code: how it is compressed, from the frame's prefix.

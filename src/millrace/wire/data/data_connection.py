@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_CONNECTIONS = 1024
-"""Of one server; each costs a thread."""
+"""Most connections of one server; each costs a thread."""
 HELLO_TIMEOUT_S = 10.0
-"""Time for whoever connects to say hello."""
+"""Seconds for whoever connects to say hello."""
 
 _HELLO_BYTES = 16 << 10
 _AF_UNIX = getattr(socket, "AF_UNIX", -1)
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 _ACCEPT_PAUSE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
-"""Of a Unix socket's peer: process, user, group."""
+"""Process, user and group of a Unix socket's peer."""
 
 _logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ Stream = socket.socket | Striped
 
 
 class BulkConnection:
-    """One open connection. ``send`` may be called by several threads, ``receive`` by one, ``close`` by any.
+    """Open connection. ``send`` may be called by several threads, ``receive`` by one, ``close`` by any.
 
     Attributes:
         peer: the other end's ``host:port``, for messages.
@@ -103,7 +103,7 @@ class BulkConnection:
         return self._closed
 
     def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | npt.NDArray[Any]] = ()) -> int:
-        """Sends a frame without copying; blocks while the peer has no room. Returns the size of its payload in bytes.
+        """Send a frame without copying; block while the peer has no room. Return the size of its payload in bytes.
 
         Raises:
             ProtocolError: the header is over 1 MiB; nothing was sent and the connection is still good.
@@ -120,9 +120,10 @@ class BulkConnection:
         allocate: Callable[[int], Any] = aligned_buffer,
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[H, Any]:
-        """Waits for a frame: its header, and what ``allocate(payload size)`` gave, filled from its first byte.
+        """Wait for a frame: its header, and the buffer of ``allocate(payload size)``, filled from its first byte.
 
-        On one host the payload may be :class:`millrace.elements.scattered_buffer.Pieces`, of memory that is shared
+        On one host the payload may be a :class:`millrace.elements.scattered_buffer.ScatteredBuffer`, of memory that is
+        shared
         with the peer until nobody looks at it any more.
 
         Args:
@@ -141,14 +142,14 @@ class BulkConnection:
             return receive_frame(self._receiver, decoder, allocate, limit)
 
     def become(self, sock: Stream, compression: Compression | None) -> None:
-        """Goes on over ``sock``, which this one's is a part of, and compresses what it sends; for this module."""
+        """Go on over ``sock``, which this one's is a part of, and compress what is sent; for this module."""
         with self._state:
             self._sock = sock
             self._receiver = _receiver(sock)
             self._compression = compression
 
     def close(self) -> None:
-        """Closes the connection; wakes threads that block in it. May be called any number of times."""
+        """Close the connection; wake threads that block in it. May be called any number of times."""
         with self._state:
             if self._closed:
                 return
@@ -167,7 +168,7 @@ class BulkConnection:
 
     @contextlib.contextmanager
     def borrowed(self, action: str) -> Iterator[Stream]:
-        """The socket (or sockets), open meanwhile; for this room. Errors are translated and close the connection."""
+        """Lend the socket (or sockets) to this room, open meanwhile. Errors are translated and close the connection."""
         with self._state:
             if self._closed:
                 raise ServiceUnreachableError(f"cannot {action}: the connection with {self.peer} is closed")
@@ -204,15 +205,15 @@ def _receiver(sock: Stream) -> Receiver:
 
 
 class BulkServer:
-    """Listens, and runs ``on_connection(connection)`` in a thread per peer that was let in.
+    """Server that runs ``on_connection(connection)`` in a thread per peer that was let in.
 
-    The connection is closed when the callback returns. What it raises is logged and ends its connection only.
+    The connection is closed when the callback returns. An error that it raises is logged and ends its connection only.
 
     Args:
         host: where to listen; other than loopback demands a token.
         on_connection: the callback; it ends when its connection is closed.
         port: 0 takes a free one.
-        token: what peers have to present; None: on loopback this user's own.
+        token: token that peers have to present; None: on loopback this user's own.
         arena: memory that peers on this host are lent; None: everything goes through TCP.
 
     Raises:
@@ -255,7 +256,7 @@ class BulkServer:
             acceptor.start()
 
     def close(self) -> None:
-        """Stops listening, closes all connections and waits for their threads. May be called from one of them."""
+        """Stop listening, close all connections and wait for their threads. May be called from one of them."""
         self._closing.set()
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # closed before
@@ -379,7 +380,7 @@ def bulk_connect(
     compression: Compression | None = None,
     sockets: int | None = None,
 ) -> BulkConnection:
-    """Connects to a :class:`BulkServer`.
+    """Connect to a :class:`BulkServer`.
 
     Args:
         address: ``host:port``.
@@ -452,7 +453,7 @@ def bulk_connect(
 
 
 def _connect_locally(name: str, token: str | None, deadline: float) -> socket.socket | None:
-    """The server's Unix socket, after the welcome; None if it can't be seen from here."""
+    """Connect to the server's Unix socket, up to the welcome; None if it can't be seen from here."""
     if not AVAILABLE:
         return None
     sock = socket.socket(_AF_UNIX, socket.SOCK_STREAM)

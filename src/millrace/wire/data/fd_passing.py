@@ -1,4 +1,4 @@
-"""Frames on one host: what is large stays where it is, and the peer is told where that is.
+"""Descriptor passing: on one host large buffers stay where they are, and the peer is told where that is.
 
 Each frame of :mod:`.frames` is preceded by a *slip*: 4 bytes of length (little-endian), then a msgpack
 :class:`Slip`. It says of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_DESCRIPTORS = 64
-"""New segments and files of one frame; the kernel takes 253 descriptors in a message."""
+"""Most new segments and files of one frame; the kernel takes 253 descriptors in a message."""
 
 _COPIED_PIECE = 16 << 10
 _COPIED_TOTAL = 64 << 10
-"""Pieces and payloads smaller than this aren't worth a segment."""
+"""Bytes of pieces and payloads below which they aren't worth a segment."""
 _ALIGNMENT = 64
 _MAX_SLIP_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
@@ -55,7 +55,7 @@ H = TypeVar("H")
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """``size`` bytes of the payload: from byte ``start`` of a loan or range of a file (-1: of the frame's payload)."""
+    """Part of the payload: ``size`` bytes from byte ``start`` of a loan or file range (-1: of the frame's payload)."""
 
     loan: int
     start: int
@@ -63,7 +63,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What precedes a frame.
+    """Message before a frame.
 
     Attributes:
         parts: of the payload, in order; none if it is the frame's payload as it is.
@@ -108,7 +108,7 @@ class LocalEnd:
         self._numbers = count()
 
     def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()) -> int:
-        """Like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more."""
+        """Send like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more."""
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
         returned, doubtful = self._window.take_ended()
         load = _Load() if self._arena is None else self._load(self._arena, views)
@@ -149,7 +149,7 @@ class LocalEnd:
         return load
 
     def _lend(self, arena: Arena, view: Bytes, load: _Load) -> tuple[int, int] | None:
-        """(loan, start) of ``view``, if it can be lent from where it lies."""
+        """Lend ``view``, if it can be lent from where it lies: (loan, start)."""
         if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
             return None
         found = arena.lend(view)
@@ -166,7 +166,7 @@ class LocalEnd:
         return loan, start
 
     def _show(self, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
-        """Passes the files in which the larger ones of those lie that lie elsewhere, where there are such."""
+        """Pass the files that hold the larger views that are not lent, where there are such."""
         others = [(i, view) for i, view in enumerate(views) if places[i] is None and len(view) >= _COPIED_PIECE]
         for found in file_mapping.mapped_ranges(others):
             if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
@@ -178,7 +178,7 @@ class LocalEnd:
                 places[index] = number, start
 
     def _copy(self, arena: Arena, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
-        """Lends copies of the larger ones of those that lie elsewhere, if there is room."""
+        """Lend copies of the larger views that are neither lent nor in files, if there is room."""
         at = size = 0
         copies: list[tuple[int, int]] = []
         for index, (view, place) in enumerate(zip(views, places, strict=True)):
@@ -205,7 +205,7 @@ class LocalEnd:
         allocate: Callable[[int], Any],
         limit: int,
     ) -> tuple[H, Any]:
-        """Like :func:`millrace.wire.data.frames.receive_frame`, but that a payload may be :class:`ScatteredBuffer`.
+        """Receive like :func:`millrace.wire.data.frames.receive_frame`; a payload may be a :class:`ScatteredBuffer`.
 
         Raises:
             ProtocolError: also if a slip says what cannot be.
@@ -267,7 +267,7 @@ class LocalEnd:
         return slip
 
     def _fetch(self, view: memoryview) -> int:
-        """Receives what there is, and keeps the descriptors that come along until their slip has been read.
+        """Receive what there is, and keep the descriptors that come along until their slip has been read.
 
         The kernel ends what it gives at once behind the bytes that descriptors came with.
         """
@@ -282,7 +282,7 @@ class LocalEnd:
         return received
 
     def close(self) -> None:
-        """The connection has ended; what the peer was lent it may look at for ever. Nobody sends or receives."""
+        """Account for the connection's end: the peer may look at lent memory for ever. Nobody sends or receives."""
         while self._lent:
             _, segment = self._lent.popitem()
             assert self._arena is not None
@@ -293,7 +293,7 @@ class LocalEnd:
 
 
 class _Load:
-    """What a frame carries, as it is put together; the attributes are those of :class:`Slip`, and what comes along."""
+    """Load of a frame, as it is put together; the attributes are those of :class:`Slip`, and what comes along."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -308,7 +308,7 @@ class _Load:
         self._places: list[tuple[int, int] | None] = []
 
     def lay(self, views: list[Bytes], places: list[tuple[int, int] | None]) -> None:
-        """The payload, if any of it lies elsewhere: what has no place goes along."""
+        """Lay out the payload, if any of it lies elsewhere: what has no place goes along."""
         self._places = places
         if any(places):
             at = 0
@@ -317,7 +317,7 @@ class _Load:
                 at += len(view)
 
     def keep_files(self, views: list[Bytes]) -> None:
-        """No file comes along: what lies in one goes with the frame."""
+        """Leave out all files: bytes that lie in one go with the frame."""
         kept = {number for number, _, _ in self.ranges}
         for each in (self.ranges, self.files, self.parts, self.inline):
             each.clear()
@@ -325,7 +325,7 @@ class _Load:
         self.lay(views, [None if place is None or place[0] in kept else place for place in self._places])
 
     def _add(self, view: Bytes, place: tuple[int, int] | None, at: int) -> None:
-        """The next bytes of the payload, which start at its byte ``at``."""
+        """Add the next bytes of the payload, which start at its byte ``at``."""
         if place is None:
             start = _aligned_like(self._inline_size, at)
             if start > self._inline_size:
@@ -342,7 +342,7 @@ class _Load:
 
 
 def _aligned_like(start: int, at: int) -> int:
-    """The first place from ``start`` on that is as far from a multiple of 64 as ``at`` is."""
+    """First place from ``start`` on that is as far from a multiple of 64 as ``at`` is."""
     return start + (at - start) % _ALIGNMENT
 
 

@@ -49,28 +49,28 @@ H = TypeVar("H")
 
 
 class Sender(Protocol):
-    """The part of a blocking socket that sends."""
+    """Sending part of a blocking socket."""
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
-        """Sends a part of ``buffers`` and says how many bytes."""
+        """Send a part of ``buffers``; return its bytes."""
         ...
 
 
 class Receiver(Protocol):
-    """The part of a blocking socket that receives."""
+    """Receiving part of a blocking socket."""
 
     def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
-        """Writes up to ``nbytes`` into ``buffer`` and says how many; 0: the peer closed."""
+        """Write up to ``nbytes`` into ``buffer``; return their number; 0: the peer closed."""
         ...
 
 
 class ReadAhead:
-    """A receiver that asks the socket for more than is wanted, so that a small frame takes one call and not three.
+    """Receiver that asks the socket for more than is wanted, so that a small frame takes one call and not three.
 
-    What is larger than ``size`` is received where it belongs, but for its first bytes.
+    A payload larger than ``size`` is received where it belongs, but for its first bytes.
 
     Args:
-        sock: that nobody else receives from.
+        sock: a socket that nobody else receives from.
         fetch: receives what there is, at least a byte, into all of a buffer; ``sock.recv_into`` if None.
         size: bytes to ask for.
     """
@@ -87,7 +87,7 @@ class ReadAhead:
         return self._stop - self._start
 
     def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
-        """As of a socket."""
+        """Receive as a socket does."""
         if self._start == self._stop:
             if nbytes >= len(self._memory):
                 return self._sock.recv_into(buffer, nbytes, flags)
@@ -99,7 +99,7 @@ class ReadAhead:
 
 
 def aligned_buffer(size: int) -> npt.NDArray[np.uint8]:
-    """Uninitialised memory: uint8, shape (size,), starting at a multiple of 64 bytes."""
+    """Allocate uninitialised memory: uint8, shape (size,), starting at a multiple of 64 bytes."""
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size]
@@ -111,7 +111,7 @@ def send_frame(
     buffers: Iterable[Buffer | npt.NDArray[Any]] = (),
     compressed: str | None = None,
 ) -> int:
-    """Sends one frame whose payload is ``buffers`` (C-contiguous), one after the other. Returns the payload's size.
+    """Send one frame whose payload is ``buffers`` (C-contiguous), in order; return the payload's size in bytes.
 
     Args:
         sock: blocking.
@@ -138,7 +138,7 @@ def send_frame(
 
 
 def encode_head(header: msgspec.Struct, payload: int, code: int = 0) -> bytes:
-    """Prefix and header of a frame.
+    """Encode prefix and header of a frame.
 
     Args:
         header: of any type that the other side has a decoder for.
@@ -158,13 +158,13 @@ def encode_head(header: msgspec.Struct, payload: int, code: int = 0) -> bytes:
 
 
 def send_all(sock: Sender, views: list[memoryview]) -> None:
-    """Sends all of ``views`` (of bytes), which is empty then."""
+    """Send all of ``views`` (of bytes), which is empty then."""
     while views:
         drop(views, sock.sendmsg(views[:IOV_MAX]))
 
 
 def drop(views: list[memoryview], count: int) -> None:
-    """Takes the first ``count`` bytes off ``views`` (of bytes), which have been sent or received."""
+    """Drop the first ``count`` bytes of ``views`` (of bytes), which have been sent or received."""
     done = 0
     while done < len(views) and count >= views[done].nbytes:
         count -= views[done].nbytes
@@ -177,7 +177,7 @@ def drop(views: list[memoryview], count: int) -> None:
 def decode_prefix(
     prefix: Buffer, limit: int = DEFAULT_LIMIT, header_limit: int = MAX_HEADER_BYTES
 ) -> tuple[int, int, int]:
-    """Lengths of header and payload and the payload's compression, from the first :data:`PREFIX_BYTES` of a frame.
+    """Decode the first :data:`PREFIX_BYTES` of a frame: lengths of header and payload and the payload's compression.
 
     Raises:
         ProtocolError: these are not the first bytes of a frame, or one longer than the limits.
@@ -205,7 +205,7 @@ def receive_frame(
     limit: int = DEFAULT_LIMIT,
     header_limit: int = MAX_HEADER_BYTES,
 ) -> tuple[H, Any]:
-    """Receives one frame: its header, and what ``allocate(payload size)`` returned with the payload in its first bytes.
+    """Receive one frame: its header, and the buffer of ``allocate(payload size)`` with the payload in its first bytes.
 
     After any error the stream is out of step and of no further use.
 
@@ -242,7 +242,7 @@ def receive_frame(
 
 
 def receive_all(sock: Receiver, view: memoryview, where: str) -> None:
-    """Fills ``view`` (of bytes).
+    """Fill ``view`` (of bytes).
 
     Raises:
         EOFError: the peer closed the connection; ``where`` says in the middle of what.

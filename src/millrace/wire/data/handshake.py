@@ -1,4 +1,4 @@
-"""How a bulk connection begins: a hello of the connecting side, a welcome of the other, each within a limited time."""
+"""Handshake of a bulk connection: a hello of the connecting side, a welcome of the other, each in limited time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _welcome_decoder = msgspec.msgpack.Decoder(Welcome)
 
 
 def greet(sock: socket.socket, hello: Hello, deadline: float) -> Welcome:
-    """Says ``hello`` and waits for the welcome, until ``deadline`` (of ``time.monotonic``) at most.
+    """Send ``hello`` and wait for the welcome, until ``deadline`` (of ``time.monotonic``) at most.
 
     Raises:
         MillraceError: why the server does not let this process in.
@@ -68,7 +68,7 @@ def greet(sock: socket.socket, hello: Hello, deadline: float) -> Welcome:
 
 
 def receive_hello(sock: socket.socket, seconds: float) -> Hello:
-    """What a new peer says, which it has to say within ``seconds``.
+    """Receive a new peer's hello, which has to come within ``seconds``.
 
     Raises:
         ProtocolError: it is not millrace.
@@ -82,7 +82,7 @@ def receive_hello(sock: socket.socket, seconds: float) -> Hello:
 
 
 def welcome(sock: socket.socket, failure: Failure | None = None, local: str = "") -> None:
-    """Answers a hello.
+    """Answer a hello.
 
     Raises:
         OSError: the connection broke.
@@ -91,7 +91,7 @@ def welcome(sock: socket.socket, failure: Failure | None = None, local: str = ""
 
 
 class _Hurried:
-    """A socket whose next receives have to be done by ``deadline``, however the peer trickles."""
+    """Socket whose next receives have to be done by ``deadline``, however the peer trickles."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
@@ -106,7 +106,7 @@ class _Hurried:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets what a new TCP socket of ours is to have; see ``data_connection`` for why this and nothing else."""
+    """Set the options of a new TCP socket; see ``data_connection`` for why these and nothing else."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return  # whoever holds the other end is on this host: its death closes it
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

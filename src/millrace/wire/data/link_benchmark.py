@@ -1,4 +1,4 @@
-"""Measures what a link between two hosts gives: plain sockets beside millrace's own connections, taking turns."""
+"""Link benchmark: throughput between two hosts, plain sockets beside millrace's own connections, taking turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace.wire.data.data_connection import BulkConnection, BulkServer, bulk_
 from millrace.wire.data.striping import MAX_SOCKETS, round_trip_s, same_host, sockets_for, window_bytes
 
 BATCH_BYTES = 64 * 224 * 224 * 3
-"""Of a batch of 64 pictures, as the figures are given: 9.6 MB."""
+"""Bytes of a batch of 64 pictures, in which the figures are given: 9.6 MB."""
 SOCKETS = (1, 2, 4, MAX_SOCKETS)
 PINGS = 30
 
@@ -27,7 +27,7 @@ _MOST_BATCHES = 1 << 20
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """Send so many batches.
+    """Order to send so many batches.
 
     Attributes:
         batches: 0 asks for an empty frame.
@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a link gives.
+    """Measures of a link.
 
     Attributes:
         peer: the other end's ``host:port``.
@@ -84,7 +84,7 @@ _orders = msgspec.msgpack.Decoder(Order)
 
 
 def serve_link(host: str, port: int, token: str | None) -> BulkServer:
-    """The end that sends; runs until it is closed.
+    """Serve the end that sends; runs until it is closed.
 
     Raises:
         AddressInUseError, AuthenticationError, ServiceError: as of :class:`BulkServer`.
@@ -114,12 +114,12 @@ def serve_link(host: str, port: int, token: str | None) -> BulkServer:
 
 
 def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: int = 3) -> Report:
-    """Measures the link to a :func:`serve_link`.
+    """Measure the link to a :func:`serve_link`.
 
     Args:
         address: ``host:port`` of it.
-        token: that it demands.
-        seconds: that each measurement is to take, about.
+        token: token that it demands.
+        seconds: time that each measurement is to take, about.
         rounds: in which the ways take turns; figures are medians.
 
     Raises:
@@ -206,6 +206,6 @@ def _rate(receive: Callable[[int], int], batches: int) -> float:
 
 
 def _batches_for(seconds: float, receive: Callable[[int], int]) -> int:
-    """How many are received in that time, found out by trying, which also lets TCP find the link's speed."""
+    """Number of batches received in that time, found out by trying, which also lets TCP find the link's speed."""
     _rate(receive, 1)
     return min(_MOST_BATCHES, max(1, round(seconds * _rate(receive, 4) / BATCH_BYTES)))

@@ -1,4 +1,4 @@
-"""Several sockets as one stream of bytes, for links that one TCP connection does not fill.
+"""Striping: several sockets as one stream of bytes, for links that one TCP connection does not fill.
 
 The stream is cut into slices of equal size, dealt to the sockets in turn. Both ends count bytes, so which socket
 carries a byte needs no word on the wire, and a message smaller than a slice is one packet on one socket. Each socket
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_SOCKETS = 8
-"""Of one connection."""
+"""Most sockets of one connection."""
 SLICE_BYTES = 256 << 10
-"""Small enough that a batch of some megabytes occupies all sockets, large enough that a slice is few system calls."""
+"""Bytes of a slice: so few that a batch of some megabytes occupies all sockets, so many that it is few system calls."""
 REACH = 3e9
-"""Bytes per second that a sending and a receiving thread of Python move at best; more sockets don't make it more."""
+"""Bytes a second that a sending and a receiving thread of Python move at best; more sockets don't make it more."""
 
 _RTT = struct.Struct("I")
 _RTT_OFFSET = 68
-"""Of tcpi_rtt, microseconds, in the kernel's struct tcp_info."""
+"""Offset of tcpi_rtt, microseconds, in the kernel's struct tcp_info."""
 
 
 def stripe(views: Iterable[memoryview], position: int, count: int) -> list[list[memoryview]]:
-    """What each of ``count`` sockets carries of ``views`` (of bytes), which begin at ``position`` of the stream."""
+    """Deal ``views`` (of bytes), which begin at ``position`` of the stream, to ``count`` sockets."""
     shares: list[list[memoryview]] = [[] for _ in range(count)]
     for view in views:
         start = 0
@@ -55,7 +55,7 @@ def stripe(views: Iterable[memoryview], position: int, count: int) -> list[list[
 
 
 class Striped:
-    """Connected, blocking sockets that together act like one, in what frames need of it.
+    """Connected, blocking sockets that together act like one, as far as frames need it.
 
     One thread may send while another receives. :meth:`shutdown` wakes both.
     """
@@ -65,7 +65,7 @@ class Striped:
         self._sent = self._received = 0
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
-        """Sends all of ``buffers`` (of bytes) and says how many bytes that were.
+        """Send all of ``buffers`` (of bytes); return their size in bytes.
 
         Raises:
             OSError: one of the sockets broke.
@@ -78,7 +78,7 @@ class Striped:
         return size
 
     def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
-        """Fills ``buffer`` with ``nbytes``; 0 if the peer closed one of the sockets.
+        """Fill ``buffer`` with ``nbytes``; 0 if the peer closed one of the sockets.
 
         Raises:
             OSError: one of the sockets broke.
@@ -90,7 +90,7 @@ class Striped:
     def _move(
         self, shares: list[list[memoryview]], move: Callable[[socket.socket, list[memoryview]], int], event: int
     ) -> bool:
-        """Moves each socket's share as fast as that socket goes; False: the peer has closed one."""
+        """Move each socket's share as fast as that socket goes; False: the peer has closed one."""
         waiting = {sock.fileno(): (sock, share) for sock, share in zip(self._sockets, shares, strict=True) if share}
         poll = select.poll()
         for number in waiting:
@@ -113,11 +113,11 @@ class Striped:
         return True
 
     def fileno(self) -> int:
-        """Of the first socket; -1 once closed."""
+        """File descriptor of the first socket; -1 once closed."""
         return self._sockets[0].fileno()
 
     def shutdown(self, how: int) -> None:
-        """As of a socket, for all of them, however many are broken already."""
+        """Shut down all sockets, however many are broken already."""
         errors = []
         for sock in self._sockets:
             try:
@@ -128,7 +128,7 @@ class Striped:
             raise errors[0]
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Close all sockets."""
         for sock in self._sockets:
             sock.close()
 
@@ -145,7 +145,7 @@ def _receive(sock: socket.socket, views: list[memoryview]) -> int:
 
 
 def sockets_for(round_trip_s: float, window_bytes: float, *, same_host: bool) -> int:
-    """How many sockets a connection is made of: ``ceil(REACH * round trip / window)``, from 1 to :data:`MAX_SOCKETS`.
+    """Number of sockets to make a connection of: ``ceil(REACH * round trip / window)``, from 1 to :data:`MAX_SOCKETS`.
 
     A socket has at most a window of bytes on the way, and they take a round trip to be acknowledged: it carries at most
     ``window / round trip`` bytes per second, whatever the link can do. So many sockets as it takes to carry REACH
@@ -168,7 +168,7 @@ def same_host(sock: socket.socket) -> bool:
 
 
 def round_trip_s(sock: socket.socket) -> float:
-    """The round trip of a connected TCP socket as the kernel measured it, in seconds; 0.0 where it doesn't say."""
+    """Round trip of a connected TCP socket as the kernel measured it, in seconds; 0.0 where it doesn't say."""
     if not hasattr(socket, "TCP_INFO"):
         return 0.0
     found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_OFFSET + _RTT.size)
@@ -178,7 +178,7 @@ def round_trip_s(sock: socket.socket) -> float:
 def window_bytes(directory: str = "/proc/sys/net/ipv4") -> float:
     """Most bytes that autotuning lets a TCP socket of this machine have on the way; infinite where it doesn't say.
 
-    Half of the buffers' limits, because the kernel counts its own bookkeeping in them (``tcp_adv_win_scale``).
+    It is half of the buffers' limits, because the kernel counts its own bookkeeping in them (``tcp_adv_win_scale``).
     """
     limits = []
     for name in ("tcp_rmem", "tcp_wmem"):
@@ -194,7 +194,7 @@ def window_bytes(directory: str = "/proc/sys/net/ipv4") -> float:
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Which socket of which connection this is; said in its hello.
+    """Place of a socket in its connection; said in its hello.
 
     Attributes:
         connection: random, drawn by the connecting side.
@@ -207,7 +207,7 @@ class Part(msgspec.Struct, frozen=True):
     count: int
 
     def check(self) -> None:
-        """Refuses numbers that cannot be.
+        """Refuse impossible numbers.
 
         Raises:
             ProtocolError: they are out of range.
@@ -219,7 +219,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Lobby:
-    """Where sockets wait for the first one of their connection. Thread-safe."""
+    """Waiting room of sockets for the first one of their connection. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -228,7 +228,7 @@ class Lobby:
 
     @contextlib.contextmanager
     def waiting(self, part: Part, sock: socket.socket, seconds: float) -> Iterator[socket.socket]:
-        """Takes ``sock`` over, yields it to be told so, and then waits until it was collected.
+        """Take ``sock`` over, yield it to be told so, and then wait until it was collected.
 
         Raises:
             ProtocolError: there is one of that number already.
@@ -255,7 +255,7 @@ class Lobby:
             raise ServiceUnreachableError("the first socket of its connection did not come")
 
     def collect(self, part: Part) -> list[socket.socket]:
-        """The sockets 1, 2, ... of the connection, which belong to the caller from now on.
+        """Collect the sockets 1, 2, ... of the connection, which belong to the caller from now on.
 
         Raises:
             ProtocolError: some have not come.
@@ -269,7 +269,7 @@ class Lobby:
         return found
 
     def close(self) -> None:
-        """Ends all waiting."""
+        """End all waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,11 +1,11 @@
-"""The operators behind ``distribute()`` at work: on what arrives of one epoch, in the training process.
+"""Operators behind ``distribute()``: they run on what arrives of one epoch, in the training process.
 
-They are the engine's own, over chunks of what arrives. What is added is knowing, of each element that was handed out,
-what of the arrivals it came from, so that a state can say where to go on. An element's *path* says that: the number of
-the arrival it comes from and, if ``flat_map`` or ``unbatch`` made it, which of their elements it is, one number for
-each of them. What collects elements (``batch``, ``rebatch``) begins a *level*: above it paths begin with the number of
-the collection, and a log below it says which path that is. Chunks carry their paths in their origin, so that no
-operator knows of it and nothing is done for each element.
+They are the engine's own, over chunks of what arrives. In addition each element that was handed out is traced to its
+arrivals, so that a state can say where to go on. An element's *path* says that: the number of the arrival it comes from
+and, if ``flat_map`` or ``unbatch`` made it, which of their elements it is, one number for each of them. Collecting
+operators (``batch``, ``rebatch``) begin a *level*: above it paths begin with the number of the collection, and a log
+below it says which path that is. Chunks carry their paths in their origin, so that no operator knows of it and nothing
+is done for each element.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from millrace.planning.units import UnitMap
 Chunks = Iterator[Chunk]
 
 COUNTING = (g.Take, g.Skip, g.Shard, g.Enumerate)
-"""Operators that count what one process gets."""
+"""Operators that count the elements that one process gets."""
 _MAKING = (g.FlatMap, g.Unbatch)
 _COLLECTING = (g.Batch, g.PaddedBatch)
 _PASSING = (g.Map, g.Filter, g.Prefetch, g.WithOptions)
@@ -49,7 +49,7 @@ Arrival = tuple[list[Any], int, int]
 
 
 class Begin(NamedTuple):
-    """Where the operators begin.
+    """Position where the operators begin.
 
     Attributes:
         seed: of the job.
@@ -67,16 +67,16 @@ class Begin(NamedTuple):
 
 
 def counted(graph: g.Graph) -> list[int]:
-    """Node ids of the operators of which states count something.
+    """List the node ids of operators of which states count something.
 
-    Of those that count it is the elements that they have had, of those that collect the collections that they gave.
+    Counting operators count the elements that they have had, collecting ones the collections that they gave.
     """
     kinds = (*COUNTING, *_COLLECTING, g.Rebatch)
     return [number for number, node in enumerate(graph.nodes) if isinstance(node, kinds)]
 
 
 def inexact(graph: g.Graph) -> g.Node | None:
-    """The first operator because of which there is no saying where to go on in the middle of an epoch; None: none."""
+    """Find the first operator because of which there is no state in the middle of an epoch; None: none."""
     collected = False
     for node in graph.nodes[1:]:
         if isinstance(node, _COLLECTING):
@@ -91,7 +91,7 @@ def inexact(graph: g.Graph) -> g.Node | None:
 
 
 class Behind:
-    """One epoch of the operators behind ``distribute()``, as it runs. One thread pulls chunks.
+    """Run of the operators behind ``distribute()`` over one epoch. One thread pulls chunks.
 
     Args:
         graph: a chain of operators whose source is :class:`millrace.graph.nodes.Arrivals`.
@@ -128,18 +128,18 @@ class Behind:
 
     @property
     def skipped(self) -> int:
-        """Elements that ``on_error`` left out here."""
+        """Number of elements that ``on_error`` left out here."""
         return self._task.calls.skipped
 
     def close(self) -> None:
-        """Stops threads and lets go of everything. Idempotent."""
+        """Stop threads and let go of everything. Idempotent."""
         self.chunks.close()
 
 
 def _running(
     task: RunningTask, account: Account, take: Callable[[], Arrival], wake: Callable[[], None], pool: Pool
 ) -> Generator[Chunk, None, None]:
-    """The chunks that come out; what runs ends with it, also when nobody knows of it any more."""
+    """Yield the chunks that come out; the run ends with this generator, also when nobody knows of it any more."""
     chunks = _arrivals(account, take)
     for number, node in enumerate(task.units.graph.nodes):
         if number:
@@ -193,10 +193,10 @@ def _operator(task: RunningTask, account: Account, number: int, node: g.Node, ch
 
 
 class Account:
-    """What was handed out of an epoch, in terms of what arrived. Keeps nothing alive.
+    """Account of the elements handed out of an epoch, in terms of what arrived. It keeps no element alive.
 
     Attributes:
-        current: what is still to be handed out of the last chunk.
+        current: elements of the last chunk that are still to be handed out.
         inexact: see :func:`inexact`.
         exhausted: all that is to come has arrived.
         ended: whoever reads was told that there is no more.
@@ -221,7 +221,7 @@ class Account:
         self._touched = False
 
     def now(self) -> tuple[list[int], list[Part]]:
-        """The ``counts`` and ``parts`` of a state; what arrived before these was said to be yielded.
+        """Take the ``counts`` and ``parts`` of a state; what arrived before these was said to be yielded.
 
         Raises:
             StateError: there is none here, as operators hold back what they have had, in an order of their own.
@@ -242,7 +242,7 @@ class Account:
             return ([*self._counts] if any(self._counts) else []), sorted(parts)
 
     def hand_out(self, chunk: Chunk | None) -> None:
-        """The elements of ``chunk`` are handed out next; all those before were."""
+        """Begin to hand out the elements of ``chunk``; all those before were."""
         with self._lock:
             if self._chunk is not None:
                 self._settle(self._chunk, len(self._chunk))
@@ -253,7 +253,7 @@ class Account:
                 self._release(None)
 
     def end(self) -> None:
-        """Whoever reads is told that there is no more."""
+        """End the epoch: whoever reads is told that there is no more."""
         with self._lock:
             self.hand_out(None)
             self.ended = True
@@ -263,20 +263,20 @@ class Account:
                 self._before.clear()
 
     def done(self, number: int) -> int:
-        """What the count of node ``number`` began with."""
+        """Count with which node ``number`` began."""
         return self._begun.get(number, 0)
 
     # -- what the operators tell ---------------------------------------------------------------------------------------
 
     def arrived(self, ordinal: int, task: int, first: int, count: int) -> None:
-        """Arrivals from number ``ordinal`` on are outputs of a task, from number ``first`` on."""
+        """Note that arrivals from number ``ordinal`` on are outputs of a task, from number ``first`` on."""
         with self._lock:
             self._runs.append((ordinal, task, first, count))
             if self.inexact is not None and self._touched:
                 self._release(None)
 
     def logged(self, number: int, chunks: Chunks) -> Chunks:
-        """The same chunks, which node ``number`` takes, noted."""
+        """Note the chunks that node ``number`` takes, and pass them on."""
         log = self._logs[number] = _Log()
         try:
             for chunk in chunks:
@@ -287,7 +287,7 @@ class Account:
             close(chunks)
 
     def logged_rows(self, number: int, chunks: Chunks) -> Chunks:
-        """The same batches, whose rows node ``number`` takes, noted; less the rows that were handed out before."""
+        """Note the batches whose rows node ``number`` takes, and pass them on without rows handed out before."""
         log, label = _RowLog(), str(self._graph.nodes[number])
         self._logs[number] = log
         try:
@@ -306,7 +306,7 @@ class Account:
             close(chunks)
 
     def made(self, chunks: Chunks, parents: deque[tuple[int, Traced, int]]) -> Chunks:
-        """What an operator makes of ``parents``, with its paths, less what was handed out before."""
+        """Pass on what an operator makes of ``parents``, with its paths, without what was handed out before."""
         first, origin, position = -1, Traced(0, 0), -1
         after = -1
         try:
@@ -330,7 +330,7 @@ class Account:
             close(chunks)
 
     def _rows_before(self, origin: Traced, position: int) -> int:
-        """Of what is made of the element there, how much was handed out before."""
+        """Number of elements made of the one there that were handed out before."""
         if not self._before:
             return 0
         path = self._before.get(origin.place if origin.above else (origin.split, position), ())
@@ -340,7 +340,7 @@ class Account:
     # -- what was handed out -------------------------------------------------------------------------------------------
 
     def _settle(self, chunk: Chunk, count: int) -> None:
-        """So many elements of the chunk were handed out."""
+        """Settle that so many elements of the chunk were handed out."""
         if self.inexact is not None or not count:
             return
         origin = cast(Traced, chunk.origin)
@@ -360,7 +360,7 @@ class Account:
             self._part = (task, first + path[0] - ordinal, [*path[1:-1], path[-1] + 1])
 
     def _release(self, until: int | None) -> None:
-        """What arrived before number ``until`` is done with; None: all."""
+        """Release what arrived before number ``until``; None: all."""
         while self._runs:
             ordinal, task, first, count = self._runs[0]
             gone = count if until is None else min(count, until - ordinal)
@@ -377,7 +377,7 @@ class Account:
 
 
 class BehindContext(NodeContext):
-    """What an operator behind ``distribute()`` is offered.
+    """Context of an operator behind ``distribute()``.
 
     Attributes:
         made: (position of the first, origin and position of the parent) of what it makes of others, in order.
@@ -396,19 +396,19 @@ class BehindContext(NodeContext):
 
 
 class _Log:
-    """The paths of what an operator took, in order; what was handed out is forgotten."""
+    """Log of the paths of what an operator took, in order; elements handed out are forgotten."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Path, int, Positions]] = deque()
         self._before = 0
 
     def add(self, origin: Traced, positions: Positions) -> None:
-        """These come next."""
+        """Append these positions."""
         if len(positions):
             self._entries.append((origin.above, origin.shift, positions))
 
     def upto(self, path: Path) -> int:
-        """How many there are up to the one that ``path`` leads to, that one included unless it was left in part."""
+        """Count the entries up to the one that ``path`` leads to, that one included unless it was left in part."""
         while self._entries:
             above, shift, positions = self._entries[0]
             depth = len(above)
@@ -423,7 +423,7 @@ class _Log:
         return self._before
 
     def path(self, count: int) -> Path:
-        """Of the element of this number, from 1; if there are fewer, of the last."""
+        """Path of the element of this number, from 1; if there are fewer, of the last."""
         while True:
             above, shift, positions = self._entries[0]
             within = count - self._before
@@ -435,19 +435,19 @@ class _Log:
 
 
 class _RowLog:
-    """The paths of the rows that an operator took of batches."""
+    """Log of the paths of the rows that an operator took of batches."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Path, int, int]] = deque()
         self._before = 0
 
     def add(self, path: Path, skipped: int, rows: int) -> None:
-        """A batch comes next, of which the first rows were ``skipped``."""
+        """Append a batch, of which the first rows were ``skipped``."""
         if rows:
             self._entries.append((path, skipped, rows))
 
     def path(self, count: int) -> Path:
-        """Of the row of this number, from 1; if there are fewer, of the last."""
+        """Path of the row of this number, from 1; if there are fewer, of the last."""
         while True:
             path, skipped, rows = self._entries[0]
             within = count - self._before
@@ -459,7 +459,7 @@ class _RowLog:
 
 
 def _going_on(node: g.Node, count: int) -> g.Node:
-    """The operator as it is after so many elements."""
+    """Return the operator as it is after so many elements."""
     match node:
         case g.Take(count=most) if most >= 0:
             return replace(node, count=max(0, most - count))
@@ -473,7 +473,7 @@ def _going_on(node: g.Node, count: int) -> g.Node:
 
 
 def _numbered(chunks: Chunks, done: int) -> Chunks:
-    """Collections, numbered on from those that there were before."""
+    """Number collections on from those that there were before."""
     try:
         for chunk in chunks:
             start = int(chunk.positions[0]) + done
