@@ -124,10 +124,8 @@ _TO_COME = "a room whose names are still to be put in order"
 CLASSES_TWICE = {
     "Block": _TO_COME,  # blocks, policies, simulation
     "Caches": _TO_COME,  # control, worker
-    "Call": _TO_COME,  # engine, wire
     "Cluster": _MIRROR,  # dispatcher, simulation
     "Consumer": _MIRROR,  # control, simulation
-    "Crew": _TO_COME,  # control, engine
     "Decided": _MIRROR,  # dispatcher, simulation
     "Dispatcher": _MIRROR,  # dispatcher, simulation
     "Epoch": _TO_COME,  # control, engine, frameworks
@@ -136,14 +134,11 @@ CLASSES_TWICE = {
     "Lane": _MIRROR,  # simulation, worker
     "Message": _TO_COME,  # protocol, worker
     "Meter": _TO_COME,  # client, demo.py
-    "Offer": _TO_COME,  # control, wire
     "Outcome": _TO_COME,  # client, simulation, simulation, simulation
     "Pace": _TO_COME,  # protocol, worker
-    "Part": _TO_COME,  # wire, wire
     "Pipeline": _TO_COME,  # engine, pipeline.py, simulation
     "Report": _TO_COME,  # simulation, simulation, simulation, wire
     "Using": _MIRROR,  # simulation, worker
-    "Window": _TO_COME,  # control, engine
     "Worker": _TO_COME,  # control, simulation, worker
 }
 

@@ -13,7 +13,7 @@ import msgspec
 from millrace.client.deferred_reader import LaterReader
 from millrace.client.epoch_reader import EpochReader
 from millrace.elements.chunk import Chunk
-from millrace.engine.run.arrival_operators import Account, Arrival, Begin, Behind, counted
+from millrace.engine.run.arrival_operators import Account, Arrival, Begin, ArrivalOperators, counted
 from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import MillraceError, ShippingError, StateError, anew
 from millrace.graph.nodes import Graph
@@ -57,7 +57,7 @@ class BehindReader(Iterator[Any]):
         self._closed = False
         self._begin: Begin | None = None
         self._account: Account | None = None
-        self._behind: Behind | None = None
+        self._behind: ArrivalOperators | None = None
         self._now: list[Callable[[], Checkpoint]] = []
         self.checkpoint = functools.partial(_latest, self._now)
         self._look()
@@ -137,7 +137,7 @@ class BehindReader(Iterator[Any]):
         if self._behind is None:
             take = functools.partial(_take, self._reader, self._closing)
             wake = functools.partial(_wake, self._reader, self._closing)
-            self._behind = Behind(self._graph, self._begin, self._account, take, wake)
+            self._behind = ArrivalOperators(self._graph, self._begin, self._account, take, wake)
         self._account.hand_out(None)
         chunk = next(self._behind.chunks, None)
         if self._closing.is_set():

@@ -10,10 +10,10 @@ from millrace.dispatcher.blob_store import BlobStore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
 from millrace.elements.lent import MemoryLoan
 from millrace.wire.control import blob_transfer as wire
-from millrace.wire.control.control_server import Call
+from millrace.wire.control.control_server import CallHandler
 
 
-def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> dict[str, Call]:
+def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> dict[str, CallHandler]:
     """The calls of :mod:`millrace.wire.control.blob_transfer`.
 
     Args:
@@ -33,7 +33,7 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
     async def fetch(digest: str) -> bytes:
         return await once_there_is_room(functools.partial(store().get, digest), ShortageError, lacks)
 
-    async def lend(offer: wire.Offer) -> bool:
+    async def lend(offer: wire.BlobOffer) -> bool:
         here = store().borrow(offer.loan)
         return here and (not offer.joins or store().promise(offer.loan.digest))
 
@@ -44,7 +44,7 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
         wire.HAS: (str, has),
         wire.PUT: (wire.Blob, put),
         wire.FETCH: (str, fetch),
-        wire.LEND: (wire.Offer, lend),
+        wire.LEND: (wire.BlobOffer, lend),
         wire.LOCATE: (str, locate),
     }
-    return {name: Call(request, answer) for name, (request, answer) in asked.items()}
+    return {name: CallHandler(request, answer) for name, (request, answer) in asked.items()}

@@ -48,7 +48,7 @@ from millrace.protocol import messages as msg
 from millrace.protocol.bounds import checker
 from millrace.version import __version__
 from millrace.wire.control import rpc
-from millrace.wire.control.control_server import Call, ControlServer, Session
+from millrace.wire.control.control_server import CallHandler, ControlServer, Session
 from millrace.wire.data.compression import Compression
 
 BLOB_BYTES = 2 << 30
@@ -172,10 +172,10 @@ class Dispatcher:
             check=checker(_PEERS),
             calls={
                 **blob_calls(lambda: self._blobs, self._lacks),
-                WHY: Call(str, self._why),
-                STATUS: Call(float | None, self._status),
-                REMOVE_BLOCKS: Call(list[str], self._remove_blocks),
-                CHECK: Call(None, self._check),
+                WHY: CallHandler(str, self._why),
+                STATUS: CallHandler(float | None, self._status),
+                REMOVE_BLOCKS: CallHandler(list[str], self._remove_blocks),
+                CHECK: CallHandler(None, self._check),
             },
             token=token,
         )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from typing import IO
 
-from millrace.wire.data.link_benchmark import BATCH_BYTES, Report, Row
+from millrace.wire.data.link_benchmark import BATCH_BYTES, LinkReport, Row
 
 MEGA = 1e6
 
 
-def show(report: Report, file: IO[str] | None = None) -> None:
+def show(report: LinkReport, file: IO[str] | None = None) -> None:
     """Prints ``report`` to ``file``, standard output by default."""
     print("\n".join(lines(report)), file=file or sys.stdout)
 
 
-def lines(report: Report) -> list[str]:
+def lines(report: LinkReport) -> list[str]:
     """A table of the figures and what follows from them, in plain words."""
     heads = ("", "sockets", "content", "compression", "MB/s", f"batches of {BATCH_BYTES / MEGA:.1f} MB a second")
     table = [heads, *map(_cells, report.rows)]
@@ -29,7 +29,7 @@ def lines(report: Report) -> list[str]:
     ]
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: LinkReport) -> list[str]:
     """What to make of it: a sentence each."""
     by_way = {(row.way, row.sockets, row.content, row.compression): row.bytes_per_s for row in report.rows}
     most = max(rate for (way, *_), rate in by_way.items() if way == "plain sockets")
@@ -52,7 +52,7 @@ def conclusions(report: Report) -> list[str]:
     return said
 
 
-def _why(report: Report) -> str:
+def _why(report: LinkReport) -> str:
     if report.same_host:
         return "Both ends are on this host, where one socket is as fast as several, and memory is passed if possible."
     if report.window_bytes is None:

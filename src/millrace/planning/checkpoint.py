@@ -73,7 +73,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         behind: digest of the operators behind ``distribute()``; "": none.
         counts: of these operators, how many elements each has had that counts them.
         parts: (task, output, path) of outputs that count as not yielded though operators behind ``distribute()`` have
-            handed out the first of what they make of them: all before the path, see :mod:`millrace.engine.run.arrival_operators`.
+            handed out the first of what they make of them: all before the path, see
+            :mod:`millrace.engine.run.arrival_operators`.
     """
 
     version: int = VERSION

@@ -17,8 +17,8 @@ from millrace.protocol.messages import LeaseTask
 if TYPE_CHECKING:
     from millrace.blocks.block_index import PointIndex
     from millrace.blocks.stores.block_store import BlockStore
-    from millrace.engine.cache.cache_writer import Kept
-    from millrace.engine.cache.cached_items import Point
+    from millrace.engine.cache.cache_writer import CacheWriter
+    from millrace.engine.cache.cached_items import ActivePoint
     from millrace.wire.data.compression import Compression
 
 _CALIBRATION_S = 1.0
@@ -37,7 +37,7 @@ class Using:
     """
 
     def __init__(
-        self, point: Point | None = None, kept: Kept | None = None, catalogs: Mapping[str, PointIndex] | None = None
+        self, point: ActivePoint | None = None, kept: CacheWriter | None = None, catalogs: Mapping[str, PointIndex] | None = None
     ) -> None:
         self.point, self.kept = point, kept
         self.catalogs = catalogs or {}
@@ -94,18 +94,18 @@ class Caches:
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
         from millrace.blocks.merged_index import MergedIndex
-        from millrace.engine.cache.cache_writer import Kept
-        from millrace.engine.cache.cached_items import Point
+        from millrace.engine.cache.cache_writer import CacheWriter
+        from millrace.engine.cache.cached_items import ActivePoint
 
         fingerprint, folder, path = split_place(use.place)
         store = self.store(path)
         writers = {use.place: use.writer, **use.also}
         catalogs = {place: self._catalog(store, place, writer) for place, writer in writers.items()}
         mine = catalogs[use.place]
-        point = Point(
+        point = ActivePoint(
             use.node, bytes.fromhex(fingerprint), use.random, MergedIndex([*catalogs.values()]) if use.also else mine
         )
-        kept = Kept(store, folder, use.room, self.compression, use.writer) if use.room and add else None
+        kept = CacheWriter(store, folder, use.room, self.compression, use.writer) if use.room and add else None
         return Using(point, kept, catalogs)
 
     def _catalog(self, store: BlockStore, place: str, writer: str) -> PointIndex:

@@ -17,7 +17,7 @@ from millrace.errors import (
 from millrace.wire.auth import OWN
 from millrace.wire.control import rpc
 from millrace.wire.control.control_client import ControlChannel
-from millrace.wire.control.control_server import Call
+from millrace.wire.control.control_server import CallHandler
 
 PROMPTLY_S = 5.0
 
@@ -42,7 +42,7 @@ async def bug(request):
     raise ZeroDivisionError("division by zero")
 
 
-CALLS = {"Reverse": Call(bytes, reverse), "Conflict": Call(None, conflict), "Bug": Call(None, bug)}
+CALLS = {"Reverse": CallHandler(bytes, reverse), "Conflict": CallHandler(None, conflict), "Bug": CallHandler(None, bug)}
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_dispatcher_that_does_not_answer(serving):
         await asyncio.Event().wait()
 
     with (
-        serving(calls={"Never": Call(None, never)}) as dispatcher,
+        serving(calls={"Never": CallHandler(None, never)}) as dispatcher,
         ControlChannel(dispatcher.address) as channel,
         pytest.raises(ServiceUnreachableError, match=r"did not answer Never within 0.2 s"),
     ):

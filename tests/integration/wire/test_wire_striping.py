@@ -18,7 +18,7 @@ from millrace.wire.data import data_connection, striping
 from millrace.wire.data.data_connection import BulkServer, bulk_connect
 from millrace.wire.data.frames import receive_frame, send_frame
 from millrace.wire.data.handshake import Hello, greet
-from millrace.wire.data.striping import Part, Striped, round_trip_s, same_host
+from millrace.wire.data.striping import StripePart, Striped, round_trip_s, same_host
 from millrace.wire.own_token import own_token
 
 
@@ -140,7 +140,7 @@ def test_every_socket_says_the_token():
         with pytest.raises(AuthenticationError, match="refused the token"):
             bulk_connect(server.address, "Secret", sockets=3)
         with pytest.raises(AuthenticationError, match="refused the token"):
-            said(server, Hello(OWN, "wrong", part=Part("a", 1, 2)))
+            said(server, Hello(OWN, "wrong", part=StripePart("a", 1, 2)))
         assert not server._lobby._waiting
 
 
@@ -157,17 +157,17 @@ def said(server, hello):
 
 def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))) as sock:
+    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock:
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
         assert not server._lobby._waiting
         with pytest.raises(ProtocolError, match="a connection of 2 sockets came before all of them were there"):
-            said(server, Hello(OWN, own_token(), part=Part("a", 0, 2)))
+            said(server, Hello(OWN, own_token(), part=StripePart("a", 0, 2)))
 
 
 def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))) as sock:
+    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock:
         server.close()
         assert sock.recv(1) == b""
     assert not any(thread.name.startswith("millrace-bulk") for thread in threading.enumerate())
@@ -187,11 +187,11 @@ def test_a_connection_of_many_sockets_costs_the_server_one_thread(monkeypatch):
 
 
 def test_the_same_socket_twice_is_hung_up():
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=Part("a", 1, 2))):
+    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))):
         with pytest.raises(EOFError):
-            said(server, Hello(OWN, own_token(), part=Part("a", 1, 2)))
+            said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2)))
         with said(
-            server, Hello(OWN, own_token(), part=Part("a", 0, 2))
+            server, Hello(OWN, own_token(), part=StripePart("a", 0, 2))
         ) as first:  # the one that came earlier is still good
             send_frame(first, Ping(5))
             assert receive_frame(first, PING)[0] == Ping(5)

@@ -21,7 +21,7 @@ from millrace.elements.codec import encode
 from millrace.engine.metrics import Measure
 from millrace.engine.run.local_epoch import LocalIterator
 from millrace.engine.run.progress_tracker import ProgressTracker
-from millrace.engine.threads.prefetch import Ahead
+from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.errors import MillraceError
 from millrace.frameworks.base import Converted
 from millrace.planning.checkpoint import Merged
@@ -88,7 +88,7 @@ def test_sending(free):
 
 
 def test_taking_what_was_computed_ahead(free):
-    ahead = Ahead(iter(()), 3, lambda: 1 << 20)
+    ahead = PrefetchThread(iter(()), 3, lambda: 1 << 20)
     measure = Measure()
 
     def read():

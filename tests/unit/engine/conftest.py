@@ -79,7 +79,7 @@ class FixedSizer(Sizer):
 def elements_of(made: Program, tasks: Iterator[Task], number: int) -> list[Any]:
     """What these tasks give, one after the other."""
     begin = Merged(epoch=number)
-    chunks = local_epoch.chunks_of(local_epoch.Epoch(made, number), tasks, begin, ProgressTracker(begin))
+    chunks = local_epoch.chunks_of(local_epoch.LocalEpoch(made, number), tasks, begin, ProgressTracker(begin))
     return [element for chunk in chunks for element in chunk.elements]
 
 

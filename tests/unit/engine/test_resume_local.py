@@ -52,7 +52,7 @@ def test_any_pipeline_goes_on_from_every_step(runs, data):
         def read(begin: Merged) -> tuple[Any, Any]:
             order = local_epoch.planned(made.plan) if share is None else local_epoch.shared(made.plan, *share)
             tally = ProgressTracker(begin)
-            chunks = local_epoch.chunks_of(local_epoch.Epoch(made, begin.epoch), order, begin, tally)
+            chunks = local_epoch.chunks_of(local_epoch.LocalEpoch(made, begin.epoch), order, begin, tally)
             return tally, tally.handed(chunks)
 
         def begin_at(tally: ProgressTracker) -> Merged:
@@ -90,7 +90,7 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         begin = Merged(epoch=1)
         tally, by_task = ProgressTracker(begin), list[list[str]]()
         left: dict[int, Any] = {}
-        epoch = local_epoch.Epoch(made, 1)
+        epoch = local_epoch.LocalEpoch(made, 1)
         alone = TaskSet.of(
             task.index for task in local_epoch.planned(made.plan) if data.draw(st.sampled_from([0, 0, 1]))
         )
@@ -111,7 +111,7 @@ def test_what_a_service_has_done_in_any_order_is_left_out(runs, data):
         tally = ProgressTracker(begin)
         found = texts(
             tally.handed(
-                local_epoch.chunks_of(local_epoch.Epoch(made, 1), local_epoch.planned(made.plan), begin, tally)
+                local_epoch.chunks_of(local_epoch.LocalEpoch(made, 1), local_epoch.planned(made.plan), begin, tally)
             )
         )
         rest = [outputs[begun.get(number, 0) :] for number, outputs in enumerate(by_task) if number not in over]

@@ -1,7 +1,7 @@
 import io
 
 from millrace.observe import link
-from millrace.wire.data.link_benchmark import Report, Row
+from millrace.wire.data.link_benchmark import LinkReport, Row
 
 
 def report(plain=100e6, ours=90e6, lz4=50e6, sockets=1, near=False, window=2e6, round_trip=0.02):
@@ -11,7 +11,7 @@ def report(plain=100e6, ours=90e6, lz4=50e6, sockets=1, near=False, window=2e6, 
         Row("millrace", sockets, "token ids", None, ours, [ours]),
         Row("millrace", sockets, "token ids", "lz4", lz4, [lz4]),
     ]
-    return Report("far:5051", near, round_trip, window, sockets, rows)
+    return LinkReport("far:5051", near, round_trip, window, sockets, rows)
 
 
 def test_the_table():

@@ -43,7 +43,7 @@ Added = list[tuple[bytes | None, list[Any]]]
 """Keys of items with elements; without a key they belong to the item before."""
 
 
-class Kept:
+class CacheWriter:
     """Writer of what one task adds to a point: blocks in a store, of a bounded number of bytes together. Thread-safe.
 
     Whatever goes wrong with it, the task goes on. Who uses it calls :meth:`finish` at the task's end, or :meth:`close`.
@@ -200,7 +200,7 @@ class _Writing:
     writes.
     """
 
-    def __init__(self, kept: Kept, store: BlockStore, point: str) -> None:
+    def __init__(self, kept: CacheWriter, store: BlockStore, point: str) -> None:
         self._kept, self._store, self._point = kept, store, point
         self.whole = False
         """What was added last is complete."""

@@ -29,7 +29,7 @@ from millrace.planning.units import Cardinality, UnitMap
 if TYPE_CHECKING:
     from millrace.blocks.block_keys import Keys
     from millrace.blocks.merged_index import ItemIndex
-    from millrace.engine.cache.cache_writer import Added, Kept
+    from millrace.engine.cache.cache_writer import Added, CacheWriter
     from millrace.engine.run.task import NodeContext
 
 Chunks = Iterator[Chunk]
@@ -44,7 +44,7 @@ GROUP = 64
 
 
 @dataclass
-class Point:
+class ActivePoint:
     """Active cache point of a pipeline in this process.
 
     Attributes:
@@ -63,7 +63,7 @@ class Point:
     hits: int = 0
     misses: int = 0
 
-    def find(self, keys: Keys, kept: Kept | None) -> ItemLocations:
+    def find(self, keys: Keys, kept: CacheWriter | None) -> ItemLocations:
         """Locate items, those included that the task itself has made by now.
 
         Args:
@@ -102,8 +102,8 @@ class Items:
         order: ShuffleKey,
         repetition: int,
         inner: int,
-        point: Point | None,
-        kept: Kept | None,
+        point: ActivePoint | None,
+        kept: CacheWriter | None,
     ) -> None:
         self._units, self._number, self._context, self._make = units, number, context, make
         self._order, self._inner = order, inner
@@ -302,7 +302,7 @@ class Items:
             self._look_for_skipped(self._kept)
             writing.add([(key, []) for _, key in keyed])  # those that gave nothing
 
-    def _look_for_skipped(self, kept: Kept) -> None:
+    def _look_for_skipped(self, kept: CacheWriter) -> None:
         if self._context.skipped:
             # It can't be told from one that a filter left out, and may not fail the next time.
             kept.give_up("an element was skipped, as on_error says")

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
-from millrace.engine.cache.cache_writer import Kept
-from millrace.engine.cache.cached_items import Make, Point
+from millrace.engine.cache.cache_writer import CacheWriter
+from millrace.engine.cache.cached_items import Make, ActivePoint
 from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Feed
@@ -53,8 +53,8 @@ class TaskItem:
         number: int,
         context: NodeContext,
         make: Make,
-        point: Point | None,
-        kept: Kept | None,
+        point: ActivePoint | None,
+        kept: CacheWriter | None,
     ) -> None:
         self._task, self._number, self._context, self._make = task, number, context, make
         self._point, self._kept = point, kept
@@ -82,7 +82,7 @@ class TaskItem:
         self._point.hits += 1
         return self._read(self._point, key, head, blocks)
 
-    def _key(self, point: Point, blocks: list[index_streams.Array]) -> bytes:
+    def _key(self, point: ActivePoint, blocks: list[index_streams.Array]) -> bytes:
         """Key of the task's item: a hash of all that decides what the task has there."""
         units, task = self._task.units, self._task.task
         told = msgspec.msgpack.encode([units.plan_digest, task.index, task.parent >= 0])
@@ -116,11 +116,11 @@ class TaskItem:
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
-    def _head(self, point: Point, key: bytes) -> list[Any] | None:
+    def _head(self, point: ActivePoint, key: bytes) -> list[Any] | None:
         """Read the head, if it is kept."""
         return point.catalog.read(point.find(_keys(key, [-1]), self._kept))[0]
 
-    def _read(self, point: Point, key: bytes, head: list[Any], blocks: list[index_streams.Array]) -> Chunks:
+    def _read(self, point: ActivePoint, key: bytes, head: list[Any], blocks: list[index_streams.Array]) -> Chunks:
         """Read part by part; from a lost part on, make the rest."""
         first, *left = head
         yielded = 0
@@ -143,7 +143,7 @@ class TaskItem:
             start = max(0, start - len(chunk))
 
 
-def _reading(point: Point, key: bytes) -> Callable[[Chunk], Chunk | None]:
+def _reading(point: ActivePoint, key: bytes) -> Callable[[Chunk], Chunk | None]:
     def read(chunk: Chunk) -> Chunk | None:
         found = point.catalog.read(point.catalog.find(_keys(key, list(chunk.positions))))
         elements: list[Any] = []

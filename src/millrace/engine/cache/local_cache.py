@@ -16,8 +16,8 @@ from millrace.blocks.block_index import PointIndex
 from millrace.blocks.stores.block_store import BlockStore
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.blocks.stores.open_store import open_store
-from millrace.engine.cache.cache_writer import Kept
-from millrace.engine.cache.cached_items import Point
+from millrace.engine.cache.cache_writer import CacheWriter
+from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.cache.find_cache_points import find_points
 from millrace.engine.run.host_limits import memory_bytes, siblings
 from millrace.errors import CacheError, MillraceWarning
@@ -37,7 +37,7 @@ _names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
 _memory: list[MemoryStore] = []
 
 
-class Reuse:
+class LocalCache:
     """Cache of one pipeline in this process: its last ``cache()``, or none.
 
     Args:
@@ -88,8 +88,8 @@ class Reuse:
             yield {}
             return
         key = bytes.fromhex(self._fingerprint)
-        point = Point(self._point.node, key, self._point.random, self._catalog)
-        kept = None if self._full else Kept(self._store, self._fingerprint, _UNBOUNDED)
+        point = ActivePoint(self._point.node, key, self._point.random, self._catalog)
+        kept = None if self._full else CacheWriter(self._store, self._fingerprint, _UNBOUNDED)
         try:
             yield {"point": point, "kept": kept}
             if kept is not None:

@@ -24,7 +24,7 @@ from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.engine.metrics import Measure, Sizer, close
 from millrace.engine.run.program import nested
 from millrace.engine.run.task import Budget, NodeContext, RunningTask, available_cores
-from millrace.engine.threads.operator_threads import Crew, Pool
+from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.tracing import Path, Traced, traced
 from millrace.errors import StateError
 from millrace.graph import nodes as g
@@ -90,7 +90,7 @@ def inexact(graph: g.Graph) -> g.Node | None:
     return None
 
 
-class Behind:
+class ArrivalOperators:
     """Run of the operators behind ``distribute()`` over one epoch. One thread pulls chunks.
 
     Args:
@@ -109,7 +109,7 @@ class Behind:
         take: Callable[[], Arrival],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        pool = Pool(available_cores(), graph.options().num_threads)
+        pool = ThreadPool(available_cores(), graph.options().num_threads)
         self._task = task = RunningTask(
             UnitMap(graph, {0: TableSummary(cheap=False, count=-1, pieces=1)}, begin.seed),
             Task(begin.rank, 0, 1),
@@ -118,7 +118,7 @@ class Behind:
             budget=Budget(graph),
             measures=[Measure() for _ in graph.nodes],
             sizers=[Sizer() for _ in graph.nodes],
-            crews=[Crew(pool) for _ in graph.nodes],
+            crews=[OperatorThreads(pool) for _ in graph.nodes],
             sources=_no_source,
             reads=lambda _number: None,
             nested=nested,
@@ -137,7 +137,7 @@ class Behind:
 
 
 def _running(
-    task: RunningTask, account: Account, take: Callable[[], Arrival], wake: Callable[[], None], pool: Pool
+    task: RunningTask, account: Account, take: Callable[[], Arrival], wake: Callable[[], None], pool: ThreadPool
 ) -> Generator[Chunk, None, None]:
     """Yield the chunks that come out; the run ends with this generator, also when nobody knows of it any more."""
     chunks = _arrivals(account, take)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from millrace.elements.chunk import Chunk
-from millrace.engine.cache.local_cache import Reuse
+from millrace.engine.cache.local_cache import LocalCache
 from millrace.engine.metrics import Loop
 from millrace.engine.run.host_limits import run_delay_s
 from millrace.engine.run.program import Program, Run
@@ -47,10 +47,10 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
     return joined
 
 
-class Epoch:
+class LocalEpoch:
     """Tasks of one epoch as they run, one after the other."""
 
-    def __init__(self, program: Program, number: int, reused: int = -1, reuse: Reuse | None = None) -> None:
+    def __init__(self, program: Program, number: int, reused: int = -1, reuse: LocalCache | None = None) -> None:
         self.plan = program.plan
         self._reuse = reuse
         self._program, self._number, self._reused = program, number, reused
@@ -132,7 +132,7 @@ def shared(plan: Plan, part: int, parts: int) -> Iterator[Task]:
 
 
 def chunks_of(
-    epoch: Epoch, tasks: Iterator[Task], begin: Merged, tally: ProgressTracker
+    epoch: LocalEpoch, tasks: Iterator[Task], begin: Merged, tally: ProgressTracker
 ) -> Generator[Chunk, None, None]:
     """Yield what is still to come of an epoch: the chunks of these tasks, one after the other."""
     done, begun, alone = begin.tasks_done(), dict(begin.begun), begin.tasks_alone()
@@ -167,7 +167,7 @@ def _with_coming(tasks: Iterator[Task]) -> Iterator[tuple[int, Task, list[Task]]
         number += 1
 
 
-class Pipeline(Protocol):
+class ReadablePipeline(Protocol):
     """Dataset that is read."""
 
     @property
@@ -186,7 +186,7 @@ class Pipeline(Protocol):
 
 
 def read(
-    pipeline: Pipeline,
+    pipeline: ReadablePipeline,
     passes: EpochCursor,
     number: Number,
     share: Share | None = None,
@@ -219,7 +219,7 @@ def read(
         planned = make_plan(graph, tables, seed=seed).length
         few = planned is not None and planned < _TASKS_EACH * share[1]
         tasks = _TASKS_EACH * share[1] if few else None  # so that there is something for each
-    reuse = Reuse(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
+    reuse = LocalCache(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
 
     @functools.cache
     def cut(shares: int, pieces: tuple[Piece, ...]) -> tuple[Plan, PipelineIdentity]:
@@ -255,7 +255,7 @@ def read(
     )
 
 
-def _take_seed(pipeline: Pipeline, loaded: Checkpoint) -> None:
+def _take_seed(pipeline: ReadablePipeline, loaded: Checkpoint) -> None:
     if loaded.seed is not None and loaded.seed != pipeline.seed:
         if pipeline.graph.seed() is not None:
             raise StateError(f"the state is of seed {loaded.seed}, and this pipeline has seed {pipeline.seed}")
@@ -290,11 +290,11 @@ class LocalIterator(Iterator[Any]):
         loaded: tuple[Checkpoint, ...],
         identity: Callable[[], PipelineIdentity],
         again: Callable[[Any], LocalIterator],
-        reuse: Reuse | None = None,
+        reuse: LocalCache | None = None,
         pieces: Sequence[Piece] = (),
     ) -> None:
         self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
-        self._epoch = Epoch(program, begin.epoch, begin.reused, reuse)
+        self._epoch = LocalEpoch(program, begin.epoch, begin.reused, reuse)
         part, parts = share or (0, 1)
         tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
         tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from millrace.elements.chunk import Chunk
-from millrace.engine.cache.cache_writer import Kept
-from millrace.engine.cache.cached_items import Point
+from millrace.engine.cache.cache_writer import CacheWriter
+from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.metrics import Measure, Sizer, Totals, close
 from millrace.engine.run.endless import EndlessRepeat
 from millrace.engine.run.lowering import Lowering, Outlook
 from millrace.engine.run.task import Budget, RunningTask, available_cores
-from millrace.engine.threads.operator_threads import Crew, Pool
+from millrace.engine.threads.operator_threads import OperatorThreads, ThreadPool
 from millrace.engine.user_code.crash_probe import Watch
 from millrace.graph.nodes import Cache, FromFiles, Graph, Node, always_reused
 from millrace.graph.rewrites import rewritten, trailing_prefetch
@@ -71,7 +71,7 @@ class Program:
         threads: int | None = None,
         allocate: Allocate = np.empty,
         consecutive: bool = False,
-        _pool: Pool | None = None,
+        _pool: ThreadPool | None = None,
     ) -> None:
         self.graph, self.seed = graph, seed
         self._units = UnitMap(graph, tables, seed)
@@ -80,8 +80,8 @@ class Program:
         self._endless = EndlessRepeat(graph, self._units) if self.plan.length is None else None
         self._options = graph.options()
         self._reused = {number for number, node in enumerate(graph.nodes) if always_reused(node)}
-        self._pool = _pool or Pool(threads or available_cores(), self._options.num_threads)
-        self._crews = [Crew(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
+        self._pool = _pool or ThreadPool(threads or available_cores(), self._options.num_threads)
+        self._crews = [OperatorThreads(self._pool, inline=_reads_at_hand(node)) for node in graph.nodes]
         self._sizers = [Sizer() for _ in graph.nodes]
         self._allocate = allocate
         # A dataset that a user's function returned is often too small for rewriting to pay.
@@ -95,7 +95,7 @@ class Program:
         self._sources: dict[int, PositionSource | SequentialSource] = {}
         self._far = [] if _pool else [number for number, node in graph.sources() if _reads_far(node)]
         self._reads: dict[int, ReadScheduler] = {}
-        self._readers = Pool(1, self._options.reads_in_flight or read_concurrency.MOST, name="read")
+        self._readers = ThreadPool(1, self._options.reads_in_flight or read_concurrency.MOST, name="read")
         self._lock = threading.Lock()
 
     def run(
@@ -107,8 +107,8 @@ class Program:
         *,
         skip: int = 0,
         reused: int = -1,
-        point: Point | None = None,
-        kept: Kept | None = None,
+        point: ActivePoint | None = None,
+        kept: CacheWriter | None = None,
         owner: Hashable = None,
     ) -> Run:
         """Start a task of ``plan``, or of another plan of the same units.
@@ -136,7 +136,7 @@ class Program:
             task,
             epoch,
             measures=self._totals.begin(),
-            crews=[Crew(None) for _ in self._crews] if one_by_one else self._crews,
+            crews=[OperatorThreads(None) for _ in self._crews] if one_by_one else self._crews,
             leftovers=leftovers or {},
             watch=watch,
             owner=owner,
@@ -263,7 +263,7 @@ class Program:
             return self._reads[number]
 
     def _task(
-        self, task: Task, epoch: int, *, measures: list[Measure], crews: list[Crew], **options: Any
+        self, task: Task, epoch: int, *, measures: list[Measure], crews: list[OperatorThreads], **options: Any
     ) -> RunningTask:
         return RunningTask(
             self._units,
@@ -296,7 +296,7 @@ def _inputs(graph: Graph) -> list[tuple[int, ...]]:
     return table
 
 
-_NO_THREADS = Pool(1, 1)
+_NO_THREADS = ThreadPool(1, 1)
 
 
 def _reads_at_hand(node: Node) -> bool:

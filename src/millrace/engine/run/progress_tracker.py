@@ -51,9 +51,7 @@ class ProgressTracker:
         self.ended = True
 
     def take_back(self, count: int = 1) -> None:
-        """Take back the last ``count`` elements, which were not handed out after all; a negative number: they are, once
-        more.
-        """
+        """Take back the last ``count`` elements, which were not handed out after all; negative: they are, once more."""
         self._taken -= count
 
     @property

@@ -18,9 +18,9 @@ from millrace.elements.chunk import Chunk, Origin, raising
 from millrace.engine.metrics import Measure, Sizer, measured
 from millrace.engine.run.element_names import first_made, name_of
 from millrace.engine.run.index_streams import Array, compact, runs
-from millrace.engine.threads.operator_threads import Crew
+from millrace.engine.threads.operator_threads import OperatorThreads
 from millrace.engine.threads.ordered_map import in_order
-from millrace.engine.threads.prefetch import Ahead
+from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.engine.user_code.crash_probe import Watch, WorkerEndedError
 from millrace.engine.user_code.user_calls import Calls
 from millrace.errors import ElementError, ElementTooLargeError, PipelineError, SourceCorruptError
@@ -35,8 +35,8 @@ from millrace.sources.reads import ReadScheduler, ReadStream
 from millrace.sources.source import PositionSource, SequentialSource
 
 if TYPE_CHECKING:
-    from millrace.engine.cache.cache_writer import Kept
-    from millrace.engine.cache.cached_items import Point
+    from millrace.engine.cache.cache_writer import CacheWriter
+    from millrace.engine.cache.cached_items import ActivePoint
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class RunningTask:
         budget: Budget,
         measures: list[Measure],
         sizers: Sequence[Sizer],
-        crews: Sequence[Crew],
+        crews: Sequence[OperatorThreads],
         sources: Callable[[int], PositionSource | SequentialSource],
         reads: Callable[[int], ReadScheduler | None],
         nested: Callable[[Graph, int], Nested],
@@ -92,8 +92,8 @@ class RunningTask:
         owner: Hashable = None,
         watch: Watch | None = None,
         reused: Collection[int] = (),
-        point: Point | None = None,
-        kept: Kept | None = None,
+        point: ActivePoint | None = None,
+        kept: CacheWriter | None = None,
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
         self._reused, self._point, self._kept = reused, point, kept
@@ -189,7 +189,7 @@ class RunningTask:
         first.calls = self.calls.of_epoch(0, lambda *place: name_of(first, *place))
         return first
 
-    def caching(self, number: int) -> tuple[Point | None, Kept | None]:
+    def caching(self, number: int) -> tuple[ActivePoint | None, CacheWriter | None]:
         """Point and writer of node ``number``, if it is the point in use."""
         return (self._point, self._kept) if self._point is not None and self._point.number == number else (None, None)
 
@@ -273,7 +273,7 @@ class NodeContext(Context):
             yield from chunks
             return
         with self._task.sharing(self._number) as budget:
-            helper = Ahead(chunks, elements, budget)
+            helper = PrefetchThread(chunks, elements, budget)
             try:
                 self._task.stops[helper.stop] = None
                 yield from helper.pull(self._task.measures[self._number])

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Measure, clock
-from millrace.engine.threads.prefetch import Ahead
+from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.graph.rewrites.trailing_prefetch import Ending
 
 _WORTH_S = 0.001
@@ -39,7 +39,7 @@ def overlapped(chunks: Generator[Chunk, None, None], ending: Ending, budget: int
             yield chunk
             gain, count = gain + min(made - began, clock() - made), count + 1
         ahead = True
-        yield from Ahead(chunks, ending.buffer_size, lambda: budget).pull(Measure())
+        yield from PrefetchThread(chunks, ending.buffer_size, lambda: budget).pull(Measure())
     finally:
         if not ahead:  # which closes them itself
             chunks.close()

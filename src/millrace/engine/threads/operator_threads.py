@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import clock
 from millrace.engine.threads import thread_autotuner
-from millrace.engine.threads.shutdown_timeout import patience
-from millrace.engine.threads.thread_autotuner import Tuning, Window
+from millrace.engine.threads.shutdown_timeout import shutdown_timeout
+from millrace.engine.threads.thread_autotuner import Tuning, MeasuredWindow
 from millrace.graph.nodes import AUTOTUNE
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ _MANY = 64
 """Most threads for functions that wait; far more than cores, and few enough to cost nothing while they do."""
 
 
-class Pool:
+class ThreadPool:
     """Threads that run user functions, shared by the operators of a program.
 
     They are daemons, unlike those of :mod:`concurrent.futures`: a function that never returns, as one that waits for a
@@ -80,7 +80,7 @@ class Pool:
         for _ in threads:
             queue.put(None)
         if not getattr(self._inside, "here", False):
-            until = clock() + patience()
+            until = clock() + shutdown_timeout()
             for thread in threads:
                 thread.join(max(0.0, until - clock()))
 
@@ -102,7 +102,7 @@ def _work_off(
         del work
 
 
-class Call(Generic[T]):
+class ChunkCall(Generic[T]):
     """Function called with a chunk on a thread.
 
     Attributes:
@@ -179,7 +179,7 @@ class Call(Generic[T]):
         return cast("T", result)
 
 
-class Crew:
+class OperatorThreads:
     """Threads that run one operator's function, and the cost of that function, in all tasks of a program.
 
     Args:
@@ -191,7 +191,7 @@ class Crew:
         bytes: of one element's result, the largest seen lately.
     """
 
-    def __init__(self, pool: Pool | None, *, inline: bool = False) -> None:
+    def __init__(self, pool: ThreadPool | None, *, inline: bool = False) -> None:
         self._pool = pool
         self._tuning = (
             thread_autotuner.begin(1, 1)
@@ -199,12 +199,12 @@ class Crew:
             else thread_autotuner.begin(pool.cores, pool.most, inline=inline)
         )
         self._lock = threading.RLock()  # for the garbage collector again
-        self._queue: deque[Call[Any]] = deque()
+        self._queue: deque[ChunkCall[Any]] = deque()
         self._active = self._threads = self._level = 0
         self._helped = False
         self._users = 0
         self._resumed = 0.0
-        self._window = Window(0, 0.0, 0.0, 0.0, 0.0)
+        self._window = MeasuredWindow(0, 0.0, 0.0, 0.0, 0.0)
         self._calls = 0
         self._tuned = False
         self.cost_s = -1.0
@@ -246,7 +246,7 @@ class Crew:
             if not self._users:
                 self._window = replace(self._window, seconds=self._window.seconds + clock() - self._resumed)
 
-    def submit(self, call: Call[Any], threads: int, *, helped: bool = False) -> None:
+    def submit(self, call: ChunkCall[Any], threads: int, *, helped: bool = False) -> None:
         """Have ``call`` made once fewer than ``threads`` others run; ``helped``: beside those of :meth:`help`."""
         assert self._pool is not None
         with self._lock:
@@ -256,7 +256,7 @@ class Crew:
                 self._active += 1
                 self._pool.start(self._work)
 
-    def help(self, awaited: Call[Any]) -> None:
+    def help(self, awaited: ChunkCall[Any]) -> None:
         """Make calls on this thread instead of waiting, until ``awaited`` has ended or none is left.
 
         One thread at a time does so, beside those that :meth:`submit` was allowed.
@@ -276,14 +276,14 @@ class Crew:
         finally:
             self._helped = False
 
-    def cancel(self, calls: deque[Call[Any]]) -> None:
+    def cancel(self, calls: deque[ChunkCall[Any]]) -> None:
         """Cancel those of ``calls`` that have not begun; wait for the others, within :func:`shutdown_timeout`."""
         with self._lock:
             begun = [call for call in calls if call.begun]
             for call in calls:
                 if not call.begun:
                     self._queue.remove(call)
-        until = clock() + patience()
+        until = clock() + shutdown_timeout()
         for call in begun:
             call.wait(max(0.0, until - clock()))
 
@@ -303,11 +303,11 @@ class Crew:
             if size is not None:
                 self.weigh(size / elements)
             if self._tuned:
-                self._tune(Window(elements, 0.0, waited_s, seconds, cpu_s))
+                self._tune(MeasuredWindow(elements, 0.0, waited_s, seconds, cpu_s))
 
-    def _tune(self, call: Window) -> None:
+    def _tune(self, call: MeasuredWindow) -> None:
         so_far, now = self._window, clock()
-        window = Window(
+        window = MeasuredWindow(
             so_far.elements + call.elements,
             so_far.seconds + now - self._resumed,
             so_far.waited_s + call.waited_s,
@@ -318,14 +318,14 @@ class Crew:
         self._resumed = now
         if window.seconds >= _WINDOW_S and self._calls >= 2 * max(1, self._tuning.level):
             self._tuning = thread_autotuner.step(self._tuning, window)
-            window, self._calls = Window(0, 0.0, 0.0, 0.0, 0.0), 0
+            window, self._calls = MeasuredWindow(0, 0.0, 0.0, 0.0, 0.0), 0
         self._window = window
 
     def weigh(self, size: float) -> None:
         """Learn from the bytes of one result."""
         self.bytes = max(0.9 * self.bytes, size)
 
-    def _take(self) -> Call[Any] | None:
+    def _take(self) -> ChunkCall[Any] | None:
         """Take the earliest call that nobody has begun, for this thread."""
         with self._lock:
             if not self._queue:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Measure, clock, close
-from millrace.engine.threads.operator_threads import Call, Crew
+from millrace.engine.threads.operator_threads import ChunkCall, OperatorThreads
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def in_order(
     chunks: Iterator[Chunk],
     parallel: int,
     *,
-    crew: Crew,
+    crew: OperatorThreads,
     budget: Callable[[], int],
     measure: Measure,
 ) -> Iterator[T]:
@@ -87,10 +87,10 @@ def in_order(
 class _Calls(Generic[T]):
     """Calls of one :func:`in_order`, and those of them that are under way."""
 
-    def __init__(self, function: Callable[[Chunk], T], crew: Crew, budget: Callable[[], int], measure: Measure) -> None:
+    def __init__(self, function: Callable[[Chunk], T], crew: OperatorThreads, budget: Callable[[], int], measure: Measure) -> None:
         self._function, self._crew = function, crew
         self._budget, self._measure = budget, measure
-        self.waiting: deque[Call[T]] = deque()
+        self.waiting: deque[ChunkCall[T]] = deque()
         self._seen = (measure.elements, measure.bytes)
         self._helps = False
 
@@ -124,7 +124,7 @@ class _Calls(Generic[T]):
 
     def submit(self, part: Chunk, threads: int) -> None:
         """Have the call made on a thread; while this one waits, it is one of ``threads``."""
-        call = Call(self._function, part)
+        call = ChunkCall(self._function, part)
         self.waiting.append(call)
         self._helps = threads > 1 and self._crew.cost_s < _HELP_S
         self._crew.submit(call, threads - self._helps, helped=self._helps)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Generator, Iterator
 
 from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Measure, clock, close
-from millrace.engine.threads.shutdown_timeout import patience
+from millrace.engine.threads.shutdown_timeout import shutdown_timeout
 from millrace.graph.nodes import AUTOTUNE
 
 
-class Ahead:
+class PrefetchThread:
     """Thread that computes chunks ahead of whoever pulls them.
 
     It waits while ``elements`` (AUTOTUNE: any number) or ``budget()`` bytes lie ready.
@@ -50,7 +50,7 @@ class Ahead:
             self._changed.notify_all()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(patience())
+            thread.join(shutdown_timeout())
             if not thread.is_alive():
                 close(self._chunks)
 

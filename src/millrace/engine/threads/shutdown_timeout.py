@@ -8,7 +8,7 @@ _INTERRUPTED_S = 1.0
 _PATIENT_S = 15.0
 
 
-def patience() -> float:
+def shutdown_timeout() -> float:
     """Seconds to wait for a user's function. One that is not done by then goes on alone, and nobody takes the result.
 
     A function may never return, as one that waits for a dead file server: Ctrl-C must end the process all the same.

@@ -34,7 +34,7 @@ _LONGEST_REST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredWindow:
     """Measures of an operator in a stretch of time.
 
     Attributes:
@@ -97,7 +97,7 @@ def begin(cores: int, most: int, *, inline: bool = False) -> Tuning:
     return Tuning(level, cores, most, level)
 
 
-def step(state: Tuning, window: Window) -> Tuning:
+def step(state: Tuning, window: MeasuredWindow) -> Tuning:
     """Advance the search by a window at ``state.level``."""
     if state.ignored:
         return replace(state, ignored=state.ignored - 1)
@@ -130,7 +130,7 @@ def _try(state: Tuning, level: int, direction: int) -> Tuning:
     return replace(state, level=level, rates=(), ignored=1, tried=(*state.tried, direction))
 
 
-def _judge(state: Tuning, rate: float, window: Window) -> Tuning:
+def _judge(state: Tuning, rate: float, window: MeasuredWindow) -> Tuning:
     """Keep the level that was tried, and go on in that direction, or go back."""
     direction = state.tried[-1]
     peak = max(rate, state.peak)

@@ -39,7 +39,7 @@ class Blob(msgspec.Struct, frozen=True):
     """Whether a full disk is waited out; else it is said, and nothing is kept."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class BlobOffer(msgspec.Struct, frozen=True):
     """Memory that the dispatcher may use. ``joins``: by a consumer that is about to join a job for the first time."""
 
     loan: MemoryLoan
@@ -82,7 +82,7 @@ def offer(channel: ControlChannel, memory: SealedMemory, job: str, *, joins: boo
         ShippingError: they have to be sent, and are too large for that.
         ServiceError: they can't be handed over.
     """
-    here: bool = channel.call(LEND, Offer(memory.loan, joins), bool)
+    here: bool = channel.call(LEND, BlobOffer(memory.loan, joins), bool)
     if here:
         return
     if memory.size > MAX_SENT_BYTES:

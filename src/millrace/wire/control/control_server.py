@@ -35,7 +35,7 @@ _OPTIONS = (
 _logger = logging.getLogger(__name__)
 
 
-class Call(NamedTuple):
+class CallHandler(NamedTuple):
     """Question that peers may ask: ``reply = await handler(request)``, request decoded as ``request``.
 
     Errors of :mod:`millrace.errors` that the handler raises are raised at the peer; any other is logged, and a
@@ -175,7 +175,7 @@ class ControlServer:
         on_session: Callable[[Session], Awaitable[None]],
         message: Any,
         check: Callable[[Any], None] = lambda message: None,
-        calls: Mapping[str, Call] | None = None,
+        calls: Mapping[str, CallHandler] | None = None,
         token: str | None = None,
         admit: Callable[[Identity], None] | None = None,
         credentials: grpc.ServerCredentials | None = None,
@@ -186,7 +186,7 @@ class ControlServer:
         self._on_session = on_session
         self._decoder = msgspec.msgpack.Decoder(message)
         self._check = check
-        self._calls = {rpc.HELLO: Call(None, _hello), **(calls or {})}
+        self._calls = {rpc.HELLO: CallHandler(None, _hello), **(calls or {})}
         self._token = token
         self._admit_hook = admit
         self._credentials = credentials

@@ -50,7 +50,7 @@ from millrace.wire.data.compression import Compression
 from millrace.wire.data.fd_passing import LocalEnd
 from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
 from millrace.wire.data.handshake import Hello, greet, receive_hello, welcome
-from millrace.wire.data.striping import Lobby, Part, Striped, round_trip_s, same_host, sockets_for, window_bytes
+from millrace.wire.data.striping import Lobby, StripePart, Striped, round_trip_s, same_host, sockets_for, window_bytes
 from millrace.wire.error_codec import failure_of
 from millrace.wire.own_token import check_listener, resolve
 
@@ -336,7 +336,7 @@ class BulkServer:
             with self._lock:
                 del self._serving[connection]
 
-    def _let_in(self, connection: BulkConnection, sock: socket.socket) -> Part | None:
+    def _let_in(self, connection: BulkConnection, sock: socket.socket) -> StripePart | None:
         hello = receive_hello(sock, HELLO_TIMEOUT_S)
         part = hello.part
         try:
@@ -418,7 +418,7 @@ def bulk_connect(
             check_listener(where)
         return sock
 
-    def join(part: Part) -> socket.socket:
+    def join(part: StripePart) -> socket.socket:
         sock = dial()
         greet(sock, Hello(OWN, token, part=part), deadline)
         return sock
@@ -430,7 +430,7 @@ def bulk_connect(
         count = sockets or sockets_for(round_trip_s(first), window_bytes(), same_host=same_host(first))
         if count > 1:
             identity = secrets.token_hex(16)
-            part, *parts = [Part(identity, index, count) for index in range(count)]
+            part, *parts = [StripePart(identity, index, count) for index in range(count)]
             with ThreadPoolExecutor(count - 1, "millrace-dial") as pool:
                 others = list(pool.map(join, parts))
         name = greet(first, Hello(OWN, token, compression, part), deadline).local

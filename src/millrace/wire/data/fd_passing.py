@@ -54,7 +54,7 @@ _INLINE = -1
 H = TypeVar("H")
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PayloadPart(msgspec.Struct, frozen=True, array_like=True):
     """Part of the payload: ``size`` bytes from byte ``start`` of a loan or file range (-1: of the frame's payload)."""
 
     loan: int
@@ -76,7 +76,7 @@ class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
             numbers are none of a loan's.
     """
 
-    parts: list[Part] = []
+    parts: list[PayloadPart] = []
     loans: list[tuple[int, int]] = []
     segments: list[tuple[int, int]] = []
     gone: list[int] = []
@@ -296,7 +296,7 @@ class _Load:
     """Load of a frame, as it is put together; the attributes are those of :class:`Slip`, and what comes along."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[PayloadPart] = []
         self.loans: list[tuple[int, int]] = []
         self.segments: list[tuple[int, int]] = []
         self.gone: list[int] = []
@@ -336,9 +336,9 @@ class _Load:
         loan, start = place
         last = self.parts[-1] if self.parts else None
         if last is not None and last.loan == loan and last.start + last.size == start:
-            self.parts[-1] = Part(loan, last.start, last.size + len(view))
+            self.parts[-1] = PayloadPart(loan, last.start, last.size + len(view))
         else:
-            self.parts.append(Part(loan, start, len(view)))
+            self.parts.append(PayloadPart(loan, start, len(view)))
 
 
 def _aligned_like(start: int, at: int) -> int:

@@ -12,7 +12,7 @@ from millrace.protocol.messages import Failure
 from millrace.wire.auth import OWN, Identity
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.frames import receive_frame, send_frame
-from millrace.wire.data.striping import Part
+from millrace.wire.data.striping import StripePart
 from millrace.wire.error_codec import error_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True):
     identity: Identity
     token: str | None = None
     compression: Compression | None = None
-    part: Part | None = None
+    part: StripePart | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True):
     rounds: list[float]
 
 
-class Report(msgspec.Struct, frozen=True):
+class LinkReport(msgspec.Struct, frozen=True):
     """Measures of a link.
 
     Attributes:
@@ -113,7 +113,7 @@ def serve_link(host: str, port: int, token: str | None) -> BulkServer:
     return BulkServer(host, answer, port=port, token=token)
 
 
-def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: int = 3) -> Report:
+def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: int = 3) -> LinkReport:
     """Measure the link to a :func:`serve_link`.
 
     Args:
@@ -153,7 +153,7 @@ def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: 
             for way, receive in ways.items():
                 rates[way].append(_rate(receive, sizes[way]))
     rows = [Row(*way, statistics.median(found), found) for way, found in rates.items()]
-    return Report(plain[0].peer, near, round_trip, window if np.isfinite(window) else None, best, rows)
+    return LinkReport(plain[0].peer, near, round_trip, window if np.isfinite(window) else None, best, rows)
 
 
 def _round_trip(connection: BulkConnection) -> float:

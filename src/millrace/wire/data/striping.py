@@ -193,7 +193,7 @@ def window_bytes(directory: str = "/proc/sys/net/ipv4") -> float:
 # -- how they find each other ------------------------------------------------------------------------------------------
 
 
-class Part(msgspec.Struct, frozen=True):
+class StripePart(msgspec.Struct, frozen=True):
     """Place of a socket in its connection; said in its hello.
 
     Attributes:
@@ -227,7 +227,7 @@ class Lobby:
         self._closed = False
 
     @contextlib.contextmanager
-    def waiting(self, part: Part, sock: socket.socket, seconds: float) -> Iterator[socket.socket]:
+    def waiting(self, part: StripePart, sock: socket.socket, seconds: float) -> Iterator[socket.socket]:
         """Take ``sock`` over, yield it to be told so, and then wait until it was collected.
 
         Raises:
@@ -254,7 +254,7 @@ class Lobby:
         if left:
             raise ServiceUnreachableError("the first socket of its connection did not come")
 
-    def collect(self, part: Part) -> list[socket.socket]:
+    def collect(self, part: StripePart) -> list[socket.socket]:
         """Collect the sockets 1, 2, ... of the connection, which belong to the caller from now on.
 
         Raises:

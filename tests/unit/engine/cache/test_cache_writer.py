@@ -14,7 +14,7 @@ from millrace.blocks.block_keys import Keys
 from millrace.blocks.block_reader import BlockReader
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache import cache_writer as kept_module
-from millrace.engine.cache.cache_writer import Kept
+from millrace.engine.cache.cache_writer import CacheWriter
 from millrace.testing.faulty_stores import POINT
 
 KEYS = [hashlib.blake2b(bytes([number]), digest_size=16).digest() for number in range(100)]
@@ -35,7 +35,7 @@ class SlowStore(MemoryStore):
             yield draft
 
 
-def read(store: MemoryStore, kept: Kept) -> dict[bytes, list[Any]]:
+def read(store: MemoryStore, kept: CacheWriter) -> dict[bytes, list[Any]]:
     found: dict[bytes, list[Any]] = {}
     for info in kept.blocks:
         reader = BlockReader(store.open(POINT, info.name))
@@ -46,7 +46,7 @@ def read(store: MemoryStore, kept: Kept) -> dict[bytes, list[Any]]:
 
 def test_what_was_added_may_be_changed_afterwards():
     store = SlowStore()
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     small, huge, inner = np.zeros(3), np.zeros(MESSAGE_BYTES), [1]
     with closing(kept):
         kept.add([(KEYS[0], [{"small": small, "list": inner}, huge])])
@@ -63,7 +63,7 @@ def test_what_was_added_may_be_changed_afterwards():
 def test_items_go_on_from_one_hand_over_to_the_next(monkeypatch):
     monkeypatch.setattr(kept_module, "_HANDED_BYTES", 100)
     store = MemoryStore()
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     with closing(kept):
         with kept.writing() as writing:
             for number in range(100):
@@ -82,7 +82,7 @@ def test_whoever_makes_more_waits_for_what_is_being_written(monkeypatch):
     store = SlowStore()
     waiting = []
 
-    class Watched(Kept):
+    class Watched(CacheWriter):
         def _wait(self, most: int) -> None:
             if self._bytes > 5 << 20:
                 store.go.set()
@@ -101,7 +101,7 @@ def test_whoever_makes_more_waits_for_what_is_being_written(monkeypatch):
 
 def test_what_is_broken_off_is_not_kept_and_what_was_whole_is():
     store = MemoryStore()
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     with pytest.raises(KeyError), kept.writing() as writing:
         writing.add([(KEYS[0], [])])
         raise KeyError
@@ -113,14 +113,14 @@ def test_what_is_broken_off_is_not_kept_and_what_was_whole_is():
 
 def test_what_goes_wrong_while_writing_is_said_and_an_unknown_error_is_raised(monkeypatch):
     store = MemoryStore(capacity=1000)
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     kept.add([(KEYS[0], [bytes(100_000)])])
     kept.finish()
     assert "has room for 1,000 bytes" in kept.error
     assert not kept.blocks
 
     monkeypatch.setattr(store, "draft", None)
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     kept.add([(KEYS[0], [])])
     with closing(kept), pytest.raises(TypeError):
         kept.finish()
@@ -128,7 +128,7 @@ def test_what_goes_wrong_while_writing_is_said_and_an_unknown_error_is_raised(mo
 
 def test_what_there_is_room_for_is_kept_if_items_are_whole():
     store = MemoryStore()
-    kept = Kept(store, POINT, 60_000)
+    kept = CacheWriter(store, POINT, 60_000)
     for number in range(10):
         kept.add([(KEYS[number], [bytes(10_000)])])
     kept.finish()
@@ -140,7 +140,7 @@ def test_what_there_is_room_for_is_kept_if_items_are_whole():
 
 def test_nothing_is_kept_of_what_does_not_fit_if_an_item_may_be_broken_off():
     store = MemoryStore()
-    kept = Kept(store, POINT, 60_000)
+    kept = CacheWriter(store, POINT, 60_000)
     with kept.writing() as writing:
         for number in range(10):
             writing.add([(KEYS[number], [bytes(10_000)])])
@@ -155,7 +155,7 @@ def keys(numbers: list[int]) -> Keys:
 
 def test_what_the_task_asks_for_again_is_published_at_once():
     store = MemoryStore()
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     with closing(kept):
         for number in range(3):
             kept.add([(KEYS[number], [number])])
@@ -170,7 +170,7 @@ def test_what_the_task_asks_for_again_is_published_at_once():
 
 
 def test_a_few_items_are_no_block_of_their_own():
-    kept = Kept(MemoryStore(), POINT, ROOM)
+    kept = CacheWriter(MemoryStore(), POINT, ROOM)
     with closing(kept):
         kept.add([(key, [1]) for key in KEYS[:80]])
         assert kept.again(keys([0]))
@@ -183,7 +183,7 @@ def test_a_few_items_are_no_block_of_their_own():
 
 def test_an_item_that_may_go_on_is_not_published_when_it_is_asked_for():
     store = MemoryStore()
-    kept = Kept(store, POINT, ROOM)
+    kept = CacheWriter(store, POINT, ROOM)
     with closing(kept):
         with kept.writing() as writing:
             writing.add([(KEYS[0], [0])])

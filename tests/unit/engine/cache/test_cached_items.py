@@ -13,8 +13,8 @@ from tests.unit.engine.conftest import elements_of
 from millrace.blocks.block_index import PointIndex
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.dataset import Dataset
-from millrace.engine.cache.cache_writer import Kept
-from millrace.engine.cache.cached_items import Point
+from millrace.engine.cache.cache_writer import CacheWriter
+from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.run import local_epoch
 from millrace.graph.nodes import Autocache
 from millrace.planning.cache_point import frozen_by, is_random
@@ -26,18 +26,18 @@ def augmented(element: Any, rng: np.random.Generator) -> tuple[Any, float]:
     return element, float(rng.random())
 
 
-def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[PointIndex, list[Kept], Any]:
+def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[PointIndex, list[CacheWriter], Any]:
     """All runs of a program use its last autocache point; where what they keep is noted."""
     number = max(index for index, node in enumerate(made.graph.nodes) if isinstance(node, Autocache))
     catalog = PointIndex(store, POINT)
     fixed = frozen_by(made._units, number)
-    point = Point(number, bytes(16), random=any(is_random(made.graph.nodes[each]) for each in fixed), catalog=catalog)
+    point = ActivePoint(number, bytes(16), random=any(is_random(made.graph.nodes[each]) for each in fixed), catalog=catalog)
     reused = number if fixed else -1
-    kept: list[Kept] = []
+    kept: list[CacheWriter] = []
     run = made.run
 
     def caching_run(*arguments: Any, **options: Any) -> Any:
-        kept.append(Kept(store, POINT, room))
+        kept.append(CacheWriter(store, POINT, room))
         return run(*arguments, **{**options, "reused": reused}, point=point, kept=kept[-1])
 
     made.run = caching_run

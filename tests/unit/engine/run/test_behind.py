@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.run.arrival_operators import Account, Begin, Behind, inexact
+from millrace.engine.run.arrival_operators import Account, Begin, ArrivalOperators, inexact
 from millrace.errors import ElementError, StateError
 from millrace.graph import nodes as g
 
@@ -55,7 +55,7 @@ class Reading:
         coming = iter(messages)
         self.tasks, self.seen = tasks, 0
         self.account = Account(graph, begin, self._yielded)
-        self.running = Behind(graph, begin, self.account, lambda: next(coming, ([], 0, 0)))
+        self.running = ArrivalOperators(graph, begin, self.account, lambda: next(coming, ([], 0, 0)))
 
     def _yielded(self, task: int, outputs: int, count: int) -> None:
         assert self.tasks.yielded.get(task, 0) + count == outputs

@@ -19,29 +19,29 @@ from millrace.engine.run.program import Program, list_sources
 from millrace.engine.threads import operator_threads as pools
 from millrace.engine.threads import ordered_map as spreads
 from millrace.engine.threads import shutdown_timeout as patiences
-from millrace.engine.threads.operator_threads import Call, Crew, Pool
+from millrace.engine.threads.operator_threads import ChunkCall, OperatorThreads, ThreadPool
 from millrace.engine.threads.ordered_map import in_order
 from millrace.graph.nodes import AUTOTUNE
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPool]:
     """Threads for everything, however cheap."""
     monkeypatch.setattr(pools, "_WORTH_A_THREAD_S", 0.0)
-    made = Pool(2)
+    made = ThreadPool(2)
     yield made
     made.close()
     assert not millrace_threads()
 
 
-def spread(function: Any, elements: list[Any], pool: Pool | None, budget: int = 1 << 30, **options: Any) -> Any:
+def spread(function: Any, elements: list[Any], pool: ThreadPool | None, budget: int = 1 << 30, **options: Any) -> Any:
     measure = Measure()
 
     def apply(chunk: Chunk) -> Chunk:
         return Chunk([function(element) for element in chunk.elements], chunk.origin, chunk.positions)
 
     size, parallel = options.get("size", 4), options.get("parallel", AUTOTUNE)
-    found = in_order(apply, chunks(elements, size), parallel, crew=Crew(pool), budget=lambda: budget, measure=measure)
+    found = in_order(apply, chunks(elements, size), parallel, crew=OperatorThreads(pool), budget=lambda: budget, measure=measure)
     return measured(found, measure, 1 << 60, lambda *_: AssertionError())
 
 
@@ -165,7 +165,7 @@ def test_results_that_wait_are_bounded_in_bytes(pool, size, threads):
 @given(st.lists(st.sampled_from([1, 10**3, 10**6, 10**8]), min_size=1, max_size=120), st.sampled_from([1, 7, 120]))
 def test_of_results_of_all_sizes_only_what_is_under_way_comes_on_top(sizes, chunk_size):
     budget, held = 2 * 10**6, Held()
-    made = Pool(2)
+    made = ThreadPool(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "_WORTH_A_THREAD_S", 0.0)
         patch.setattr(spreads, "_SLICE_S", 0.0)
@@ -219,7 +219,7 @@ def test_calls_under_way_are_awaited_and_the_others_never_made(monkeypatch, pool
 
 
 def test_a_pool_closes_twice_and_opens_again():
-    made, done = Pool(2), threading.Event()
+    made, done = ThreadPool(2), threading.Event()
     made.close()
     made.start(done.set)
     assert done.wait(timeout=20)
@@ -233,7 +233,7 @@ def test_a_pool_closes_twice_and_opens_again():
 
 
 def test_a_pool_may_be_closed_by_one_of_its_threads():
-    made = Pool(2)
+    made = ThreadPool(2)
     threads: deque[threading.Thread] = deque()
     closed = threading.Event()
 
@@ -249,8 +249,8 @@ def test_a_pool_may_be_closed_by_one_of_its_threads():
 
 
 def test_tasks_share_the_threads_of_an_operator():
-    made = Pool(2)
-    crew = Crew(made)
+    made = ThreadPool(2)
+    crew = OperatorThreads(made)
     three, go, lock, now = threading.Event(), threading.Event(), threading.Lock(), [0, 0]
 
     def work(chunk: Chunk) -> Chunk:
@@ -264,7 +264,7 @@ def test_tasks_share_the_threads_of_an_operator():
             now[0] -= 1
         return chunk
 
-    calls = [Call(work, chunk) for chunk in chunks(list(range(80)))]
+    calls = [ChunkCall(work, chunk) for chunk in chunks(list(range(80)))]
     for call in calls:
         crew.submit(call, 3)
     assert three.wait(timeout=20)
@@ -275,8 +275,8 @@ def test_tasks_share_the_threads_of_an_operator():
 
 
 def test_another_task_goes_on_when_one_is_abandoned():
-    made = Pool(2)
-    crew = Crew(made)
+    made = ThreadPool(2)
+    crew = OperatorThreads(made)
     begun, go, seen = threading.Event(), threading.Event(), []
 
     def work(chunk: Chunk) -> Chunk:
@@ -285,7 +285,7 @@ def test_another_task_goes_on_when_one_is_abandoned():
         seen.append(chunk.elements[0])
         return chunk
 
-    calls = [Call(work, chunk) for chunk in chunks(list(range(5)), 1)]
+    calls = [ChunkCall(work, chunk) for chunk in chunks(list(range(5)), 1)]
     for call in calls:
         crew.submit(call, 1)
     assert begun.wait(timeout=20)
@@ -299,7 +299,7 @@ def test_another_task_goes_on_when_one_is_abandoned():
 
 def test_what_was_learnt_in_one_task_is_known_in_the_next(monkeypatch, pool):
     monkeypatch.setattr(spreads, "_HELP_S", 0.0)
-    crew, threads = Crew(pool), []
+    crew, threads = OperatorThreads(pool), []
 
     def note(chunk: Chunk) -> Chunk:
         threads.append(threading.current_thread().name.split("_")[0])
@@ -331,7 +331,7 @@ def test_an_operator_settles_on_its_threads_and_says_why(monkeypatch, pool):
 
 
 def test_time_without_a_task_is_not_counted(monkeypatch, pool):
-    crew, now = Crew(pool), 0.0
+    crew, now = OperatorThreads(pool), 0.0
     monkeypatch.setattr(pools, "clock", lambda: now)
     crew.cost_s = 0.0
     crew.threads(AUTOTUNE)
@@ -357,7 +357,7 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
         return chunk
 
     def under_way() -> Generator[None, None, None]:
-        call = Call(stuck, next(chunks([2], 1)))
+        call = ChunkCall(stuck, next(chunks([2], 1)))
         crew.submit(call, 1)
         try:
             yield
@@ -373,7 +373,7 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
         finally:
             inner.close()
 
-    crew, made = Crew(pool), outer()
+    crew, made = OperatorThreads(pool), outer()
     next(made)
     begun.wait(timeout=20)
     with pytest.raises(ended, match="stop"):
@@ -386,7 +386,7 @@ def test_ctrl_c_has_less_patience_with_calls_under_way(pool, monkeypatch, ended)
 
 
 def test_what_takes_long_is_handed_on_one_by_one_though_nobody_knew_that_when_the_chunk_was_made():
-    crew, sizes = Crew(None), []
+    crew, sizes = OperatorThreads(None), []
 
     def note(chunk: Chunk) -> Chunk:
         sizes.append(len(chunk))
@@ -409,7 +409,7 @@ def test_work_for_which_no_thread_can_be_started_is_done_by_those_that_are_there
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    pool, go, done = Pool(4), threading.Event(), threading.Event()
+    pool, go, done = ThreadPool(4), threading.Event(), threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):

@@ -15,7 +15,7 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import Measure, close
 from millrace.engine.run.program import Program, list_sources
 from millrace.engine.run.task import NodeContext
-from millrace.engine.threads.prefetch import Ahead
+from millrace.engine.threads.prefetch import PrefetchThread
 from millrace.graph.nodes import AUTOTUNE, Prefetch
 
 
@@ -28,7 +28,7 @@ def test_chunks_come_in_order_from_another_thread():
             yield chunk
 
     found = [
-        element for chunk in Ahead(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure()) for element in chunk.elements
+        element for chunk in PrefetchThread(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure()) for element in chunk.elements
     ]
     assert found == list(range(20))
     assert threads == {"millrace-prefetch"}
@@ -62,7 +62,7 @@ class Counting:
 @pytest.mark.parametrize(("elements", "budget", "nbytes", "ahead"), [(3, 1 << 30, 1, 3), (AUTOTUNE, 2640, 168, 5)])
 def test_it_reads_so_far_ahead_and_no_farther(elements, budget, nbytes, ahead):
     source = Counting(100, nbytes)
-    helper = Ahead(source.chunks(), elements, lambda: budget)
+    helper = PrefetchThread(source.chunks(), elements, lambda: budget)
     found = helper.pull(Measure())
     next(found)
     source.wait(1 + ahead + 1)  # what was taken, what lies ready, what is on its way
@@ -110,7 +110,7 @@ def test_what_operators_may_hold_is_together_the_bound(windows):
 
 
 def test_one_chunk_larger_than_everything_still_passes():
-    found = Ahead(Counting(5, 10**9).chunks(), 1, lambda: 10).pull(Measure())
+    found = PrefetchThread(Counting(5, 10**9).chunks(), 1, lambda: 10).pull(Measure())
     assert [element.number for chunk in found for element in chunk.elements] == list(range(5))
 
 
@@ -119,7 +119,7 @@ def test_an_error_comes_after_what_came_before_it():
         yield from chunks([1, 2])
         raise KeyError("three")
 
-    found = Ahead(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure())
+    found = PrefetchThread(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure())
     assert next(found).elements == [1, 2]
     with pytest.raises(KeyError, match="three"):
         next(found)
@@ -128,7 +128,7 @@ def test_an_error_comes_after_what_came_before_it():
 
 def test_it_stops_when_it_is_dropped_also_by_the_garbage_collector_of_another_thread():
     source = Counting(100)
-    found = Ahead(source.chunks(), 2, lambda: 1 << 30).pull(Measure())
+    found = PrefetchThread(source.chunks(), 2, lambda: 1 << 30).pull(Measure())
     next(found)
     cycle: list[Any] = [found]
     cycle.append(cycle)
@@ -142,7 +142,7 @@ def test_it_stops_when_it_is_dropped_also_by_the_garbage_collector_of_another_th
 
 def test_it_may_be_stopped_from_outside_while_it_is_suspended():
     source = Counting(100)
-    helper = Ahead(source.chunks(), 2, lambda: 1 << 30)
+    helper = PrefetchThread(source.chunks(), 2, lambda: 1 << 30)
     found = helper.pull(Measure())
     next(found)
     helper.stop()
@@ -154,6 +154,6 @@ def test_it_may_be_stopped_from_outside_while_it_is_suspended():
 
 def test_it_never_begins_unless_pulled():
     source = Counting(100)
-    found = Ahead(source.chunks(), 2, lambda: 1 << 30).pull(Measure())
+    found = PrefetchThread(source.chunks(), 2, lambda: 1 << 30).pull(Measure())
     found.close()
     assert source.read == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from millrace.engine.threads import thread_autotuner
-from millrace.engine.threads.thread_autotuner import Tuning, Window
+from millrace.engine.threads.thread_autotuner import Tuning, MeasuredWindow
 
 Model = Callable[[int], tuple[float, float, float]]
 """At so many threads: elements per second, threads busy, cores busy."""
@@ -63,7 +63,7 @@ def run(model: Model, cores: int, most: int = 64, windows: int = 400, noise: flo
     for _ in range(windows):
         rate, threads, busy = model(state.level)
         slow = 1 - noise * chance.random() ** 2
-        state = thread_autotuner.step(state, Window(int(rate * slow * 100), 100, 90, threads * 100, busy * slow * 100))
+        state = thread_autotuner.step(state, MeasuredWindow(int(rate * slow * 100), 100, 90, threads * 100, busy * slow * 100))
         assert 0 <= state.level <= most
     return state
 
@@ -115,14 +115,14 @@ def test_never_more_than_allowed():
 def test_nothing_is_tried_where_all_cores_compute():
     state = thread_autotuner.begin(4, 64)
     for _ in range(100):
-        state = thread_autotuner.step(state, Window(1000, 1.0, 0.9, 5.0, 3.9))
+        state = thread_autotuner.step(state, MeasuredWindow(1000, 1.0, 0.9, 5.0, 3.9))
         assert state.level == 4
 
 
 def test_while_a_consumer_is_slow_nothing_is_concluded():
     state = thread_autotuner.begin(4, 64)
     for _ in range(100):
-        state = thread_autotuner.step(state, Window(10, 1.0, 0.1, 0.5, 0.4))
+        state = thread_autotuner.step(state, MeasuredWindow(10, 1.0, 0.1, 0.5, 0.4))
         assert state.level == 4
     assert not state.reason
 
@@ -136,7 +136,7 @@ def test_a_function_that_changes_is_found_out():
     for turn in range(2000):
         changed = turn > 200
         rate, threads, busy = model(state.level)
-        state = thread_autotuner.step(state, Window(int(rate * 100), 100, 90, threads * 100, busy * 100))
+        state = thread_autotuner.step(state, MeasuredWindow(int(rate * 100), 100, 90, threads * 100, busy * 100))
         if turn == 200:
             assert state.settled <= 1
     assert state.settled == 64
@@ -146,7 +146,7 @@ def test_looking_again_costs_next_to_nothing():
     state, away = thread_autotuner.begin(2, 64), 0
     for _ in range(5000):
         rate, threads, _ = computes(2)(state.level)
-        state = thread_autotuner.step(state, Window(int(rate * 100), 100, 90, threads * 100, 120))  # a shared machine
+        state = thread_autotuner.step(state, MeasuredWindow(int(rate * 100), 100, 90, threads * 100, 120))  # a shared machine
         away += state.level != state.settled
     assert away < 100
 
@@ -156,7 +156,7 @@ def test_what_begins_inline_stays_there_unless_threads_gain_something():
     assert state.level == 0
     for _ in range(200):
         state = thread_autotuner.step(
-            state, Window(100, 0.1, 0.01, 0.01, 0.01)
+            state, MeasuredWindow(100, 0.1, 0.01, 0.01, 0.01)
         )  # whatever the level: others set the pace
     assert state.settled == 0
 
@@ -165,7 +165,7 @@ def test_what_begins_inline_is_not_moved_by_the_pace_of_others():
     state, chance = thread_autotuner.begin(2, 64, inline=True), random.Random(0)
     for _ in range(1000):
         seconds = 0.001 * chance.uniform(10, 100)  # of which ten calls take a tenth, or less
-        state = thread_autotuner.step(state, Window(10, seconds, 0.001, 0.001, 0.001))
+        state = thread_autotuner.step(state, MeasuredWindow(10, seconds, 0.001, 0.001, 0.001))
         assert state.level == 0
 
 
@@ -173,5 +173,5 @@ def test_what_begins_inline_gets_threads_if_it_waits():
     state = thread_autotuner.begin(2, 64, inline=True)
     for _ in range(200):
         level = max(1, state.level)
-        state = thread_autotuner.step(state, Window(10 * level, 0.1, 0.1, 0.1 * level, 0.001 * level))
+        state = thread_autotuner.step(state, MeasuredWindow(10 * level, 0.1, 0.1, 0.1 * level, 0.001 * level))
     assert state.settled == 64

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
 from millrace.wire.data import striping
-from millrace.wire.data.striping import MAX_SOCKETS, Lobby, Part, sockets_for, stripe, window_bytes
+from millrace.wire.data.striping import MAX_SOCKETS, Lobby, StripePart, sockets_for, stripe, window_bytes
 
 SLICE = 5
 
@@ -83,9 +83,9 @@ def test_the_window_is_read_from_the_kernels_limits(tmp_path):
 @pytest.mark.parametrize(("index", "count"), [(1, 1), (-1, 2), (0, MAX_SOCKETS + 1), (0, -1), (8, 8)])
 def test_parts_that_cannot_be(index, count):
     with pytest.raises(ProtocolError, match=f"socket {index} of {count} was offered; a connection has at most 8"):
-        Part("a", index, count).check()
+        StripePart("a", index, count).check()
 
 
 def test_nothing_is_collected_before_all_have_come():
     with pytest.raises(ProtocolError, match="a connection of 3 sockets came before all of them were there"):
-        Lobby().collect(Part("a", 0, 3))
+        Lobby().collect(StripePart("a", 0, 3))
