@@ -54,7 +54,7 @@ class SealedMemory:
         file: the memory's file.
         digest: hash of the contents.
         size: bytes, at least 1.
-        name: see :class:`Loan`.
+        name: see :class:`MemoryLoan`.
     """
 
     def __init__(self, file: OpenFile, digest: str, size: int, name: str) -> None:

@@ -1,14 +1,14 @@
-"""Memory that a worker writes and a consumer on the same host reads, without a copy between them.
+"""Shared memory that a worker writes and a consumer on the same host reads, without a copy between them.
 
 The worker owns an :class:`Arena` of *segments*: anonymous files (memfd) that it maps, writes batches into, and passes
-as file descriptors. The consumer maps them through a :class:`Window`. A segment that was passed is *lent* until the
+as file descriptors. The consumer maps them as :class:`BorrowedSegments`. A segment that was passed is *lent* until the
 last view of it has died in the consumer; only then, and when the worker's own views have died too, is it written
 again. Nobody unlinks anything: what neither side maps any more is gone, whoever died.
 
-Two rules keep a view's bytes from ever changing under it. What may still be seen on the other side after the worker
-has lost track of it (the connection ended, the consumer forked) is *retired*: never written again, and given up as
-soon as the worker itself lets go. And bytes that were lent once are lent no second time, but copied, so that a consumer
-that writes into its batch changes nobody else's.
+Two rules keep a view's bytes from ever changing under it. Memory that may still be seen on the other side after the
+worker has lost track of it (the connection ended, the consumer forked) is *retired*: never written again, and given up
+as soon as the worker itself lets go. And bytes that were lent once are lent no second time, but copied, so that a
+consumer that writes into its batch changes nobody else's.
 
 Memory is allocated for real (``posix_fallocate``) and sealed against shrinking: else a full machine, or a peer, could
 kill a reader by SIGBUS. (Files of a cache, which :mod:`millrace.wire.data.fd_passing` passes as well, can't be sealed.)
