@@ -13,7 +13,7 @@ import msgspec
 from millrace.client.deferred_reader import LaterReader
 from millrace.client.epoch_reader import EpochReader
 from millrace.elements.chunk import Chunk
-from millrace.engine.run.arrival_operators import Account, Arrival, Begin, ArrivalOperators, counted
+from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
 from millrace.engine.user_code.crash_probe import RunStoppedError
 from millrace.errors import MillraceError, ShippingError, StateError, anew
 from millrace.graph.nodes import Graph

@@ -37,7 +37,10 @@ class Using:
     """
 
     def __init__(
-        self, point: ActivePoint | None = None, kept: CacheWriter | None = None, catalogs: Mapping[str, PointIndex] | None = None
+        self,
+        point: ActivePoint | None = None,
+        kept: CacheWriter | None = None,
+        catalogs: Mapping[str, PointIndex] | None = None,
     ) -> None:
         self.point, self.kept = point, kept
         self.catalogs = catalogs or {}

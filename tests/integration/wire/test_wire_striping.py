@@ -18,7 +18,7 @@ from millrace.wire.data import data_connection, striping
 from millrace.wire.data.data_connection import BulkServer, bulk_connect
 from millrace.wire.data.frames import receive_frame, send_frame
 from millrace.wire.data.handshake import Hello, greet
-from millrace.wire.data.striping import StripePart, Striped, round_trip_s, same_host
+from millrace.wire.data.striping import Striped, StripePart, round_trip_s, same_host
 from millrace.wire.own_token import own_token
 
 
@@ -157,7 +157,10 @@ def said(server, hello):
 
 def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock:
+    with (
+        BulkServer("127.0.0.1", echo) as server,
+        said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock,
+    ):
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
         assert not server._lobby._waiting
@@ -167,7 +170,10 @@ def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
 
 def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock:
+    with (
+        BulkServer("127.0.0.1", echo) as server,
+        said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock,
+    ):
         server.close()
         assert sock.recv(1) == b""
     assert not any(thread.name.startswith("millrace-bulk") for thread in threading.enumerate())

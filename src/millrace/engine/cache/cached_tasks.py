@@ -18,7 +18,7 @@ import numpy as np
 
 from millrace.elements.chunk import Chunk, Origin
 from millrace.engine.cache.cache_writer import CacheWriter
-from millrace.engine.cache.cached_items import Make, ActivePoint
+from millrace.engine.cache.cached_items import ActivePoint, Make
 from millrace.engine.run import index_streams
 from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Feed

@@ -14,7 +14,7 @@ from millrace.elements.chunk import Chunk
 from millrace.engine.metrics import clock
 from millrace.engine.threads import thread_autotuner
 from millrace.engine.threads.shutdown_timeout import shutdown_timeout
-from millrace.engine.threads.thread_autotuner import Tuning, MeasuredWindow
+from millrace.engine.threads.thread_autotuner import MeasuredWindow, Tuning
 from millrace.graph.nodes import AUTOTUNE
 
 T = TypeVar("T")

@@ -87,7 +87,9 @@ def in_order(
 class _Calls(Generic[T]):
     """Calls of one :func:`in_order`, and those of them that are under way."""
 
-    def __init__(self, function: Callable[[Chunk], T], crew: OperatorThreads, budget: Callable[[], int], measure: Measure) -> None:
+    def __init__(
+        self, function: Callable[[Chunk], T], crew: OperatorThreads, budget: Callable[[], int], measure: Measure
+    ) -> None:
         self._function, self._crew = function, crew
         self._budget, self._measure = budget, measure
         self.waiting: deque[ChunkCall[T]] = deque()

@@ -50,7 +50,7 @@ from millrace.wire.data.compression import Compression
 from millrace.wire.data.fd_passing import LocalEnd
 from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
 from millrace.wire.data.handshake import Hello, greet, receive_hello, welcome
-from millrace.wire.data.striping import Lobby, StripePart, Striped, round_trip_s, same_host, sockets_for, window_bytes
+from millrace.wire.data.striping import Lobby, Striped, StripePart, round_trip_s, same_host, sockets_for, window_bytes
 from millrace.wire.error_codec import failure_of
 from millrace.wire.own_token import check_listener, resolve
 

@@ -31,7 +31,9 @@ def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Poin
     number = max(index for index, node in enumerate(made.graph.nodes) if isinstance(node, Autocache))
     catalog = PointIndex(store, POINT)
     fixed = frozen_by(made._units, number)
-    point = ActivePoint(number, bytes(16), random=any(is_random(made.graph.nodes[each]) for each in fixed), catalog=catalog)
+    point = ActivePoint(
+        number, bytes(16), random=any(is_random(made.graph.nodes[each]) for each in fixed), catalog=catalog
+    )
     reused = number if fixed else -1
     kept: list[CacheWriter] = []
     run = made.run

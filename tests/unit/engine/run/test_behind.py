@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.run.arrival_operators import Account, Begin, ArrivalOperators, inexact
+from millrace.engine.run.arrival_operators import Account, ArrivalOperators, Begin, inexact
 from millrace.errors import ElementError, StateError
 from millrace.graph import nodes as g
 

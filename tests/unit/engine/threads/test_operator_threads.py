@@ -41,7 +41,9 @@ def spread(function: Any, elements: list[Any], pool: ThreadPool | None, budget: 
         return Chunk([function(element) for element in chunk.elements], chunk.origin, chunk.positions)
 
     size, parallel = options.get("size", 4), options.get("parallel", AUTOTUNE)
-    found = in_order(apply, chunks(elements, size), parallel, crew=OperatorThreads(pool), budget=lambda: budget, measure=measure)
+    found = in_order(
+        apply, chunks(elements, size), parallel, crew=OperatorThreads(pool), budget=lambda: budget, measure=measure
+    )
     return measured(found, measure, 1 << 60, lambda *_: AssertionError())
 
 

@@ -28,7 +28,9 @@ def test_chunks_come_in_order_from_another_thread():
             yield chunk
 
     found = [
-        element for chunk in PrefetchThread(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure()) for element in chunk.elements
+        element
+        for chunk in PrefetchThread(source(), AUTOTUNE, lambda: 1 << 20).pull(Measure())
+        for element in chunk.elements
     ]
     assert found == list(range(20))
     assert threads == {"millrace-prefetch"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from millrace.engine.threads import thread_autotuner
-from millrace.engine.threads.thread_autotuner import Tuning, MeasuredWindow
+from millrace.engine.threads.thread_autotuner import MeasuredWindow, Tuning
 
 Model = Callable[[int], tuple[float, float, float]]
 """At so many threads: elements per second, threads busy, cores busy."""
@@ -63,7 +63,9 @@ def run(model: Model, cores: int, most: int = 64, windows: int = 400, noise: flo
     for _ in range(windows):
         rate, threads, busy = model(state.level)
         slow = 1 - noise * chance.random() ** 2
-        state = thread_autotuner.step(state, MeasuredWindow(int(rate * slow * 100), 100, 90, threads * 100, busy * slow * 100))
+        state = thread_autotuner.step(
+            state, MeasuredWindow(int(rate * slow * 100), 100, 90, threads * 100, busy * slow * 100)
+        )
         assert 0 <= state.level <= most
     return state
 
@@ -146,7 +148,9 @@ def test_looking_again_costs_next_to_nothing():
     state, away = thread_autotuner.begin(2, 64), 0
     for _ in range(5000):
         rate, threads, _ = computes(2)(state.level)
-        state = thread_autotuner.step(state, MeasuredWindow(int(rate * 100), 100, 90, threads * 100, 120))  # a shared machine
+        state = thread_autotuner.step(
+            state, MeasuredWindow(int(rate * 100), 100, 90, threads * 100, 120)
+        )  # a shared machine
         away += state.level != state.settled
     assert away < 100
 
