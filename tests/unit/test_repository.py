@@ -96,7 +96,7 @@ ROOMS_TO_COME = {
     *("observe", "protocol", "simulation", "testing", "worker"),
     "(root)",
 }
-"""Rooms whose docstrings still are to be put in order; pyproject.toml leaves D401 and D404 off in the same ones."""
+"""Rooms whose docstrings still are to be put in order; pyproject.toml leaves D401 and D404 off in these."""
 
 SUBJECTLESS = {"What", "Who", "That", "Those", "These", "It", "They", "All of it", "Of", "So", "As"}
 

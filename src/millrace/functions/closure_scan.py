@@ -141,7 +141,7 @@ def is_dynamic(value: Any) -> bool:
 
 
 def _imported(each: Import, package: str | None) -> Iterator[Reference]:
-    """References of an import inside a function; the user's modules are imported, as they will be when it is called."""
+    """List the references of an import inside a function; the user's modules are imported, as on a call."""
     name = resolve(each.module, each.level, package)
     label = "import " + "." * each.level + each.module
     if name is None:

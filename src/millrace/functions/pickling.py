@@ -136,7 +136,7 @@ def imports_in(code: CodeType, package: str | None) -> Iterator[str]:
 
 
 def _home(obj: Any, name: str) -> str:
-    """Module that pickle names for ``obj``: its ``__module__``, or else the first module that has it."""
+    """Find the module that pickle names for ``obj``: its ``__module__``, or else the first module that has it."""
     return str(pickle.whichmodule(obj, name))  # type: ignore[attr-defined]  # the stubs lack it
 
 

@@ -419,7 +419,7 @@ class Graph:
         self._ids = {node: number for number, node in enumerate(self.nodes)}
 
     def id_of(self, node: Node) -> int:
-        """Number of a node of this graph."""
+        """Return the number of a node of this graph."""
         return self._ids[node]
 
     def sources(self) -> Iterator[tuple[int, Source]]:

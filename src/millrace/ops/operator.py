@@ -78,7 +78,7 @@ class Context(Protocol):
         ...
 
     def chunk_size(self) -> int:
-        """Number of elements to put into a chunk made from scratch; asked anew for each chunk."""
+        """Choose the size in elements of a chunk made from scratch; asked anew for each chunk."""
         ...
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -109,7 +109,7 @@ def concatenate(batches: Sequence[Any], label: str, allocate: Allocate = np.empt
 
 
 def count_rows(batch: Any, label: str) -> int:
-    """Number of rows of a batch.
+    """Count the rows of a batch.
 
     Raises:
         PipelineError: if a leaf has no rows, or leaves have different numbers of them.

@@ -185,7 +185,7 @@ class Plan:
         return turn * self._round + within + sum(within // _full(level) for level in range(1, self._levels))
 
     def before(self, index: int) -> int:
-        """Number of outputs of the tasks before ``index``, where each unit gives one; without tails."""
+        """Count the outputs of the tasks before ``index``, where each unit gives one; without tails."""
         turn, within = divmod(index, self._mains) if self._mains else (0, 0)
         return min(turn * self._period + min(within * self._size, self._period), self._units)
 
@@ -228,7 +228,7 @@ class Plan:
 
 
 def _levels(mains: int) -> int:
-    """Number of levels of tails above ``mains`` tasks."""
+    """Count the levels of tails above ``mains`` tasks."""
     level = 0
     while _full(level) < mains:
         level += 1
@@ -236,12 +236,12 @@ def _levels(mains: int) -> int:
 
 
 def _full(level: int) -> int:
-    """Number of tasks below a full tail of ``level`` levels."""
+    """Count the tasks below a full tail of ``level`` levels."""
     return int(FAN_IN**level)
 
 
 def _tree(mains: int, level: int) -> int:
-    """Number of tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
+    """Count the tasks in a tree of ``level`` levels of tails over ``mains`` tasks."""
     if level == 0:
         return mains
     whole, rest = divmod(mains, _full(level - 1))
@@ -296,13 +296,13 @@ class EqualPlan(Plan):
         return Task(index, parts[0].start, parts[0].stop, parts=() if alone else parts)
 
     def before(self, index: int) -> int:
-        """Number of outputs of the tasks before ``index``."""
+        """Count the outputs of the tasks before ``index``."""
         turn, rank = divmod(index, self._ranks)
         each, size = self._of_rank(turn), self._of_rank(turn + 1) - self._of_rank(turn)
         return self._ranks * each + rank * size
 
     def _of_rank(self, turn: int) -> int:
-        """Number of outputs that a rank has before a round."""
+        """Count the outputs that a rank has before a round."""
         return self._each * turn // self._rounds if turn < self._rounds else self._each
 
     def undivided(self) -> list[Piece]:

@@ -90,7 +90,7 @@ class TaskSet:
             yield self.low + 8 * start + np.flatnonzero(bits)
 
     def absent(self, end: int) -> Iterator[tuple[int, int]]:
-        """Runs of tasks below ``end`` that are not in the set, as (first, one past the last)."""
+        """Find the runs of tasks below ``end`` that are not in the set, as (first, one past the last)."""
         first = self.low
         for tasks in self.beyond():
             before = np.concatenate([[first - 1], tasks[:-1]])

@@ -32,7 +32,7 @@ def derive(*parts: int) -> int:
 
 
 def repetition_of(repetition: int, turn: int) -> int:
-    """Number of a repetition within a repetition: the turn itself unless there is one around it."""
+    """Derive the number of a repetition within a repetition: the turn itself unless there is one around it."""
     return turn if not repetition else derive(repetition, turn) >> 1
 
 

@@ -60,7 +60,7 @@ class Divisible(Protocol):
         """Number of tasks."""
 
     def before(self, index: int) -> int:
-        """Number of outputs of the tasks before ``index``."""
+        """Count the outputs of the tasks before ``index``."""
 
     def between(self, start: int, stop: int) -> Iterator[Piece]:
         """Pieces of outputs ``start`` to ``stop`` of all tasks in their order."""

@@ -166,7 +166,7 @@ class UnitMap:
         )
 
     def boundaries(self, number: int) -> Positions:
-        """Unit numbers, from 0 to the count, at which a finite node is best cut: where its files are."""
+        """Find the units, from 0 to the count, at which a finite node is best cut: where its files are."""
         node, count = self.graph.nodes[number], self.of(number).count
         below = [self.graph.id_of(child) for child in node.inputs]
         if isinstance(node, g.Source):
@@ -250,7 +250,7 @@ class UnitMap:
         return units.yields is Cardinality.ONE and not units.task_local
 
     def length(self) -> int | None:
-        """Number of elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
+        """Count the elements of the dataset; None if only reading can tell; :data:`INFINITE` if endless."""
         root = self.graph.id_of(self.graph.root)
         if not self.plannable(root):
             return None

@@ -155,7 +155,7 @@ def cost(
 def cheapest(
     batch_s: dict[int, float], worker: Machine, hosts: float, host: Machine, prices: Prices | None = None
 ) -> int:
-    """Number of workers with which an element costs least; of equals the fastest.
+    """Find the number of workers with which an element costs least; of equals the fastest.
 
     Args:
         batch_s: seconds of an element with each number of workers, measured or estimated; at least one.

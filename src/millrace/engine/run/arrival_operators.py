@@ -330,7 +330,7 @@ class Account:
             close(chunks)
 
     def _rows_before(self, origin: Traced, position: int) -> int:
-        """Number of elements made of the one there that were handed out before."""
+        """Count the elements made of the one there that were handed out before."""
         if not self._before:
             return 0
         path = self._before.get(origin.place if origin.above else (origin.split, position), ())
@@ -473,7 +473,7 @@ def _going_on(node: g.Node, count: int) -> g.Node:
 
 
 def _numbered(chunks: Chunks, done: int) -> Chunks:
-    """Number collections on from those that there were before."""
+    """Renumber collections, going on from those that there were before."""
     try:
         for chunk in chunks:
             start = int(chunk.positions[0]) + done

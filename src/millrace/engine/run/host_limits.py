@@ -25,7 +25,7 @@ def memory_bytes(groups: Path = _GROUPS) -> int:
 
 
 def siblings(environ: dict[str, str] | os._Environ[str] = os.environ) -> int:
-    """Number of processes of the same training on this host, as torchrun says."""
+    """Count the processes of the same training on this host, as torchrun says."""
     text = environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, int(text)) if text.isdigit() else 1
 

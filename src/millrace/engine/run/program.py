@@ -340,7 +340,7 @@ class Run:
         self._closed = False
 
     def made(self, number: int) -> int:
-        """Number of elements that node ``number`` has yielded in this task so far."""
+        """Count the elements that node ``number`` has yielded in this task so far."""
         return self._task.measures[number].elements
 
     @property
@@ -414,7 +414,7 @@ class PartsRun(Run):
         self._parts = _part_by_part(begin, parts, skip, self._runs)
 
     def made(self, number: int) -> int:
-        """Number of elements that node ``number`` has yielded in all pieces so far."""
+        """Count the elements that node ``number`` has yielded in all pieces so far."""
         return sum(run.made(number) for run in self._runs)
 
     @property

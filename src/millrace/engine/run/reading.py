@@ -57,7 +57,7 @@ def read_positions(
 
 
 def _affordable(table: SplitTable, positions: Array, limit: int) -> int:
-    """Number of the files at ``positions`` that go into one chunk; at least one."""
+    """Count the files at ``positions`` that go into one chunk; at least one."""
     total = 0
     for count, position in enumerate(positions.tolist()):
         size = table.sizes[position]

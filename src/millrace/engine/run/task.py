@@ -140,7 +140,7 @@ class RunningTask:
         return counted if measure is not None else raising(counted)
 
     def chunk_size(self, number: int) -> int:
-        """Number of elements that node ``number`` should put into its next chunk, after what became of those before."""
+        """Choose the size in elements of the next chunk of node ``number``, after what became of those before."""
         if self.one_by_one:
             return 1
         elements = self.measures[number].elements
@@ -323,7 +323,7 @@ class NodeContext(Context):
         return np.random.Generator(np.random.PCG64(derive(key, task.task.index)))
 
     def chunk_size(self) -> int:
-        """Number of elements for the next chunk."""
+        """Choose the size in elements of the next chunk."""
         return self._task.chunk_size(self._number)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -339,7 +339,7 @@ class NodeContext(Context):
         return first_made(self._key, int(parent.positions[index]))
 
     def outputs(self) -> Iterator[tuple[Origin, int, int]] | None:
-        """Groups of a batch, where they are planned."""
+        """List the groups of a batch, where they are planned."""
         return None if self._outputs is None else self._outputs()
 
     def leftovers(self) -> Iterable[Any]:
@@ -452,5 +452,5 @@ def _fetched(stream: ReadStream, measure: Measure, positions: Array) -> tuple[li
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -97,7 +97,7 @@ class _Calls(Generic[T]):
         self._helps = False
 
     def slice(self, threads: int) -> int:
-        """Number of elements that the next call should take."""
+        """Choose how many elements the next call takes."""
         self._look()
         cost = self._crew.cost_s
         if cost < 0:

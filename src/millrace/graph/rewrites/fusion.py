@@ -47,5 +47,5 @@ def apply(graph: Graph) -> tuple[Graph, list[str]]:
 
 
 def parallel_calls(node: Map | Filter) -> int:
-    """Number of concurrent calls that the node's function takes; AUTOTUNE: the engine's choice."""
+    """Count the concurrent calls that the node's function takes; AUTOTUNE: the engine's choice."""
     return node.num_parallel_calls if isinstance(node, Map) else 1

@@ -183,7 +183,7 @@ def _choose(scale: CheapScale, limits: Limits, rates: HourlyRates) -> Decision[C
 
 
 def _best(scale: CheapScale, limits: Limits, rates: HourlyRates) -> int:
-    """Number that costs least at the best: among those that are 5 % apart, and then among those around it."""
+    """Find the number that costs least at the best: among those 5 % apart, and then among those around it."""
 
     def least(numbers: Iterable[int]) -> int:
         return min(numbers, key=lambda count: (price(scale, count, rates), count))

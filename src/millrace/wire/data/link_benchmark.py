@@ -206,6 +206,6 @@ def _rate(receive: Callable[[int], int], batches: int) -> float:
 
 
 def _batches_for(seconds: float, receive: Callable[[int], int]) -> int:
-    """Number of batches received in that time, found out by trying, which also lets TCP find the link's speed."""
+    """Count the batches received in that time, by trying, which also lets TCP find the link's speed."""
     _rate(receive, 1)
     return min(_MOST_BATCHES, max(1, round(seconds * _rate(receive, 4) / BATCH_BYTES)))
