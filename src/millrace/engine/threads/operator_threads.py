@@ -216,7 +216,7 @@ class OperatorThreads:
         return self._tuning
 
     def threads(self, parallel: int) -> int:
-        """Choose the threads for ``num_parallel_calls=parallel``; 0 for the thread that pulls.
+        """Choose the number of threads for ``num_parallel_calls=parallel``; 0 for the thread that pulls.
 
         It is always that thread for the first call, which tells what an element costs, and while elements are cheap.
         """

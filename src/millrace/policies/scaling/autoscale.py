@@ -135,12 +135,12 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def look_elements(waits: float) -> int:
-    """Choose the elements of a look, by the share of the time that the consumer waits."""
+    """Choose the number of elements of a look, by the share of the time that the consumer waits."""
     return round(LOOK_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
 
 
 def pause_elements(waits: float) -> int:
-    """Choose the elements that say nothing after workers have come or gone, likewise."""
+    """Choose the number of elements that say nothing after workers have come or gone, likewise."""
     return round(PAUSE_ELEMENTS * (QUICK if waits > CLEAR else 1.0))
 
 

@@ -145,7 +145,7 @@ def _receive(sock: socket.socket, views: list[memoryview]) -> int:
 
 
 def sockets_for(round_trip_s: float, window_bytes: float, *, same_host: bool) -> int:
-    """Choose the sockets of a connection: ``ceil(REACH * round trip / window)``, from 1 to :data:`MAX_SOCKETS`.
+    """Choose the number of a connection's sockets: ``ceil(REACH * round trip / window)``, 1 to :data:`MAX_SOCKETS`.
 
     A socket has at most a window of bytes on the way, and they take a round trip to be acknowledged: it carries at most
     ``window / round trip`` bytes per second, whatever the link can do. So many sockets as it takes to carry REACH
