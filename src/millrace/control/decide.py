@@ -20,8 +20,9 @@ from millrace.control.membership import jobs, oversized, stalls, task_failures, 
 from millrace.control.observe import observe
 from millrace.control.scaling import job_scaling
 from millrace.control.scheduling import allocation, pool_size, scheduler
+from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Observed
-from millrace.control.state.state import SERVICE, State
+from millrace.control.state.state import State
 from millrace.control.tasks import job_progress, leases, usage
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
@@ -86,15 +87,15 @@ def _follow_up(turn: Turn, item: Input, wanted: int) -> None:
     Most reports change nothing. What only time changes, or is left over by that, waits for the next tick.
     """
     if isinstance(item, inp.Tick):
-        turn.touched.update(turn.state.jobs)
+        turn.state.index.touched.update(turn.state.jobs)
     elif isinstance(item, inp.WorkerSaid) and isinstance(item.message, msg.WorkerReport):
         worker = turn.state.workers.get(item.worker)
         if worker is None or turn.observed.want(item.worker) == wanted:
             return
-        turn.state.forget(SERVICE)  # how much may lie unread depends on it
-        turn.state.forget(worker.job)
-        turn.state.hands_changed(worker)
-        turn.touched.add(worker.job)
+        turn.state.index.invalidate(SERVICE)  # how much may lie unread depends on it
+        turn.state.index.invalidate(worker.job)
+        turn.state.index.hands_changed(worker)
+        turn.state.index.touched.add(worker.job)
     elif not turn.events:
         return
     task_failures.watch(turn)

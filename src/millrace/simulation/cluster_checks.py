@@ -66,7 +66,7 @@ class ClusterChecks:
         state = dispatcher.state
         self._check_registered(state, now)
         if (
-            len(state.crew.workers) >= max(1, state.fleet.workers)
+            len(state.index.serving.workers) >= max(1, state.fleet.workers)
             or state.fleet.workers <= state.settings.least_workers
         ):
             self._short_since = None
@@ -75,8 +75,8 @@ class ClusterChecks:
         longest_s = SLACK * (state.settings.patience_s * 2**DOUBLINGS + BEGIN_S[1])
         if now - self._short_since > longest_s:
             raise Violation(
-                f"{len(state.crew.workers)} of {state.fleet.workers} workers are there for {longest_s:.0f} s, and all "
-                f"are still asked for"
+                f"{len(state.index.serving.workers)} of {state.fleet.workers} workers are there for {longest_s:.0f} s, "
+                f"and all are still asked for"
             )
 
     def _check_registered(self, state: State, now: float) -> None:

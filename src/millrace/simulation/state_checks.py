@@ -38,7 +38,7 @@ def check_quota(state: State, name: str) -> None:
     if given is None or quota is None:
         return
     jobs = [job for job in state.jobs.values() if job.spec.tenant == given.spec.tenant and not by_worker(job)]
-    has = sum(len(state.crew.by_job.get(job.name, ())) for job in jobs)
+    has = sum(len(state.index.serving.by_job.get(job.name, ())) for job in jobs)
     if has > quota:
         raise Violation(f"job {name} was given a worker: tenant {given.spec.tenant} has {has} and may have {quota}")
 

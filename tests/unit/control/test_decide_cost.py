@@ -153,7 +153,7 @@ def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
 
     monkeypatch.setattr(Job, "newest", property(newest))
     job, worker = service.state.jobs["a"], service.state.workers["w"]
-    service.state.forget(job.name)
+    service.state.index.invalidate(job.name)
     for rank in range(ranks):
         task_queue.offer(service.state, job, worker, rank, cap=1, ahead=True)
     assert found == [1]

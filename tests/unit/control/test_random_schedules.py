@@ -13,7 +13,7 @@ from tests.unit.control.control_driver import FakeConsumer, FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control.journal.snapshot import plain
-from millrace.control.state.serving_index import Crew
+from millrace.control.state.serving_index import ServingIndex
 from millrace.control.state.state import State
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
@@ -145,7 +145,7 @@ class ForgetfulState(State):
 
     @property
     def crew(self):
-        return Crew(self.jobs, self.workers)
+        return ServingIndex(self.jobs, self.workers)
 
 
 @settings(max_examples=60, deadline=None)

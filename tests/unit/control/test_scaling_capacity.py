@@ -27,7 +27,7 @@ class Cramped(Trainer):
 
     def pending(self) -> int:
         """Workers that were asked for and have no room."""
-        return int(self.fleet.workers) - len(self.service.state.crew.workers)
+        return int(self.fleet.workers) - len(self.service.state.index.serving.workers)
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds / BEAT_S)):

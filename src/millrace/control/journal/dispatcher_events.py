@@ -38,4 +38,4 @@ def _dispatcher_started(state: State, event: DispatcherStarted) -> None:
     for peer in peers:
         if peer.lost_at is None:
             peer.lost_at = event.at
-    state.forget_all()
+    state.index.invalidate_all()

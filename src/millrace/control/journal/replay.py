@@ -18,7 +18,8 @@ from millrace.control.journal import (
 )
 from millrace.control.journal.event import REDUCERS, Changes, Event
 from millrace.control.journal.state_validation import phase_of, validate_event
-from millrace.control.state.state import SERVICE, State
+from millrace.control.state.index import SERVICE
+from millrace.control.state.state import State
 
 ENTITIES = (
     cache_events,
@@ -45,10 +46,13 @@ def apply(state: State, event: Event) -> None:
     reducer = REDUCERS[type(event)]
     before = phase_of(state, event) if state.checked else None
     if reducer.changes is Changes.SERVING:
-        state.serving_changes(getattr(event, "worker", ""))
+        state.index.serving_changes(getattr(event, "worker", ""))
     reducer.apply(state, event)
-    state.forget(getattr(event, "job", SERVICE))
+    job = getattr(event, "job", SERVICE)
+    state.index.invalidate(job)
+    if job:
+        state.index.touched.add(job)
     if reducer.changes is not Changes.TASKS:
-        state.forget(SERVICE)
+        state.index.invalidate(SERVICE)
     if before is not None:
         validate_event(state, event, before)

@@ -50,6 +50,7 @@ def validate_event(state: State, event: Event, before: type) -> None:
     allowed = TRANSITIONS.get(type(event))
     if (before is not after) if allowed is None else (allowed.get(before) is not after):
         raise InvalidStateError(f"{event} took a task from {before.__name__} to {after.__name__}")
+    state.index.check()
     job, number = state.jobs.get(getattr(event, "job", "")), getattr(event, "epoch", None)
     if job is not None and number in job.epochs:
         validate_epoch(state, job, number)

@@ -80,7 +80,7 @@ def _task_leased(state: State, event: TaskLeased) -> None:
     worker = state.workers[event.worker]
     worker.unfinished[event.lease] = (event.job, event.epoch, event.task)
     worker.turn_leases += 1
-    state.hands_changed(worker)
+    state.index.hands_changed(worker)
 
 
 class TaskEnded(Event, frozen=True, tag="TaskEnded"):
@@ -109,7 +109,7 @@ def _task_ended(state: State, event: TaskEnded) -> None:
     job.skipped += event.skipped
     worker = state.workers[live.worker]
     worker.kept[live.lease] = worker.unfinished.pop(live.lease)
-    state.hands_changed(worker)
+    state.index.hands_changed(worker)
     state.caches.lease_ended(live.lease)
 
 

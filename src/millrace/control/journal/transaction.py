@@ -23,10 +23,9 @@ class Turn:
 
     Attributes:
         encoded: the events as they are journalled. Encoded before they are applied: what can't be must not become so.
-        touched: jobs of which something has changed: tasks may have become free to lease, or workers free to run them.
     """
 
-    __slots__ = ("actions", "encoded", "events", "now", "observed", "state", "touched")
+    __slots__ = ("actions", "encoded", "events", "now", "observed", "state")
 
     def __init__(self, state: State, observed: Observed, now: float) -> None:
         self.state = state
@@ -35,7 +34,7 @@ class Turn:
         self.events: list[Event] = []
         self.encoded: list[msgspec.Raw] = []
         self.actions: list[Action] = []
-        self.touched: set[str] = set()
+        state.index.touched.clear()
 
     def emit(self, event: Event) -> None:
         """This is so from now on.
@@ -50,9 +49,6 @@ class Turn:
         apply(self.state, event)
         self.encoded.append(encoded)
         self.events.append(event)
-        job = getattr(event, "job", "")
-        if job:
-            self.touched.add(job)
 
     def act(self, action: Action) -> None:
         """The shell is to do this."""

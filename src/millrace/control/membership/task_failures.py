@@ -38,7 +38,7 @@ def failed(turn: Turn, worker: str, message: TaskFailed) -> None:
 
 def watch(turn: Turn) -> None:
     """Fail those of the touched jobs that have come to a task that failed; of several to the first one."""
-    for name in sorted(turn.touched & turn.state.jobs.keys()):
+    for name in sorted(turn.state.index.touched & turn.state.jobs.keys()):
         job = turn.state.jobs[name]
         due = [(number, min(tasks)) for number, epoch in job.epochs.items() if (tasks := _due(job, number))]
         if due:

@@ -179,7 +179,7 @@ def adopt_shares(turn: Turn) -> None:
 
     Nobody else may have been there then, or a sharding function that was asked before fixed shares since.
     """
-    for job in [turn.state.jobs[name] for name in turn.state.crew.sharded]:
+    for job in [turn.state.jobs[name] for name in turn.state.index.serving.sharded]:
         owners = {owner for epoch in job.epochs.values() for owner in epoch.owned}
         for owner in sorted(owners):
             worker = turn.state.workers.get(owner)
@@ -218,7 +218,7 @@ def _give_up(turn: Turn, worker: Worker, reason: str) -> None:
 
 def release_retired(turn: Turn) -> None:
     """Tell workers that want to leave when nothing of them is needed any more."""
-    for worker in turn.state.crew.retiring:
+    for worker in turn.state.index.serving.retiring:
         if not (worker.unfinished or worker.kept or worker.lost_at is not None):
             turn.emit(WorkerReleased(worker.id))
             turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))

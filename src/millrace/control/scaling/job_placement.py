@@ -32,7 +32,7 @@ def wanted(state: State, job: Job) -> int | None:
         return 0
     if job.scaling is None:
         return None
-    return max(at_least(state, job), job.scaling.scale.workers) - state.crew.locals[job.name]
+    return max(at_least(state, job), job.scaling.scale.workers) - state.index.serving.locals[job.name]
 
 
 def at_home(state: State, job: Job) -> bool:
@@ -42,25 +42,25 @@ def at_home(state: State, job: Job) -> bool:
 
 def local_first(state: State, job: Job) -> bool:
     """The job uses the service's workers only for what its local ones cannot do."""
-    return job.spec.target_workers == "auto" and state.crew.locals[job.name] > 0 and _all_near(state, job)
+    return job.spec.target_workers == "auto" and state.index.serving.locals[job.name] > 0 and _all_near(state, job)
 
 
 def _all_near(state: State, job: Job) -> bool:
     """Each consumer that is there has local workers on its host."""
-    hosts = {worker.host for worker in state.crew.local.get(job.name, ())}
+    hosts = {worker.host for worker in state.index.serving.local.get(job.name, ())}
     return all(place.lost_at is not None or place.host in hosts for place in job.consumers.values())
 
 
 def at_least(state: State, job: Job) -> int:
     """How many workers the job has in any case, the local ones included."""
-    local, target = state.crew.locals[job.name], job.spec.target_workers
+    local, target = state.index.serving.locals[job.name], job.spec.target_workers
     both = local and (target == "any" or (target == "auto" and not _all_near(state, job)))
     return local + 1 if both else local
 
 
 def told(state: State, job: Job) -> str:
     """Where the job runs and why, in words."""
-    target, local = job.spec.target_workers, state.crew.locals[job.name]
+    target, local = job.spec.target_workers, state.index.serving.locals[job.name]
     if job.home is not None and at_home(state, job):
         return job.home.reason
     if target == "local":
@@ -94,7 +94,7 @@ def look(turn: Turn, job: Job, sight: ScaleSight, readings: Mapping[int, Reading
         policy.WorkerSide(
             workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes")
         )
-        for side, workers in enumerate((turn.state.crew.locals[job.name], len(remote)))
+        for side, workers in enumerate((turn.state.index.serving.locals[job.name], len(remote)))
     ]
     decision = policy.stay_home(sides[0], sides[1], _ready(turn, job, remote), waits)
     if decision.value:

@@ -88,11 +88,11 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     moved = job_placement.look(turn, job, sight, by_consumer, waits)
     _mark(turn, job, sight)
     if moved:
-        anew = scaling_policies.begin(kind, turn.state.crew.locals[job.name], _limits(turn, job))
+        anew = scaling_policies.begin(kind, turn.state.index.serving.locals[job.name], _limits(turn, job))
         _chosen(turn, job, anew.value, "begins anew with its local workers")
         return
     rates = (turn.state.settings.prices or USUAL).rates(
-        len(seen), job.spec.accelerators, turn.state.crew.locals[job.name]
+        len(seen), job.spec.accelerators, turn.state.index.serving.locals[job.name]
     )
     before = job.scaling.search
     decision = scaling_policies.step(
@@ -116,9 +116,9 @@ def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
 
 def _serving(state: State, job: str) -> Iterator[str]:
     """Workers that make its elements, also if they are to leave."""
-    for there in (state.crew.local, state.crew.by_job):
+    for there in (state.index.serving.local, state.index.serving.by_job):
         yield from (worker.id for worker in there.get(job, ()))
-    for worker in state.crew.retiring:
+    for worker in state.index.serving.retiring:
         if any(task[0] == job for task in worker.unfinished.values()):
             yield worker.id
 
@@ -126,8 +126,8 @@ def _serving(state: State, job: str) -> Iterator[str]:
 def _limits(turn: Turn, job: Job) -> Limits:
     """Of all workers: its local ones, which it has in any case, and those of the service."""
     state = turn.state
-    local = state.crew.locals[job.name]
-    others = state.settings.most_workers if scales(state) else len(state.crew.workers)
+    local = state.index.serving.locals[job.name]
+    others = state.settings.most_workers if scales(state) else len(state.index.serving.workers)
     held = in_force(state.fleet.capacity, turn.now)
     why = ""
     if held is not None and held.workers < others:

@@ -19,9 +19,10 @@ from millrace.control.journal.worker_events import WorkerAssigned, WorkerDismiss
 from millrace.control.membership.jobs import open_message
 from millrace.control.scaling.job_placement import wanted
 from millrace.control.scheduling.backlog import able_to_take, having_work, planning, runnable, unowned
+from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Division
 from millrace.control.state.serving_index import fits
-from millrace.control.state.state import SERVICE, Job, Worker
+from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import take_back
 from millrace.control.tasks.task_queue import active, by_worker
 from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
@@ -31,12 +32,12 @@ from millrace.protocol.messages import CloseJob
 
 def _given(turn: Turn, job: Job) -> list[Worker]:
     """Workers of the service that serve the job and can be given something."""
-    return turn.state.crew.by_job.get(job.name, [])
+    return turn.state.index.serving.by_job.get(job.name, [])
 
 
 def divide(turn: Turn) -> Division:
     """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
-    crew, known = turn.state.crew, turn.observed.division
+    crew, known = turn.state.index.serving, turn.observed.division
     if known is not None and known.crew is crew and _with_work(turn, known.unserved) == known.unserved - known.idle:
         return known
     jobs = {name: job for name, job in turn.state.jobs.items() if job.failure is None}
@@ -68,11 +69,11 @@ def divide(turn: Turn) -> Division:
 
 def _with_work(turn: Turn, names: AbstractSet[str]) -> set[str]:
     """Those of these jobs, which nobody serves, that have use for a worker."""
-    state, workers = turn.state, turn.state.crew.workers
+    state, workers = turn.state, turn.state.index.serving.workers
     if not names or not workers:
         return set()
     found = having_work(turn, workers[0], names)
-    for job in [state.jobs[name] for name in state.crew.sharded if name in names]:
+    for job in [state.jobs[name] for name in state.index.serving.sharded if name in names]:
         if any(runnable(turn, job, worker) for worker in [workers[0], *_owners(turn, job)]):
             found.add(job.name)
     return {name for name in found if wanted(state, state.jobs[name]) != 0}
@@ -90,7 +91,7 @@ def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
 
 def _too_small(turn: Turn, job: Job, worker: Worker) -> bool:
     """The last place of the job's tenant is for a larger worker, which is free: a job that had less waits for that."""
-    tenant, jobs, crew = job.spec.tenant, turn.state.jobs, turn.state.crew
+    tenant, jobs, crew = job.spec.tenant, turn.state.jobs, turn.state.index.serving
     quota = turn.state.settings.quotas.get(tenant)
     if quota is None or sum(other is not worker for other in _of_tenant(turn, tenant)) < quota - 1:
         return False
@@ -122,13 +123,13 @@ def _full(turn: Turn, tenant: str, besides: Worker | None = None) -> bool:
 
 
 def _of_tenant(turn: Turn, tenant: str) -> list[Worker]:
-    jobs, by_job = turn.state.jobs, turn.state.crew.by_job
+    jobs, by_job = turn.state.jobs, turn.state.index.serving.by_job
     return [worker for name in by_job if name in jobs and jobs[name].spec.tenant == tenant for worker in by_job[name]]
 
 
 def _surplus(turn: Turn) -> set[str]:
     """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
-    return set(turn.state.once(SERVICE, "surplus", lambda: _find_surplus(turn)))
+    return set(turn.state.index.memoize(SERVICE, "surplus", lambda: _find_surplus(turn)))
 
 
 def _find_surplus(turn: Turn) -> set[str]:
@@ -147,7 +148,7 @@ def _find_surplus(turn: Turn) -> set[str]:
 
 def yielding(turn: Turn) -> set[str]:
     """Workers that get no more tasks of their job, as others are to have them."""
-    crew, jobs, division = turn.state.crew, turn.state.jobs, divide(turn)
+    crew, jobs, division = turn.state.index.serving, turn.state.jobs, divide(turn)
     chosen = _surplus(turn) | _exchanged(turn, division)
     if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
         return chosen
@@ -187,7 +188,7 @@ def yielding(turn: Turn) -> set[str]:
 
 def _exchanged(turn: Turn, division: Division) -> set[str]:
     """Workers that jobs could do without, as smaller ones are free, and that are large enough for jobs that wait."""
-    crew, jobs, chosen = turn.state.crew, turn.state.jobs, set[str]()
+    crew, jobs, chosen = turn.state.index.serving, turn.state.jobs, set[str]()
     free = crew.by_job.get("", ())
     for job in [jobs[name] for name in sorted(division.waiting) if free and name in jobs and jobs[name].needs]:
         if by_worker(job) or _full(turn, job.spec.tenant) or any(fits(job, worker) for worker in free):
@@ -284,7 +285,7 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
 def assign_workers(turn: Turn, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
     _take_in(turn)
-    crew = turn.state.crew
+    crew = turn.state.index.serving
     nothing_for: set[tuple[str, int, bool, int]] = set()
     division, standings = None, dict[str, Standing]()
     for _, worker in sorted(crew.empty_handed.items()):
@@ -296,12 +297,12 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
         if job is not None and planning(job, worker):
             continue
         if job is not None and worker.id not in leaving and runnable(turn, job, worker):
-            turn.touched.add(job.name)
+            turn.state.index.touched.add(job.name)
             continue
         if worker.id not in leaving and _stays(turn, worker, young=young):
             if not crew.sharded:
                 nothing_for.add(alike)
-            turn.touched.add(worker.job)
+            turn.state.index.touched.add(worker.job)
             continue
         if divide(turn) is not division:
             division = divide(turn)
@@ -322,12 +323,12 @@ def assign_workers(turn: Turn, leaving: set[str]) -> None:
         elif not crew.sharded and worker.id not in leaving:
             nothing_for.add(alike)  # nor is there for others like it
         leaving.discard(worker.id)  # its turn begins, be it with the same job
-        turn.touched.add(worker.job)
+        turn.state.index.touched.add(worker.job)
 
 
 def _stays(turn: Turn, worker: Worker, *, young: bool) -> bool:
     """Its job, which has nothing for it, may keep it, and no other job that may have it has anything for it."""
-    state, crew = turn.state, turn.state.crew
+    state, crew = turn.state, turn.state.index.serving
     job = state.jobs.get(worker.job)
     if job is None or job.failure is not None or not _admits(turn, job, worker):
         return False
@@ -341,13 +342,13 @@ def _stays(turn: Turn, worker: Worker, *, young: bool) -> bool:
 
 def _take_in(turn: Turn) -> None:
     """Local workers serve the job that they are local to, as soon as there is one."""
-    crew = turn.state.crew
+    crew = turn.state.index.serving
     for name in sorted(crew.local.keys() & turn.state.jobs.keys()):
         if turn.state.jobs[name].failure is None:
             for worker in crew.local[name]:
                 if worker.job != name:
                     _switch(turn, worker, name, f"it is local to {name}")
-                    turn.touched.add(name)
+                    turn.state.index.touched.add(name)
 
 
 def _served(turn: Turn, job: Job, worker: Worker) -> int:
@@ -376,7 +377,7 @@ def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
 
 def dismiss_idle(turn: Turn) -> None:
     """Close jobs at workers that no longer serve them, once nothing is kept there."""
-    for worker in turn.state.crew.open_to_several:
+    for worker in turn.state.index.serving.open_to_several:
         used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
         for name in [name for name in worker.open if name != worker.job and name not in used]:
             turn.to_worker(worker.id, CloseJob(name))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from millrace.control.journal.transaction import Turn
+from millrace.control.state.index import SERVICE
 from millrace.control.state.serving_index import fits
-from millrace.control.state.state import SERVICE, Job, Worker
+from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.task_queue import active, by_worker, offer
 
 SPARE_CAP = 4
@@ -14,7 +15,7 @@ SPARE_CAP = 4
 
 def serving(turn: Turn, job: Job) -> list[Worker]:
     """Workers that serve the job and can be given something."""
-    return turn.state.crew.serving(job.name)
+    return turn.state.index.serving.serving(job.name)
 
 
 def unread_cap(turn: Turn, job: Job, worker: Worker) -> int:
@@ -23,7 +24,7 @@ def unread_cap(turn: Turn, job: Job, worker: Worker) -> int:
     All are alike but for those that are local.
     """
     local = bool(worker.only)
-    return turn.state.once(
+    return turn.state.index.memoize(
         SERVICE,
         ("cap", job.name, local),
         lambda: max(
@@ -49,28 +50,22 @@ def having_work(turn: Turn, worker: Worker, names: AbstractSet[str]) -> set[str]
     Left out are those whose sharding fixes which worker runs what: they have to be asked about each worker. Jobs of
     which nothing has changed since they were looked at are not looked at again.
     """
-    state = turn.state
-    by_want: dict[int, tuple[set[str], set[str]]] = state.once(SERVICE, "work", dict)
-    changed, state.changed = state.changed, set()
-    for _, due in by_want.values():
-        due.update(changed)
-    found, due = by_want.setdefault(turn.observed.want(worker.id), (set(), set(state.jobs)))
-    for name in due & names:
-        job = state.jobs[name]
-        if not by_worker(job) and _has_work(turn, job, worker, serves=False):
-            found.add(name)
-        else:
-            found.discard(name)
-    due -= names
-    return found & names
+
+    def has(name: str) -> bool:
+        job = turn.state.jobs[name]
+        return not by_worker(job) and _has_work(turn, job, worker, serves=False)
+
+    return turn.state.index.having(("work", turn.observed.want(worker.id)), names, has)
 
 
 def able_to_take(turn: Turn, names: list[str]) -> list[str]:
     """Those of these jobs that have something for some worker of other jobs; left out are the same."""
-    crew = turn.state.crew
+    crew = turn.state.index.serving
     if not names or not crew.workers:
         return []
-    keenest = turn.state.once(SERVICE, "keenest", lambda: max(crew.workers, key=lambda w: turn.observed.want(w.id)))
+    keenest = turn.state.index.memoize(
+        SERVICE, "keenest", lambda: max(crew.workers, key=lambda w: turn.observed.want(w.id))
+    )
     able = having_work(turn, keenest, set(names))  # what there is for others there is for one that wants more, too
     return [name for name in names if name in able]
 
@@ -79,13 +74,13 @@ def _has_work(turn: Turn, job: Job, worker: Worker, *, serves: bool) -> bool:
     if job.failure is not None or not job.consumers:
         return False
     if job.tables is None:
-        return job.lister in {"", worker.id}
+        return not job.lister or (serves and job.lister == worker.id)
     if by_worker(job) and unowned(job):
         return True
     cap = unread_cap(turn, job, worker)
     if not serves:
         cap += 2 * turn.observed.want(worker.id)
-    return turn.state.once(
+    return turn.state.index.memoize(
         job.name,
         (cap, worker.id if by_worker(job) or worker.only else ""),  # otherwise one worker is as good as another
         lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),

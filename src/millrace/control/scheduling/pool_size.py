@@ -59,7 +59,7 @@ def resize(turn: Turn) -> None:
     each = {name: settings.first_workers if most is None else most for name, most in jobs.items()}
     if each.keys() != turn.observed.jobs:
         turn.observed.jobs, turn.observed.jobs_changed = set(each), turn.now
-    there = len(state.crew.workers) + len(turn.observed.unregistered)
+    there = len(state.index.serving.workers) + len(turn.observed.unregistered)
     planned, least = state.fleet.workers, max(1, settings.least_workers)
     known, turn.observed.shortage = capacity.watch(
         state.fleet.capacity, turn.observed.shortage, planned, there, settings.patience_s, turn.now, least=least
@@ -83,9 +83,11 @@ def resize(turn: Turn) -> None:
 def _dismiss(turn: Turn) -> None:
     """Workers that are too many leave: first those that nobody needs, then those of jobs that have more than wanted."""
     state = turn.state
-    over = len(state.crew.workers) - state.fleet.workers
-    counts = {name: len(workers) for name, workers in state.crew.by_job.items()}
-    for worker in sorted(state.crew.workers, key=lambda each: (each.job in state.jobs, len(each.unfinished), each.id)):
+    over = len(state.index.serving.workers) - state.fleet.workers
+    counts = {name: len(workers) for name, workers in state.index.serving.by_job.items()}
+    for worker in sorted(
+        state.index.serving.workers, key=lambda each: (each.job in state.jobs, len(each.unfinished), each.id)
+    ):
         job = state.jobs.get(worker.job)
         if over <= 0:
             return

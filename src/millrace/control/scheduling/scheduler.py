@@ -33,7 +33,7 @@ from millrace.protocol.messages import ChooseSharding, Failure, ListSources, Sha
 
 def schedule(turn: Turn) -> None:
     """Bring the jobs that ``turn`` has touched, and the workers that are free, up to date with the state."""
-    for name in sorted(turn.touched & turn.state.jobs.keys()):
+    for name in sorted(turn.state.index.touched & turn.state.jobs.keys()):
         _adopt_reruns(turn, turn.state.jobs[name])
     for _ in range(1 + len(turn.state.workers)):
         leaving = yielding(turn)
@@ -41,8 +41,8 @@ def schedule(turn: Turn) -> None:
         assign_workers(turn, leaving)
         before = len(turn.events)
         jobs = turn.state.jobs
-        touched = sorted((jobs[name] for name in turn.touched if name in jobs), key=_came)
-        turn.touched.clear()
+        touched = sorted((jobs[name] for name in turn.state.index.touched if name in jobs), key=_came)
+        turn.state.index.touched.clear()
         for job in touched:
             if job.failure is None:
                 _serve(turn, job, leaving)
@@ -67,7 +67,7 @@ def _serve(turn: Turn, job: Job, leaving: set[str]) -> None:
         make_up(turn, job)
         _lease_all(turn, job, barred)
 
-    turn.state.once(job.name, ("served", barred), serve)  # not remembered if it changes something itself
+    turn.state.index.until_changed(job.name, ("served", barred), serve)
 
 
 def _adopt_reruns(turn: Turn, job: Job) -> None:
@@ -178,11 +178,8 @@ def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:
 
 def _with_room(turn: Turn, job: Job, barred: Collection[str]) -> list[Worker]:
     """Workers that want to have more of the job in hand."""
-    known = turn.state.crew.with_room(job.name)
-    for worker in list(known.values()):
-        if len(worker.unfinished) >= turn.observed.want(worker.id):
-            del known[worker.id]
-    return [worker for worker in known.values() if worker.id not in barred]
+    known = turn.state.index.with_room(job.name, turn.observed.want)
+    return [worker for worker in known if worker.id not in barred]
 
 
 def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
@@ -193,7 +190,7 @@ def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
 
 def _alike(turn: Turn, job: Job) -> bool:
     """What one of the job's workers could run, any other could."""
-    return not by_worker(job) and job.name not in turn.state.crew.local
+    return not by_worker(job) and job.name not in turn.state.index.serving.local
 
 
 def _takes_more(turn: Turn, job: Job, consumer: int, workers: list[Worker]) -> bool:

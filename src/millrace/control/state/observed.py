@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.control.state.serving_index import Crew
+from millrace.control.state.serving_index import ServingIndex
 from millrace.planning.progress import TaskSet
 from millrace.policies.caching.autocache import BatchTime
 from millrace.policies.caching.cache_cost_model import Profile
@@ -245,7 +245,7 @@ class Division(msgspec.Struct, frozen=True):
         accounts: how those of ``shares`` stand.
     """
 
-    crew: Crew
+    crew: ServingIndex
     at: float
     shares: dict[str, Decision[float]] = {}
     counts: dict[str, int] = {}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from millrace.control.state.state import Job, Worker
 
 
-class Crew:
+class ServingIndex:
     """Who serves what, looked up for many decisions before it changes.
 
     Attributes:
@@ -24,17 +24,9 @@ class Crew:
         sharded: jobs whose sharding fixes which worker runs what.
     """
 
-    __slots__ = (
-        "_with_room",
-        "by_job",
-        "empty_handed",
-        "local",
-        "locals",
-        "open_to_several",
-        "retiring",
-        "sharded",
-        "workers",
-    )
+    DERIVED = ("empty_handed", "by_job", "local", "locals", "open_to_several", "retiring", "sharded", "workers")
+
+    __slots__ = ("_with_room", *DERIVED)
 
     def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
         there = [workers[name] for name in sorted(workers)]
@@ -58,7 +50,7 @@ class Crew:
         """Workers that serve the job and can be given something, local ones first."""
         return [*self.local.get(job, ()), *self.by_job.get(job, ())]
 
-    def with_room(self, job: str) -> dict[str, Worker]:
+    def perhaps_with_room(self, job: str) -> dict[str, Worker]:
         """Those that serve the job, but for such as were found to have as much in hand as they want, by id.
 
         Whoever finds that out takes them away; they are back as soon as :meth:`hands_changed`.

@@ -7,15 +7,14 @@ beside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from millrace.control.state.cache_state import Caches, ModeOf
+from millrace.control.state.index import Index
 from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
-from millrace.control.state.serving_index import Crew
 from millrace.control.state.settings import Settings
 from millrace.control.state.task_state import TaskState
 from millrace.graph.serialize import unpack
@@ -26,12 +25,6 @@ from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure
-
-T = TypeVar("T")
-
-SERVICE = ""
-"""In the place of a job's name: what is asked about all jobs and workers together."""
-
 
 UNREAD = 64
 """Parts of epochs that nobody reads that are remembered of a job."""
@@ -294,7 +287,7 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class State:
-    """All of it.
+    """The dispatcher's journalled state, and what is derived from it.
 
     Args:
         settings: of the running dispatcher, not journalled.
@@ -306,7 +299,7 @@ class State:
             with its life before is given up.
         sizes: by kind of job, how many workers the last of them was to have.
         ended: jobs that are over, by name, the last :data:`ENDED` of them.
-        changed: jobs that :meth:`forget` was told of, until somebody has taken note and empties it.
+        index: all that is derived and remembered.
     """
 
     def __init__(
@@ -330,27 +323,7 @@ class State:
         self.ended: dict[str, EndedJob] = {}
         self._planner = planner
         self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
-        self._crew: Crew | None = None
-        self._answers: dict[str, dict[object, Any]] = {}
-        self.changed: set[str] = set()
-
-    def serving_changes(self, worker: str) -> None:
-        """Who serves what is about to change, perhaps what this worker does."""
-        if worker in self.workers:
-            self.forget(self.workers[worker].job)
-        self._crew = None
-
-    @property
-    def crew(self) -> Crew:
-        """Who serves what, as it is now."""
-        if self._crew is None:
-            self._crew = Crew(self.jobs, self.workers)
-        return self._crew
-
-    def hands_changed(self, worker: Worker) -> None:
-        """The worker has got something to run, or has it no more, or wants to have more of it."""
-        if self._crew is not None:
-            self._crew.hands_changed(worker)
+        self.index = Index(self, checked=checked)
 
     def let_go(self, task: TaskState) -> None:
         """Take a task from the worker that has it, if any; its lease is over."""
@@ -358,27 +331,8 @@ class State:
         if worker is not None:
             worker.unfinished.pop(task.lease, None)
             worker.kept.pop(task.lease, None)
-            self.hands_changed(worker)
+            self.index.hands_changed(worker)
         self.caches.lease_ended(task.lease)
-
-    def once(self, job: str, question: object, answer: Callable[[], T]) -> T:
-        """``answer()`` to a question about one job and its workers, remembered until something of them changes.
-
-        One about :data:`SERVICE` may depend on all but tasks, and what these alone change: they don't end its answer.
-        """
-        known = self._answers.setdefault(job, {})
-        if question not in known:
-            known[question] = answer()
-        return cast("T", known[question])
-
-    def forget(self, job: str) -> None:
-        """Something has changed that answers about this job may depend on; events say so by themselves."""
-        self._answers.pop(job, None)
-        self.changed.add(job)
-
-    def forget_all(self) -> None:
-        """Everything has changed."""
-        self._answers.clear()
 
     def may_return(self, lost_at: float, now: float) -> bool:
         """Whoever lost its session at ``lost_at`` did so with the dispatcher, and has not had the time to find it."""

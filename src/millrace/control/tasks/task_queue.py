@@ -98,7 +98,7 @@ def unread(job: Job, consumer: int) -> int:
 
 def unread_alike(state: State, job: Job, consumer: int, worker: Worker) -> int:
     """The same at workers like this one: what waits behind a link is not to keep local workers from computing."""
-    if job.name not in state.crew.local:
+    if job.name not in state.index.serving.local:
         return unread(job, consumer)
     lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(consumer, ())]
     holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
@@ -133,7 +133,7 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
         cap: unread tasks beyond which the consumer gets no new ones; lost ones are leased again all the same.
         ahead: the epoch after the newest may be offered.
     """
-    last = state.once(job.name, "newest", lambda: job.newest)
+    last = state.index.memoize(job.name, "newest", lambda: job.newest)
     place = job.consumers.get(consumer)
     if not _near(job, worker, consumer):
         return None
@@ -169,7 +169,7 @@ def _near(job: Job, worker: Worker, consumer: int) -> bool:
 def _left_to_local(
     state: State, job: Job, epoch: Epoch, worker: Worker, consumer: int, inputs: tuple[int, ...]
 ) -> bool:
-    local = state.crew.local.get(job.name)
+    local = state.index.serving.local.get(job.name)
     if not local or worker.only:
         return False
     lives = [epoch.live.get(task) for task in inputs]
@@ -182,7 +182,7 @@ def _left_to_local(
 def some_pending(state: State, job: Job, consumer: int) -> bool:
     """Some worker could run what the consumer has lost, or a tail of its."""
     off = job.spec.sharding == "off"
-    return state.once(
+    return state.index.memoize(
         job.name,
         ("pending", consumer),
         lambda: any(

@@ -22,7 +22,7 @@ def account(turn: Turn) -> None:
     reported = {worker: core_s for worker in state.workers if (core_s := _core_s(turn, worker)) is not None}
     observed.core_s = {worker: max(core_s, observed.core_s.get(worker, 0.0)) for worker, core_s in reported.items()}
     for job in state.jobs.values():
-        serving = state.crew.by_job.get(job.name, ())
+        serving = state.index.serving.by_job.get(job.name, ())
         workers = len(serving)
         consumers = sum(place.lost_at is None for place in job.consumers.values())
         if workers or consumers:

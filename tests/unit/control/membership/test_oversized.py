@@ -124,7 +124,7 @@ def test_local_workers_that_are_too_small_leave_the_job_to_the_service():
     for worker in service.workers.values():
         service.plan_tasks(worker)
     fail(service, "local")
-    assert service.state.crew.locals["a"] == 0
+    assert service.state.index.serving.locals["a"] == 0
     service.run()
     assert peer.done
 

@@ -178,20 +178,20 @@ class Host:
 
     @property
     def remote(self):
-        return [worker.id for worker in self.service.state.crew.by_job.get("a", [])]
+        return [worker.id for worker in self.service.state.index.serving.by_job.get("a", [])]
 
     @property
     def local(self):
-        return [worker.id for worker in self.service.state.crew.local.get("a", [])]
+        return [worker.id for worker in self.service.state.index.serving.local.get("a", [])]
 
     def settle(self):
         service = self.service
         service.say(inp.Tick())
-        while len(service.state.crew.workers) < service.state.fleet.workers:
+        while len(service.state.index.serving.workers) < service.state.fleet.workers:
             service.add_worker(f"w{len(service.events):06d}")
         for worker in list(service.workers.values()):
             service.plan_tasks(worker)
-        for worker in list(service.state.crew.retiring):
+        for worker in list(service.state.index.serving.retiring):
             for lease in list(service.workers[worker.id].leases):
                 service.finish(service.workers[worker.id], lease)
             for _, _, task in list(service.workers[worker.id].unread):
@@ -220,7 +220,7 @@ class Host:
             self.busy_s[name] = self.busy_s.get(name, 0.0) + busy
             lanes = [LaneReport(0, True, 0.0, 10**9 if held_up and name in remote else 0)]
             self.service.report(name, busy_s=self.busy_s[name], lanes=lanes)
-        for worker in self.service.state.crew.by_job.get("", []):
+        for worker in self.service.state.index.serving.by_job.get("", []):
             self.service.report(worker.id)
         report = msg.ConsumerReport(0, pace=self.pace, arrived=self.pace.elements, came=self.came)
         self.service.say(inp.ConsumerSaid("reader", report))
@@ -269,7 +269,7 @@ def test_workers_that_were_started_by_hand_are_used_for_the_rest_too():
     host = Host(0.1, 1.0, local=4, service=service)
     host.run()
     assert abs(len(host.remote) - 6) <= 1, host.job.scaling
-    assert len(service.state.crew.workers) == 20
+    assert len(service.state.index.serving.workers) == 20
 
 
 def test_without_local_workers_all_is_as_ever():

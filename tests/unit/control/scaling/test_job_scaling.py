@@ -52,19 +52,19 @@ class Trainer:
 
     @property
     def serving(self) -> list[Any]:
-        return self.service.state.crew.by_job.get(self.job, [])
+        return self.service.state.index.serving.by_job.get(self.job, [])
 
     def settle(self) -> None:
         """Workers come and go as is planned."""
         self.service.say(inp.Tick())
         for _ in range(100):
-            there = self.service.state.crew.workers
+            there = self.service.state.index.serving.workers
             if len(there) >= min(self.service.state.fleet.workers, self.room):
                 break
             self.service.add_worker(f"w{len(self.service.workers) + 1:03d}x{len(self.service.events)}")
         for worker in list(self.service.workers.values()):
             self.service.plan_tasks(worker)
-        for retiring in list(self.service.state.crew.retiring):  # what it has in hand is done, and read
+        for retiring in list(self.service.state.index.serving.retiring):  # what it has in hand is done, and read
             if self.beats < self.told.setdefault(retiring.id, self.beats) + self.lingers:
                 continue
             worker = self.service.workers[retiring.id]
@@ -77,7 +77,7 @@ class Trainer:
 
     def beat(self, seconds: float = BEAT_S) -> None:
         """A heartbeat's worth of reading, of which these seconds have not passed yet."""
-        there = [*self.serving, *(worker for worker in self.service.state.crew.retiring if worker.unfinished)]
+        there = [*self.serving, *(worker for worker in self.service.state.index.serving.retiring if worker.unfinished)]
         at_work = there[: len(there) - self.idle]
         coming = BEAT_S * len(at_work) / self.cost_s
         elements = round(min(BEAT_S / self.own_s, coming + (self.ready or 0.0)))
@@ -143,7 +143,7 @@ def test_workers_that_are_too_many_leave_in_good_order():
     assert len(trainer.serving) == 40
     numbers = trainer.run()
     assert abs(numbers[-1] - 10) <= 1
-    assert not trainer.service.state.crew.retiring
+    assert not trainer.service.state.index.serving.retiring
     assert len(trainer.service.state.workers) == numbers[-1]
     assert not [event for event in trainer.service.events if type(event).__name__ in {"TaskLost", "TaskDied"}]
 
@@ -187,7 +187,7 @@ def test_jobs_add_up_to_what_the_service_may_have():
     assert service.state.fleet.workers == 12
     assert "one" in service.state.fleet.reason
     assert "two" in service.state.fleet.reason
-    assert len(service.state.crew.workers) == 12
+    assert len(service.state.index.serving.workers) == 12
 
 
 def test_without_a_job_the_fewest_stay_after_a_while():
