@@ -20,7 +20,7 @@ import numpy as np
 
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Epoch, Job, State, Worker
-from millrace.control.state.task_state import TaskState
+from millrace.control.state.task_state import Finished, TaskState
 from millrace.planning.permutation import permute
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
@@ -111,7 +111,7 @@ def starving(job: Job, consumer: int) -> bool:
     epoch = job.epochs.get(place.epoch) if place is not None else None
     if epoch is None:
         return False
-    return not any(epoch.live[task].worker for task in epoch.unread.get(consumer, ()))
+    return not any(epoch.live[task].phase.worker for task in epoch.unread.get(consumer, ()))
 
 
 def suspicious(job: Job) -> bool:
@@ -238,7 +238,7 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
         live = epoch.live.get(task)
         if task in epoch.alone or (live.alone if live is not None else _never_dealt(job, number, task)):
             continue
-        if live is None or not live.finished:
+        if live is None or type(live.phase) is not Finished:
             absent -= 1
             if absent < 0:
                 return False
