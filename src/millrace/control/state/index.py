@@ -30,7 +30,7 @@ class StaleIndexError(Exception):
     """A bug: what the index remembers is not what follows from the state."""
 
 
-class Index:
+class StateIndex:
     """What follows from a state.
 
     Args:

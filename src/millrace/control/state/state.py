@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from millrace.control.state.cache_state import Caches, ModeOf
-from millrace.control.state.index import Index
+from millrace.control.state.index import StateIndex
 from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
 from millrace.control.state.settings import Settings
@@ -323,7 +323,7 @@ class State:
         self.ended: dict[str, EndedJob] = {}
         self._planner = planner
         self._plans: dict[tuple[str, float, int | None], PlanLike] = {}
-        self.index = Index(self, checked=checked)
+        self.index = StateIndex(self, checked=checked)
 
     def let_go(self, task: TaskState) -> None:
         """Take a task from the worker that has it, if any; its lease is over."""
