@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,14 +103,14 @@ class ContinuedPipeline(Readable):
                 f"{counting} behind distribute() counts what one process gets, and this is one of {share[1]} processes "
                 "of a DataLoader: put it before distribute(), or use num_workers=0"
             )
-        loaded = self.served.loaded
-        reader = self.served.read_epoch(number, share)
+        loaded, now = self.served.loaded, list[Callable[[], Checkpoint]]()
+        reader = self.served.reader(number, share)
         try:
-            found = BehindReader(reader, self._operators, self._digest, loaded, self._fit, self.served.started)
+            found = BehindReader(reader, self._operators, self._digest, loaded, self._fit, self.served.started, now)
         except BaseException:
             reader.close()
             raise
-        self._now = found.checkpoint
+        self._now = functools.partial(_latest, now)
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,6 +194,10 @@ class ContinuedPipeline(Readable):
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process joins by itself; a process being spawned gets lambdas too."""
         return {"served": self.served, "node": picklable_for_spawn(self.node), "_now": None}
+
+
+def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:
+    return now[0]()
 
 
 def _onto(node: g.Node, source: g.Node) -> g.Node:

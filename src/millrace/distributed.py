@@ -17,8 +17,7 @@ from millrace.served import ServedPipeline
 
 if TYPE_CHECKING:
     from millrace.client.behind import BehindReader
-    from millrace.client.deferred_reader import LaterReader
-    from millrace.client.epoch_reader import EpochReader
+    from millrace.client.epoch_iterator import EpochIterator
 
 
 class DistributedDataset(Operators, Viewable):
@@ -33,7 +32,7 @@ class DistributedDataset(Operators, Viewable):
     _source: ServedPipeline | ContinuedPipeline
     _equivalents = BEHIND
 
-    def __iter__(self) -> EpochReader | LaterReader | BehindReader:
+    def __iter__(self) -> EpochIterator | BehindReader:
         """The next epoch: an iterator with ``close()``, and a context manager."""
         return self._source.read_epoch()
 

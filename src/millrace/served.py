@@ -8,7 +8,7 @@ import platform
 import secrets
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millrace import validation
@@ -18,13 +18,14 @@ from millrace.graph import serialize
 from millrace.graph.nodes import WithOptions
 from millrace.guarantees import ShardingFunction, ShardingPolicy, Sharing, Visitation, check, check_equal
 from millrace.planning.checkpoint import Checkpoint, graph_digest, parse_all, said
-from millrace.planning.epoch_cursor import EpochCursor, Number, Share
+from millrace.planning.epoch_cursor import EpochCursor, Number, Share, place_of
 from millrace.planning.shapes import Varying
 from millrace.protocol.job_spec import MOST_ACCELERATORS, MOST_TASKS
 from millrace.validation import one_of
 
 if TYPE_CHECKING:
-    from millrace.client.deferred_reader import LaterReader
+    from millrace.client.deferred_reader import DeferredReader
+    from millrace.client.epoch_iterator import EpochIterator
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
     from millrace.clusters.local_workers import TrainingHost
@@ -88,13 +89,15 @@ class ServedPipeline(Readable):
         validation.claim(priority, tenant, sharing)
         one_of("distribute", "untrusted_cache", untrusted_cache, ("recompute", "refuse"))
         one_of("distribute", "compression", compression, (None, "lz4", "zstd"))
+        # Processes that share a job would each draw another seed, so there the dispatcher draws it.
+        drawn = pipeline.seed if job_name is None else pipeline.graph.seed()
         self._parameters: dict[str, Any] = {
             "name": job_name or f"job-{secrets.token_hex(4)}",
             "visitation": visitation.value,
             "deterministic": bool(deterministic),
             "num_consumers": num_consumers,
             "equal_steps": equal_steps,
-            "seed": _seed(pipeline, job_name) if seed is None else seed,
+            "seed": drawn if seed is None else seed,
             "tasks": None if tasks is None else validation.positive("distribute", "tasks", tasks, MOST_TASKS),
             "workers": validation.workers(workers),
             "cheapest": bool(workers == "cheapest"),
@@ -121,15 +124,19 @@ class ServedPipeline(Readable):
         self._share: Share | None = None
         self._passes = EpochCursor()
         self._resumed: weakref.ref[EpochReader] | None = None
+        self._first: weakref.ref[DeferredReader] | None = None
         self._others: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
         self._closings = 0
         self._lock = threading.RLock()
 
-    def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochReader | LaterReader:
-        """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own.
+    def read_epoch(self, number: Number = None, share: Share | None = None) -> EpochIterator:
+        """Elements of one epoch; see :class:`Readable`. Helpers are consumers of their own."""
+        from millrace.client.epoch_iterator import EpochIterator
 
-        Of several ranks each may make an iterator, and load its state into that, before or after the others do.
-        """
+        return EpochIterator(self.reader(number, share))
+
+    def reader(self, number: Number = None, share: Share | None = None) -> DeferredReader:
+        """What reads one epoch; of several ranks each may load its state into that, before or after the others do."""
         several = share is None and self._parameters["num_consumers"] not in (None, 1)
         with self._lock:
             try:
@@ -141,10 +148,33 @@ class ServedPipeline(Readable):
                     self._leave(self._session)  # the traceback holds this dataset, and it an embedded service
                 raise
 
-    def _begun(self, number: Number, share: Share | None) -> EpochReader | LaterReader:
-        return self._resume(number, share) if self._passes.loaded else self._next_epoch(number, share)
+    def _begun(self, number: Number, share: Share | None) -> DeferredReader:
+        if not self._passes.loaded:
+            return self._next_epoch(number, share)
 
-    def _awaited(self, number: Number) -> EpochReader | LaterReader:
+        from millrace.client.deferred_reader import DeferredReader
+
+        first, reload = self._first, functools.partial(self._reload, share)
+        if (
+            first is not None and first() is not None and share is None
+        ):  # both begin with these states, until one is asked
+            begin, fresh = functools.partial(self._begin_instead, first, self._closings), self._passes.loaded[0]
+            return DeferredReader(reload, begin=begin, fresh=fresh)
+        found = DeferredReader(reload, reader=self._resume(number, share))
+        self._first = weakref.ref(found)
+        return found
+
+    def _begin_instead(self, first: Callable[[], DeferredReader | None], closings: int) -> EpochReader:
+        """Goes on with the loaded states in the place of an iterator that was not asked yet, or beside it."""
+        with self._lock:
+            following, other = self._passes.following, first()
+            if other is None and self._passes.loaded and closings == self._closings:
+                return self._resume(None, None)
+            begin = functools.partial(self._begin_beside, following, None, closings)
+            reader = None if other is None else other.hand_over(begin, self._fresh_state(following))
+            return begin() if reader is None else reader
+
+    def _awaited(self, number: Number) -> DeferredReader:
         """The first epoch of one of several ranks, of which others may have loaded states."""
         try:
             session = self._joined(None)
@@ -155,22 +185,22 @@ class ServedPipeline(Readable):
                 session.close()
                 return self._begun(number, None)
         except StateError as error:
-            from millrace.client.deferred_reader import AwaitedReader
+            from millrace.client.deferred_reader import DeferredReader
 
-            return AwaitedReader(error, self._fresh_state, functools.partial(self._reload, None))
+            return DeferredReader(functools.partial(self._reload, None), awaits=error, fresh=self._fresh_state())
 
-    def _next_epoch(self, number: Number, share: Share | None) -> EpochReader | LaterReader:
+    def _next_epoch(self, number: Number, share: Share | None) -> DeferredReader:
         passes, session = self._passes, self._joined(share)
         passes.following = max(session.next_epoch, passes.following)  # of which some may have been read beside others
         chosen, _ = passes.choose(number)
-        if not session.reading:
-            return self._begin(session, chosen, passes, share)
 
-        from millrace.client.deferred_reader import LaterReader
+        from millrace.client.deferred_reader import DeferredReader
 
-        begin = functools.partial(self._begin_beside, chosen, share, self._closings)
         reload = functools.partial(self._reload, share)
-        return LaterReader(chosen, begin, self._fresh_state(chosen), passes, reload)
+        if not session.reading:
+            return DeferredReader(reload, reader=self._begin(session, chosen, passes))
+        begin = functools.partial(self._begin_beside, chosen, share, self._closings)
+        return DeferredReader(reload, begin=begin, fresh=self._fresh_state(chosen), passes=passes)
 
     def _begin_beside(self, number: int, share: Share | None, closings: int) -> EpochReader:
         """Begins an epoch; in a job of its own, if another one is still being read.
@@ -184,22 +214,17 @@ class ServedPipeline(Readable):
             session = self._joined(share)
             alone = self._named or share is not None or not (session.reading or session.next_epoch > number)
             if alone:
-                return self._begin(session, number, EpochCursor(), share)
+                return self._begin(session, number, EpochCursor())
             other = self._join(None, {"name": f"job-{secrets.token_hex(4)}", "epochs": number + 1})
             self._others.add(other)
-            return self._begin(other, number, EpochCursor(), None, self._new_local(other.job, None))
+            return self._begin(other, number, EpochCursor(), self._new_local(other.job, None))
 
-    def _begin(
-        self, session: ConsumerSession, number: int, passes: EpochCursor, share: Share | None, keep: object = None
-    ) -> EpochReader:
-        reload = functools.partial(self._reload, share)
-        return session.epoch(
-            number, keep=(self, keep), passes=passes, reload=reload, failed=weakref.WeakMethod(self._leave)
-        )
+    def _begin(self, session: ConsumerSession, number: int, passes: EpochCursor, keep: object = None) -> EpochReader:
+        return session.epoch(number, keep=(self, keep), passes=passes, failed=weakref.WeakMethod(self._leave))
 
     def _resume(self, number: Number, share: Share | None) -> EpochReader:
         """The epoch that the loaded states lead to."""
-        passes, reload, loaded = self._passes, functools.partial(self._reload, share), self._passes.loaded
+        passes, loaded = self._passes, self._passes.loaded
         resumed = self._resumed() if self._resumed is not None else None
         if resumed is not None:
             return resumed  # it is where these states lead, and nobody has asked it for anything
@@ -209,14 +234,13 @@ class ServedPipeline(Readable):
         passes.following = loaded[0].epoch if over else following
         passes.choose(number)
         if over:
-            reader = session.over(loaded[0], passes, reload)
+            reader = session.over(loaded[0], passes)
         else:
             reader = session.epoch(
                 following,
                 read=said(loaded, following),
                 keep=self,
                 passes=passes,
-                reload=reload,
                 failed=weakref.WeakMethod(self._leave),
             )
         self._resumed = weakref.ref(reader)
@@ -248,7 +272,7 @@ class ServedPipeline(Readable):
             self.load_state_dict(state)
             (first, *others), session = self._passes.loaded, self._session
             if share is None and first.ended and not others and session is not None:
-                return session.over(first, EpochCursor(), functools.partial(self._reload, None))
+                return session.over(first, EpochCursor())
             reader = self._resume(None, share)
             self._passes.started()
             return reader
@@ -264,7 +288,7 @@ class ServedPipeline(Readable):
                 if not first.helpers
                 else "the state is of a process of a DataLoader without a service, which had tasks of its own"
             )
-        self._resumed = None
+        self._resumed = self._first = None
         if first.seed is not None:
             self._parameters["seed"] = first.seed
 
@@ -385,6 +409,7 @@ class ServedPipeline(Readable):
             "_service": service,
             "_passes": self._passes.copy(),
             "_resumed": None,
+            "_first": None,
             "_others": None,
             "_lock": None,
         }
@@ -437,7 +462,7 @@ class ServedPipeline(Readable):
         from millrace.protocol.job_spec import JobSpec
 
         python = ".".join(platform.python_version_tuple()[:2])
-        consumer, places = self._place(share)
+        consumer, places = place_of(share, self._consumer_index, self._parameters, named=self._named)
         parameters = {**self._parameters, **places, **changes}
         return ConsumerSession(
             address,
@@ -473,20 +498,3 @@ class ServedPipeline(Readable):
         if not count:
             return None
         return TrainingHost(self.service_address(), job, count, self._token)
-
-    def _place(self, share: Share | None) -> tuple[int | None, dict[str, Any]]:
-        """Index of the consumer, and what else is another in a helper's job: helpers are consumers of their own."""
-        if share is None:
-            return self._consumer_index, {}
-        part, parts = share
-        name, consumers = self._parameters["name"], self._parameters["num_consumers"] or 1
-        changes = {"num_consumers": consumers * parts, "name": name if self._named else f"{name}/{parts}"}
-        return (self._consumer_index or 0) * parts + part, changes
-
-
-def _seed(pipeline: Pipeline, job_name: str | None) -> int | None:
-    """The seed to ask for: a job of one's own has this pipeline's.
-
-    Processes that share a job would each draw another one, so there the dispatcher draws it.
-    """
-    return pipeline.seed if job_name is None else pipeline.graph.seed()

@@ -11,6 +11,11 @@ import tensorflow as tf
 import torch
 
 import millrace as mr
+from millrace.client.behind import BehindReader
+from millrace.client.deferred_reader import DeferredReader
+from millrace.client.epoch_iterator import EpochIterator
+from millrace.graph.nodes import Arrivals, Graph
+from millrace.planning.checkpoint import Checkpoint
 
 STATES = ["get_state", "load_state_dict", "set_state", "state_dict"]
 VIEWS = ["jax", "numpy", "tensorflow", "torch"]
@@ -38,6 +43,15 @@ def public(value: object) -> list[str]:
     return [name for name in dir(value) if not name.startswith("_")]
 
 
+AWAITED = DeferredReader(
+    lambda state: pytest.fail("nobody loads"), awaits=mr.StateError("load the state"), fresh=Checkpoint()
+)
+
+
+def behind(reader: DeferredReader) -> BehindReader:
+    return BehindReader(reader, Graph(Arrivals()), "", (), lambda state: (), print, [])
+
+
 def distributed(**chosen: Any) -> mr.DistributedDataset:
     return TEN.distribute("grpc://127.0.0.1:1", **chosen)
 
@@ -51,6 +65,8 @@ def distributed(**chosen: Any) -> mr.DistributedDataset:
         (TEN.jax(), STATES),
         (iter(TEN.numpy()), [*STATES, "close"]),
         (iter(TEN), [*STATES, "close", "measures", "put_back", "rewrites", "skipped", "status"]),
+        (EpochIterator(AWAITED), [*STATES, "close", "put_back", "skipped"]),
+        (behind(AWAITED), [*STATES, "close", "put_back", "skipped"]),
     ],
     ids=lambda shown: type(shown).__name__ if not isinstance(shown, list) else "",
 )

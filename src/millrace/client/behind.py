@@ -10,8 +10,7 @@ from typing import Any, NoReturn, Self
 
 import msgspec
 
-from millrace.client.deferred_reader import LaterReader
-from millrace.client.epoch_reader import EpochReader
+from millrace.client.deferred_reader import DeferredReader
 from millrace.elements.chunk import Chunk
 from millrace.engine.run.arrival_operators import Account, Arrival, ArrivalOperators, Begin, counted
 from millrace.engine.user_code.crash_probe import RunStoppedError
@@ -35,19 +34,18 @@ class BehindReader(Iterator[Any]):
         loaded: the states that ``reader`` goes on from.
         fit: refuses states of others.
         started: is told that somebody asks for an element.
-
-    Attributes:
-        checkpoint: how far the epoch was read; may be asked when the reader is gone, and does not keep it.
+        now: holds what says how far the epoch was read; it may be asked when the reader is gone, and does not keep it.
     """
 
     def __init__(
         self,
-        reader: EpochReader | LaterReader,
+        reader: DeferredReader,
         graph: Graph,
         digest: str,
         loaded: Sequence[Checkpoint],
         fit: Fit,
         started: Callable[[], None],
+        now: list[Callable[[], Checkpoint]],
     ) -> None:
         self._reader, self._graph, self._digest, self._loaded = reader, graph, digest, loaded
         self._fit, self._started = fit, started
@@ -58,8 +56,7 @@ class BehindReader(Iterator[Any]):
         self._begin: Begin | None = None
         self._account: Account | None = None
         self._behind: ArrivalOperators | None = None
-        self._now: list[Callable[[], Checkpoint]] = []
-        self.checkpoint = functools.partial(_latest, self._now)
+        self._now = now
         self._look()
 
     def _look(self) -> None:
@@ -76,7 +73,7 @@ class BehindReader(Iterator[Any]):
         if counts and len(counts) != len(counted(self._graph)):
             raise StateError(f"the state is damaged: it counts {len(counts)} operators behind distribute()")
         self._begin = Begin(seed, epoch, rank, counts, parts or parts_of(self._loaded, epoch))
-        self._account = Account(self._graph, self._begin, self._reader.made_of, ended=self._reader.over)
+        self._account = Account(self._graph, self._begin, self._reader.progress.made_of, ended=self._reader.over)
         self._now[:] = [functools.partial(_during, self._reader.checkpoint, self._account, self._digest)]
 
     def __iter__(self) -> Self:
@@ -149,11 +146,6 @@ class BehindReader(Iterator[Any]):
         return chunk
 
     @property
-    def number(self) -> int:
-        """Of the epoch."""
-        return self._reader.number
-
-    @property
     def skipped(self) -> int:
         """Elements that ``on_error`` left out so far, there and here."""
         return self._reader.skipped + (0 if self._behind is None else self._behind.skipped)
@@ -164,10 +156,10 @@ class BehindReader(Iterator[Any]):
         Raises:
             StateError: there is none, because of the job or of operators behind ``distribute()``.
         """
-        return pack(self.checkpoint())
+        return pack(self._now[0]())
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on where ``state`` was taken; see :meth:`millrace.client.epoch_reader.EpochReader.load_state_dict`.
+        """Goes on where ``state`` was taken; see :meth:`millrace.client.epoch_iterator.EpochIterator.load_state_dict`.
 
         Raises:
             StateError: it is not of this pipeline over these data, or not of these operators.
@@ -178,7 +170,7 @@ class BehindReader(Iterator[Any]):
                 _wake(self._reader, self._closing)
                 self._behind.close()
                 self._closing = threading.Event()
-            self._reader.load_state_dict([pack(each) for each in loaded])
+            self._reader.load([pack(each) for each in loaded])
             self._begin = self._account = self._behind = self._failure = None
             self._closed, self._loaded = False, loaded
             self._look()
@@ -208,7 +200,7 @@ class BehindReader(Iterator[Any]):
         raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
 
 
-def _take(reader: EpochReader | LaterReader, closing: threading.Event) -> Arrival:
+def _take(reader: DeferredReader, closing: threading.Event) -> Arrival:
     """What comes next.
 
     Raises:
@@ -220,14 +212,10 @@ def _take(reader: EpochReader | LaterReader, closing: threading.Event) -> Arriva
     return taken
 
 
-def _wake(reader: EpochReader | LaterReader, closing: threading.Event) -> None:
+def _wake(reader: DeferredReader, closing: threading.Event) -> None:
     """Whoever waits for what comes gives up."""
     closing.set()
     reader.wake()
-
-
-def _latest(now: list[Callable[[], Checkpoint]]) -> Checkpoint:
-    return now[0]()
 
 
 def _before(there: Callable[[], Checkpoint], digest: str) -> Checkpoint:

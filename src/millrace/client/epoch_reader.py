@@ -8,7 +8,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -16,19 +16,17 @@ from millrace.client.consumer_io import HandedOut, Over, Refuse, Used
 from millrace.client.consumer_progress import EpochProgress
 from millrace.client.job_session import CLOSE, Conversation
 from millrace.elements.lent import SealedMemory
-from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, StateError, anew
+from millrace.errors import JobConflictError, MillraceError, ServiceError, ShippingError, anew
 from millrace.graph.serialize import unpack
-from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, pack, parse_all, said
+from millrace.planning.checkpoint import Checkpoint, Merged, Part, graph_digest, name_of, parse_all, said
 from millrace.planning.epoch_cursor import EpochCursor
 from millrace.protocol.job_spec import JobSpec
 from millrace.wire.data.compression import Compression
 
-Reload = Callable[[Any], "EpochReader"]
 Failed = Callable[[], Callable[["ConsumerSession"], None] | None]
 """Gives what to call when a session's job has failed, if that is still there."""
 
 BUFFER_BYTES = 256 << 20
-_NOTHING: Any = object()
 LEAST_BUFFER_BYTES = 1 << 20
 """A message of small elements."""
 
@@ -138,7 +136,6 @@ class ConsumerSession:
         read: Merged | None = None,
         keep: object = None,
         passes: EpochCursor | None = None,
-        reload: Reload | None = None,
         failed: Failed = lambda: None,
     ) -> EpochReader:
         """Begins an epoch; None: the next one.
@@ -148,7 +145,6 @@ class ConsumerSession:
             read: what of it was read before, as far as this consumer is to say.
             keep: lives at least as long as the epoch is being read, e.g. the service it comes from.
             passes: of the dataset: told what is read.
-            reload: makes another reader, of a session that goes on with these states.
             failed: when reading has failed.
 
         Raises:
@@ -170,19 +166,13 @@ class ConsumerSession:
                 f"consumer {self.consumer} of job {self.job!r} is past epoch {number}, which this process is about to "
                 "begin: an earlier run, or another loader, has read the job; give this one another job_name"
             )
-        reader = EpochReader(self, self._conversation, number, read, keep, passes or EpochCursor(), reload, failed)
-        self.read_by(reader)
+        reader = EpochReader(self, self._conversation, number, read, keep, passes or EpochCursor(), failed)
+        self._reader = weakref.ref(reader)
         return reader
 
-    def read_by(self, reader: EpochReader) -> None:
-        """This one reads from now on."""
-        self._reader = weakref.ref(reader)
-
-    def over(self, state: Checkpoint, passes: EpochCursor, reload: Reload) -> EpochReader:
+    def over(self, state: Checkpoint, passes: EpochCursor) -> EpochReader:
         """A reader at the end of an epoch that has ended before; no epoch begins."""
-        reader = EpochReader(
-            self, self._conversation, state.epoch, None, None, passes, reload, lambda: None, over=state
-        )
+        reader = EpochReader(self, self._conversation, state.epoch, None, None, passes, lambda: None, over=state)
         reader.close()
         return reader
 
@@ -216,14 +206,12 @@ class ConsumerSession:
         raise ShippingError("a session cannot be pickled: it is a connection; open another one on the other side")
 
 
-class EpochReader(Iterator[Any]):
-    """The elements of one epoch, in the order in which they come (or in plan order, if the job is deterministic).
-
-    Arrays are views of the memory they were received into. Made by :meth:`ConsumerSession.epoch`. Several threads may
-    read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
+class EpochReader:
+    """Reads one epoch of a session. Made by :meth:`ConsumerSession.epoch`; dropping it ends the epoch.
 
     Attributes:
         number: of the epoch.
+        progress: of it; who iterates takes elements from there.
         checkpoint: how far it was read; may be asked when the reader is gone, and does not keep it.
     """
 
@@ -235,7 +223,6 @@ class EpochReader(Iterator[Any]):
         read: Merged | None,
         keep: object,
         passes: EpochCursor,
-        reload: Reload | None,
         failed: Failed,
         over: Checkpoint | None = None,
     ) -> None:
@@ -245,57 +232,35 @@ class EpochReader(Iterator[Any]):
         self._session: ConsumerSession | None = session  # it lives as long as somebody reads
         self._keep = keep
         self._conversation = conversation
-        self._passes, self._reload, self._failed = passes, reload, failed
+        self._passes, self._failed = passes, failed
         self._parts: list[Part] = []
         self.checkpoint: Callable[[], Checkpoint]
         if over is None:
-            self._progress = progress = conversation.begin(number, read)
+            self.progress = progress = conversation.begin(number, read)
             begun = progress.begun
             assert begun is not None
             self.number, self._anew, self._parts = begun.epoch, begun.anew, begun.parts
             graph = graph_digest(unpack(conversation.core.spec.structure))
             self.checkpoint = functools.partial(conversation.state, progress, graph)
         else:
-            self.number, self._progress = over.epoch, EpochProgress(over.epoch)
+            self.number, self.progress = over.epoch, EpochProgress(over.epoch)
             self.checkpoint = lambda: over
         passes.begin(self.number, self.checkpoint)
-        self._watch()
-
-    def _watch(self) -> None:
         self._finalizer = weakref.finalize(self, self._conversation.say, self.number)
         self._finalizer.atexit = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        element: Any = _NOTHING
-        try:
-            with self._lock:
-                for element in self._progress.current:  # nothing can come between taking one and knowing of it
-                    return element
-                if self._advance():
-                    for element in self._progress.current:
-                        return element
-        except BaseException:
-            if element is not _NOTHING:  # Ctrl-C on the way out: nobody has it
-                self.put_back(element)
-            del self, element  # who keeps the traceback, as interpreters do with the last one, must not keep what reads
-            raise
-        raise StopIteration
 
     def put_back(self, element: Any) -> None:
         """Who has just got this could not use it: it is handed out once more, and no state counts it."""
         with self._lock:
-            if self._session is not None or operator.length_hint(self._progress.current):
-                self._progress.current = iter([element, *self._progress.current])
+            if self._session is not None or operator.length_hint(self.progress.current):
+                self.progress.current = iter([element, *self.progress.current])
 
     @property
     def is_open(self) -> bool:
         """Whether there may be more to read."""
         return self._session is not None
 
-    def _advance(self) -> bool:
+    def advance(self) -> bool:
         """Makes the next elements current; False if there are none.
 
         Ctrl-C may come anywhere: then nothing is lost, or the reader has failed.
@@ -350,17 +315,14 @@ class EpochReader(Iterator[Any]):
     @property
     def made_of(self) -> Callable[[int, int, int], None]:
         """Where those who :meth:`take` say what was handed out; see :meth:`EpochProgress.made_of`."""
-        return self._progress.made_of
+        return self.progress.made_of
 
     def take(self) -> tuple[list[Any], int, int]:
         """For operators behind ``distribute()``: elements, their task, the first's number in it; none at the end."""
         with self._lock:
-            progress = self._progress
+            progress = self.progress
             progress.behind = progress.behind or 0  # from now on it is for them to say what was handed out
-            return progress.take_current() if operator.length_hint(progress.current) or self._advance() else ([], 0, 0)
-
-    def begin(self) -> None:
-        """It has begun."""
+            return progress.take_current() if operator.length_hint(progress.current) or self.advance() else ([], 0, 0)
 
     def wake(self) -> None:
         """Whoever waits for an element gives up, for good."""
@@ -391,54 +353,16 @@ class EpochReader(Iterator[Any]):
         """Elements that ``on_error`` left out so far."""
         return self._conversation.core.skipped
 
-    def state_dict(self) -> dict[str, Any]:
-        """How far this epoch was read, as plain values, without asking the service.
-
-        Raises:
-            StateError: the job has no states, as its epochs are not the data or its consumers not numbered.
-        """
-        return pack(self.checkpoint())
-
-    def load_state_dict(self, state: Any) -> None:
-        """Goes on where ``state`` was taken: in that epoch, or at its end. The job begins anew with it.
-
-        Args:
-            state: what ``state_dict()`` gave, here or in process; or the list of all ranks' states.
-
-        Raises:
-            StateError: it is not of this pipeline over these data.
-            MillraceError: as of :class:`ConsumerSession`.
-        """
-        if self._reload is None:
-            raise StateError("this reader was opened without a way to load states")
-        with self._lock:
-            if self._begins_with(state):
-                return
-            other = self._reload(state)
-            if other is not self:
-                self.close()
-                self.become(other)
-
-    def become(self, other: EpochReader) -> None:
-        """From now on this is the other reader, which nobody else uses."""
-        other._finalizer.detach()
-        self.__dict__ = {**other.__dict__, "_lock": self._lock}
-        self._watch()
-        if self._session is not None:
-            self._session.read_by(self)
-
-    get_state, set_state = state_dict, load_state_dict
-
-    def _begins_with(self, state: Any) -> bool:
+    def begins_with(self, state: Any) -> bool:
         """Whether another rank has loaded these states before this one joined, so that the epoch begins with them."""
-        if not self._conversation.states or self._session is None or not self._progress.untouched:
+        if not self._conversation.states or self._session is None or not self.progress.untouched:
             return False
         loaded = parse_all(state)
         epoch = min(each.next_epoch for each in loaded)
         if self._conversation.states != name_of(loaded) or self.number != epoch:
             return False
         if not self._anew:
-            self._progress.resume(said(loaded, epoch))
+            self.progress.resume(said(loaded, epoch))
         return True
 
     def close(self) -> None:
@@ -450,15 +374,4 @@ class EpochReader(Iterator[Any]):
                 if self._finalizer.detach() is not None:
                     self._conversation.end(self.number)  # while it counts what it has left
             finally:
-                self._progress.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ShippingError("an iterator over an epoch cannot be pickled; iterate anew on the other side")
+                self.progress.close()

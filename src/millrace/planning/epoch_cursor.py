@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millrace.errors import StateError
@@ -100,3 +100,17 @@ def start_of(loaded: tuple[Checkpoint, ...], share: Share | None, *, at_end: boo
             "service a state is loaded with the num_workers that it was saved with"
         )
     return said(loaded, first.epoch)
+
+
+def place_of(
+    share: Share | None, consumer: int | None, parameters: Mapping[str, Any], *, named: bool
+) -> tuple[int | None, dict[str, Any]]:
+    """Index of the consumer, and which of the job's parameters differ: helpers are consumers of their own."""
+    if share is None:
+        return consumer, {}
+    part, parts = share
+    name, consumers = parameters["name"], parameters["num_consumers"] or 1
+    return (consumer or 0) * parts + part, {
+        "num_consumers": consumers * parts,
+        "name": name if named else f"{name}/{parts}",
+    }

@@ -76,11 +76,21 @@ class TestTwoIterators:
         state = first.state_dict()
         next(first)
         with iter(numbers) as second, iter(numbers) as third:
-            assert (second.number, third.number, second.skipped) == (1, 2, 0)
+            assert [each.state_dict()["epoch"] for each in (second, third)] == [1, 2]
+            assert second.skipped == 0
             second.close()
             assert list(second) == []
             third.load_state_dict(state)
             assert values(third) == values(shuffled())
+
+    @pytest.mark.parametrize("asked", [0, 1], ids=["the first", "the second"])
+    def test_of_two_that_begin_with_a_loaded_state_the_one_that_is_asked_first_has_it(self, numbers, asked):
+        iterator = iter(numbers)
+        next(iterator)
+        numbers.load_state_dict(iterator.state_dict())
+        both = [iter(numbers), iter(numbers)]
+        assert values(both[asked]) == values(shuffled())[1:]
+        assert len(list(both[1 - asked])) == COUNT // 2, "another pass"
 
     def test_of_a_job_with_a_name_the_second_is_refused_and_the_first_goes_on(self, service):
         with mr.Dataset.range(COUNT).distribute(service.address, job_name="named", tasks=6) as dataset:

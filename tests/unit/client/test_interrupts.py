@@ -14,6 +14,8 @@ import pytest
 from millrace.client import consumer_io as io
 from millrace.client import epoch_reader
 from millrace.client.consumer_core import ConsumerCore
+from millrace.client.deferred_reader import DeferredReader
+from millrace.client.epoch_iterator import EpochIterator
 from millrace.client.notices import Notices
 from millrace.client.shared_core import SharedCore
 from millrace.elements.chunk import Chunk, Origin
@@ -138,6 +140,11 @@ class Talk:
     check = say = warn = state = report_soon = epoch_left = lambda self, *_: None
 
 
+def iterator_of(talk):
+    reader = epoch_reader.EpochReader(talk, talk, 0, None, None, EpochCursor(), lambda: None)
+    return EpochIterator(DeferredReader(lambda state: pytest.fail("nobody loads"), reader=reader))
+
+
 COMING = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
 
 
@@ -151,7 +158,7 @@ def test_what_a_state_counts_after_ctrl_c_is_what_the_loop_got(held, view, monke
     def begin():
         nonlocal now
         talk: Any = Talk(in_order=True, held=held)
-        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, EpochCursor(), None, lambda: None), []
+        now = talk, iterator_of(talk), []
 
     def read():
         _, reader, found = now
@@ -216,13 +223,13 @@ def test_reading_an_epoch_loses_nothing_or_fails_for_ever(in_order, held, monkey
     def begin():
         nonlocal now
         talk: Any = Talk(in_order=in_order, held=held)
-        now = talk, epoch_reader.EpochReader(talk, talk, 0, None, None, EpochCursor(), None, lambda: None), []
+        now = talk, iterator_of(talk), []
 
     def read():
         _, reader, found = now
         for _ in range(2):
-            reader._advance()
-            found.extend(reader._progress.current)
+            reader._reader.advance()
+            found.extend(reader._reader.progress.current)
 
     for _ in interrupted(read, begin):
         talk, reader, found = now
