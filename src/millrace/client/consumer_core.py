@@ -1,4 +1,4 @@
-"""What a consumer decides, whatever threads, sockets and users there are. Pure: times come in, callers hold a lock.
+"""The consumer's decisions, whatever threads, sockets and users there are. Pure: times come in, callers hold a lock.
 
 :meth:`ConsumerCore.handle` takes what happened and says what to do. Elements pass through it by message only.
 """

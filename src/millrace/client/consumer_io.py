@@ -1,4 +1,4 @@
-"""What a consumer's core is told, and what it wants done.
+"""Inputs and actions of a consumer's core.
 
 Messages of the dispatcher are inputs as they are. Actions are done in their order, by whoever gave the input.
 """

@@ -1,4 +1,4 @@
-"""How much of an epoch one consumer's reader has handed out, how fast, and of which tasks. Pure: times come in."""
+"""Progress of one epoch that a consumer receives: how much was handed out, and how fast. Pure: times come in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads an epoch for an iterator: at once, or once somebody asks for an element or says what was read before."""
+"""The reader behind an iterator: begins at once, or once somebody asks for an element or loads a state."""
 
 from __future__ import annotations
 

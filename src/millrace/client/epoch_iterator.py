@@ -1,4 +1,4 @@
-"""What ``iter()`` of a distributed dataset gives."""
+"""The iterator that ``iter()`` of a distributed dataset gives."""
 
 from __future__ import annotations
 
