@@ -37,12 +37,15 @@ from millrace.protocol.messages import (
     TaskRead,
     TaskRef,
     TaskReturned,
+    WorkerHello,
+    WorkerReport,
 )
 from millrace.wire.control.blob_transfer import digest_of
 from millrace.wire.data import compression as compressing
 from millrace.wire.data.data_connection import BulkServer, bulk_connect
 from millrace.wire.error_codec import error_of
-from millrace.worker.task_manager import Desk
+from millrace.worker.core.worker_inputs import SessionOpened
+from millrace.worker.task_manager import TaskManager
 
 
 class Service:
@@ -55,16 +58,19 @@ class Service:
         self.seed = seed
         self.said = []
         self.changed = threading.Condition()
-        self.desk = Desk(self.hear, self.blobs.__getitem__, self.put, token=None, threads=1, buffer_bytes=buffer_bytes)
-        self.server = BulkServer("127.0.0.1", self.desk.serve)
-        self.desk.address = self.server.address
+        self.manager = TaskManager(
+            self.hear, self.blobs.__getitem__, self.put, token=None, threads=1, buffer_bytes=buffer_bytes
+        )
+        self.server = BulkServer("127.0.0.1", self.manager.serve)
+        self.manager.address = self.server.address
         self.lease = 0
 
     def __enter__(self):
-        self.desk.told(OpenJob("job", self.spec, self.seed))
-        self.desk.told(ListSources("job"))
+        self.manager.feed(SessionOpened(WorkerHello("w", self.server.address)))
+        self.manager.told(OpenJob("job", self.spec, self.seed))
+        self.manager.told(ListSources("job"))
         listed = self.wait(lambda m: isinstance(m, SourcesListed))
-        self.desk.told(OpenJob("job", self.spec, self.seed, listed.digest))
+        self.manager.told(OpenJob("job", self.spec, self.seed, listed.digest))
         return self
 
     def put(self, data):
@@ -72,13 +78,17 @@ class Service:
         return digest_of(data)
 
     def __exit__(self, *_):
-        self.desk.close()
+        self.manager.close()
         self.server.close()
 
     def hear(self, message):
         with self.changed:
             self.said.append(message)
             self.changed.notify_all()
+
+    def report(self):
+        self.manager.report()
+        return self.wait(lambda message: isinstance(message, WorkerReport))
 
     def wait(self, wanted, count=1):
         with self.changed:
@@ -87,7 +97,7 @@ class Service:
 
     def run(self, task, epoch=0, received=0, holders=()):
         self.lease += 1
-        self.desk.told(LeaseTask(TaskRef("job", epoch, task), self.lease, 0, received, list(holders)))
+        self.manager.told(LeaseTask(TaskRef("job", epoch, task), self.lease, 0, received, list(holders)))
         return TaskRead(task, self.lease, "w", self.server.address)
 
     def finished(self, task, epoch=0):
@@ -247,7 +257,7 @@ def test_a_consumer_that_stops_reading_blocks_its_lane_and_can_go_on(feed):
         consumer.ends(0, [0])
         first = read(consumer, limit=3)
         assert not any(isinstance(message, TaskFinished) for message in service.said)
-        report = service.desk.report()
+        report = service.report()
         assert report.lanes[0].running
         assert report.lanes[0].buffered_bytes <= 200_000
         assert len(first) + len(read(consumer)) == 100
@@ -319,7 +329,7 @@ def test_a_tail_says_which_leftovers_are_gone():
         for task in range(3):
             one.run(task)
             one.finished(task)
-        one.desk.told(ForgetTasks([TaskRef("job", 0, 1)]))
+        one.manager.told(ForgetTasks([TaskRef("job", 0, 1)]))
         holders = [(task, one.server.address) for task in range(3)]
         two.run(3, holders=holders)
         assert two.wait(lambda m: isinstance(m, LeftoversLost)).missing == [1]
@@ -335,7 +345,7 @@ def test_only_leftovers_wanted_keeps_no_outputs():
         finished = service.finished(0)
         assert finished.leftovers
         assert finished.outputs > 0
-        assert service.desk.report().lanes[0].buffered_bytes == 0
+        assert service.report().lanes[0].buffered_bytes == 0
 
 
 def test_a_run_does_not_wait_for_a_consumer_that_has_its_outputs_from_another_one():
@@ -343,7 +353,7 @@ def test_a_run_does_not_wait_for_a_consumer_that_has_its_outputs_from_another_on
     with Service(dataset, tasks=2, buffer_bytes=200_000) as service:
         service.run(0)
         service.run(1)
-        service.desk.told(OutputsReceived([TaskRef("job", 0, 0), TaskRef("job", 0, 1)]))
+        service.manager.told(OutputsReceived([TaskRef("job", 0, 0), TaskRef("job", 0, 1)]))
         for task in range(2):
             assert service.finished(task).leftovers
 
@@ -352,9 +362,9 @@ def test_a_lease_that_is_revoked_as_it_finishes_leaves_nothing_behind():
     with Service(mr.Dataset.range(50).filter(lambda x: True).batch(20), tasks=2) as service:
         service.run(0)
         assert service.finished(0).leftovers
-        service.desk.told(RevokeTask(TaskRef("job", 0, 0), service.lease))
+        service.manager.told(RevokeTask(TaskRef("job", 0, 0), service.lease))
         service.wait(lambda m: isinstance(m, TaskReturned))
-        assert service.desk.held() == []
+        assert service.manager.held() == []
 
 
 def test_errors_of_user_functions_name_operator_and_element():
@@ -374,11 +384,11 @@ def test_revoking_returns_the_lease_whether_it_runs_or_not(feed):
     dataset = mr.Dataset.range(100).map(lambda i: np.full(10_000, i, np.int32))
     with Service(dataset, tasks=2, buffer_bytes=100_000) as service:
         running, waiting = service.run(0), service.run(1)
-        service.desk.told(RevokeTask(TaskRef("job", 0, 1), waiting.lease))
+        service.manager.told(RevokeTask(TaskRef("job", 0, 1), waiting.lease))
         assert service.wait(lambda m: isinstance(m, TaskReturned)).lease == waiting.lease
-        service.desk.told(RevokeTask(TaskRef("job", 0, 0), running.lease))
+        service.manager.told(RevokeTask(TaskRef("job", 0, 0), running.lease))
         assert service.wait(lambda m: isinstance(m, TaskReturned), 2).lease == running.lease
-        assert service.desk.held() == []
+        assert service.manager.held() == []
 
 
 def test_an_earlier_epoch_comes_before_what_was_computed_ahead(feed):
@@ -415,9 +425,9 @@ def test_closing_the_job_stops_it():
     dataset = mr.Dataset.range(100).map(lambda i: np.full(10_000, i, np.int32))
     with Service(dataset, tasks=1, buffer_bytes=100_000) as service:
         service.run(0)
-        service.desk.told(CloseJob("job"))
-        assert service.desk.held() == []
-        assert service.desk.report().job == ""
+        service.manager.told(CloseJob("job"))
+        assert service.manager.held() == []
+        assert service.report().job == ""
 
 
 def test_epochs_left_early_cost_nothing_later(feed):
@@ -428,7 +438,7 @@ def test_epochs_left_early_cost_nothing_later(feed):
         consumer.assign(0, [service.run(0)])
         read(consumer, limit=5)
         consumer.handle(io.End(0))
-        service.desk.told(ForgetTasks([TaskRef("job", 0, 0)]))
+        service.manager.told(ForgetTasks([TaskRef("job", 0, 0)]))
         consumer.begin(1, in_order=False)
         consumer.assign(1, [service.run(0, epoch=1)])
         consumer.ends(1, [0])

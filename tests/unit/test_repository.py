@@ -123,19 +123,14 @@ _MIRROR = "the simulation's copy of a real one, until it drives the real one"
 _TO_COME = "a room whose names are still to be put in order"
 CLASSES_TWICE = {
     "Block": _TO_COME,  # blocks, policies, simulation
-    "Caches": _TO_COME,  # control, worker
     "Cluster": _MIRROR,  # dispatcher, simulation
     "Consumer": _MIRROR,  # control, simulation
     "Decided": _MIRROR,  # dispatcher, simulation
     "Dispatcher": _MIRROR,  # dispatcher, simulation
     "Epoch": _TO_COME,  # control, engine, frameworks
     "Fleet": _MIRROR,  # dispatcher, simulation
-    "Job": _TO_COME,  # control, worker
-    "Lane": _MIRROR,  # simulation, worker
-    "Message": _TO_COME,  # protocol, worker
     "Meter": _TO_COME,  # client, demo.py
     "Outcome": _TO_COME,  # client, simulation, simulation, simulation
-    "Pace": _TO_COME,  # protocol, worker
     "Pipeline": _TO_COME,  # engine, pipeline.py, simulation
     "Report": _TO_COME,  # simulation, simulation, simulation, wire
     "Using": _MIRROR,  # simulation, worker

@@ -56,10 +56,8 @@ class CacheChecks:
         for worker in self._town.alive_workers():
             if not worker.catalogs.reads(place, name):
                 continue
-            for lane in worker.lanes.values():
-                using = lane.using
-                reads = using is not None and place in {using.use.place, *using.use.also}
-                if using is not None and reads and _in_force(state, using.lease):
+            for using in worker.usings():
+                if place in {using.use.place, *using.use.also} and _in_force(state, using.lease):
                     raise Violation(f"{worker.name} reads block {name} under lease {using.lease}, and it is deleted")
 
     def decided(self, dispatcher: Dispatcher, events: Sequence[Event]) -> None:

@@ -427,20 +427,31 @@ class Checks:
         return (book is not None and book.broken) or any(undurable)
 
     def _check_held(self, dispatcher: Dispatcher, worker: Worker) -> None:
-        """A worker that has been told everything holds nothing that the state does not know of."""
+        """A worker that has been told everything holds what the state knows of, and nothing else."""
         if not worker.alive or not self._settled(dispatcher, worker):
             return
-        stopping = {lane.stopping for lane in worker.lanes.values()}
-        for entry in worker.held():
-            if entry.lease not in stopping and not in_force(dispatcher.state, worker.name, entry.ref, entry.lease):
-                raise Violation(f"{worker.name} holds {entry.ref} under lease {entry.lease}, and nobody will tell it")
-
-    def served(self, worker: Worker, ref: msg.TaskRef, lease: int, *, stopping: bool) -> None:
-        """A worker sends outputs of a task to a consumer; ``stopping``: it was told to stop, and will in a moment."""
-        dispatcher = self._town.dispatcher
-        if stopping or dispatcher is None or in_force(dispatcher.state, worker.name, ref, lease):
+        state, stopping = dispatcher.state, worker.core.stopping()
+        held = {entry.lease: entry for entry in worker.core.held()}
+        for lease, kept in held.items():
+            if lease not in stopping and not in_force(state, worker.name, kept.ref, lease):
+                raise Violation(f"{worker.name} holds {kept.ref} under lease {lease}, and nobody will tell it")
+        known = state.workers.get(worker.name)
+        if known is None or known.lost_at is not None:
             return
-        if self._settled(dispatcher, worker):
+        for lease, (name, number, task) in [*known.unfinished.items(), *known.kept.items()]:
+            live = state.jobs[name].epochs[number].live[task]
+            entry = held.get(lease)
+            keeps = live.phase.leftovers and not live.freed
+            if entry is None if lease in known.unfinished else keeps and not (entry and entry.leftovers):
+                where = f"task {task} of epoch {number} of job {name}, lease {lease}"
+                raise Violation(f"{worker.name} has {where}, and does not know, or what it left is gone")
+
+    def served(self, worker: Worker, ref: msg.TaskRef, lease: int) -> None:
+        """A worker sends outputs of a task to a consumer, perhaps before it has stopped as it was told to."""
+        dispatcher = self._town.dispatcher
+        if dispatcher is None or in_force(dispatcher.state, worker.name, ref, lease):
+            return
+        if self._settled(dispatcher, worker) and lease not in worker.core.stopping():
             raise Violation(f"{worker.name} serves {ref} under lease {lease}, which is not in force")
 
     def _settled(self, dispatcher: Dispatcher, worker: Worker) -> bool:
@@ -452,6 +463,5 @@ class Checks:
             and session.ends[1] is dispatcher
             and session.open_at(dispatcher)
             and not any(session.under_way)
-            and not worker.obeying  # a lane may send between two tasks that it is told to forget
             and not dispatcher.owes(worker.name)
         )

@@ -36,8 +36,8 @@ from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
 from millrace.protocol import messages as msg
 from millrace.simulation import simulated_dispatcher
-from millrace.simulation.lane import Lane
 from millrace.simulation.store import Store, UnreadableError
+from millrace.simulation.worker_mutants import WORKER_PLANTS
 
 
 def _double_lease() -> AbstractContextManager[Any]:
@@ -283,11 +283,6 @@ def _hasty_failure() -> AbstractContextManager[Any]:
     return mock.patch.object(task_failures, "_is_due", return_value=True)
 
 
-def _lost_beginning() -> AbstractContextManager[Any]:
-    """What a task gave before it failed is dropped, if it has not gone out by then."""
-    return mock.patch.object(Lane, "_deliver", return_value=())
-
-
 def _half_a_pass() -> AbstractContextManager[Any]:
     """What is repeated without end is taken for empty once some task has given nothing."""
     return mock.patch.object(leases, "has_whole_pass", return_value=True)
@@ -386,7 +381,6 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "deaf-to-consumers": _deaf_to_consumers,
     "stillborn": _stillborn,
     "hasty-failure": _hasty_failure,
-    "lost-beginning": _lost_beginning,
     "half-a-pass": _half_a_pass,
     "hasty-receipt": _hasty_receipt,
     "lost-credit": _lost_credit,
@@ -396,6 +390,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "impatient": _impatient,
     "closed-door": _closed_door,
     "mute-end": _mute_end,
+    **WORKER_PLANTS,
 }
 
 

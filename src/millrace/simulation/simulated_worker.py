@@ -1,14 +1,10 @@
-"""A worker: what :mod:`millrace.worker` says and does, without threads, sockets and user code.
-
-The buffers of its lanes are the real ones.
-"""
+"""A worker under virtual time: the real core, and a shell without threads, sockets and user code."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.planning.split_table import summaries
@@ -16,39 +12,24 @@ from millrace.policies.caching.io_cost import TransferCost
 from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import BlocksKnown, MeasureStore, StoreCost, StoreMeasured
-from millrace.protocol.reports import NodeMeasure, Told
-from millrace.simulation.caching import Catalogs
+from millrace.protocol.reports import NodeMeasure
+from millrace.simulation.caching import Catalogs, Using
 from millrace.simulation.invariants import Checks
-from millrace.simulation.lane import Lane
 from millrace.simulation.pipelines import Pipeline
-from millrace.simulation.virtual_network import Connection, Process, World
+from millrace.simulation.simulated_run import Fetch, SimulatedRun, Steps
+from millrace.simulation.virtual_network import Connection, Process, Violation, World
 from millrace.wire.backoff import delays
+from millrace.worker.core import worker_actions as act
+from millrace.worker.core import worker_inputs as inp
+from millrace.worker.core.worker_core import WorkerCore
 
 if TYPE_CHECKING:
     from millrace.simulation.simulated_cluster import Town
 
-AHEAD_S = 2.0
 READS = TransferCost((1 << 20,), (0.01,))
 WRITES = TransferCost((1 << 20,), (0.02,))
 ANSWER_S = 10.0
 """For another worker to say what it keeps."""
-
-
-@dataclass
-class Left:
-    """What a task left to its tail."""
-
-    lease: int
-    consumer: int
-    elements: list[int]
-
-
-@dataclass
-class Ask:
-    """A question to another worker; ``found`` is None until it has answered or will not."""
-
-    found: dict[msg.TaskRef, list[int] | None] | None = None
-    waiting: list[Lane] = field(default_factory=list)
 
 
 class Worker(Process):
@@ -72,43 +53,110 @@ class Worker(Process):
         self.town = town
         self.speed = world.rng.uniform(0.5, 2.0)
         self.buffer = world.rng.choice((2, 4, 8, 64))
-        self.lanes: dict[tuple[str, int], Lane] = {}
-        self.left: dict[msg.TaskRef, Left] = {}
+        self.core = WorkerCore(self.buffer, world.now)
         self.session: Connection | None = None
-        self.jobs: dict[str, msg.OpenJob] = {}
-        self.inside: dict[Lane, str] = {}
         self.catalogs = Catalogs(town.store)
         self._measures: dict[str, tuple[int, int, float]] = {}
-        self._want = 2
-        self._took: deque[float] = deque(maxlen=20)
-        self._busy_s = 0.0
-        self._leaving = False
-        self._until = 0.0
-        self.careful: Lane | None = None
-        self.obeying = False
         self._heartbeat_s = 5.0
-        self._told_before = Told()
-        self._current = ""
         self._pauses = delays_of(world)
-        self._serving: dict[Connection, Lane] = {}
-        self._asked: dict[Connection, Ask] = {}
-        self._words: dict[type, Callable[[Any], None]] = {
-            msg.WorkerWelcome: self._welcome,
-            msg.StopWorker: lambda _: self.stop(),
-            msg.LeaseTask: self._lease,
-            msg.RevokeTask: self._revoke,
-            msg.ForgetTasks: self._forget,
-            msg.OutputsReceived: self._spare,
-            msg.TaskGoOn: self._go_on,
-            msg.OpenJob: self._open,
-            msg.CloseJob: lambda message: self._close(message.job),
-            msg.ListSources: self._list,
-            msg.ChooseSharding: self._choose,
-            BlocksKnown: self.catalogs.known,
-            MeasureStore: self._measure,
+        self._inputs: deque[inp.Input] = deque()
+        self._handling = False
+        self._runs: dict[int, tuple[SimulatedRun, Steps[inp.RunEnded]]] = {}
+        self._asking: set[int] = set()
+        self._codes: dict[Hashable, Callable[[], None]] = {}
+        self._peers: dict[Connection, str] = {}
+        self._let: dict[Connection, int] = {}
+        self._fetches: dict[Connection, Fetch] = {}
+        self._does: dict[type[act.Action], Callable[[Any], None]] = {
+            act.TellDispatcher: self._tell,
+            act.HurryReport: lambda _: self._report(),
+            act.StartRun: self._start_run,
+            act.Resume: self._resume,
+            act.EndLane: self._end_lane,
+            act.CodeGranted: lambda action: self._codes.pop(action.who)(),
+            act.Send: self._send,
+            act.SendLeftovers: self._send_leftovers,
+            act.HangUp: self._hang_up,
+            act.StartListing: self._list,
+            act.StartSharding: self._choose,
+            act.EndProcess: lambda _: self.end(),
         }
         self.after(world.delay(), self._connect)
         self.after(self._heartbeat_s, self._beat)
+
+    # -- the core ------------------------------------------------------------------------------------------------------
+
+    def feed(self, item: inp.Input) -> None:
+        """Has the core take one input in, and does what it says."""
+        self._inputs.append(item)
+        if self._handling:
+            return
+        self._handling = True
+        while self._inputs and self.alive:
+            actions = self.core.handle(self._inputs.popleft(), self.world.now)
+            self.core.validate()
+            for action in actions:
+                does = self._does.get(type(action))
+                if does is not None:  # there are no pipelines to open, nor memory to give back
+                    does(action)
+        self._handling = False
+
+    def _tell(self, action: act.TellDispatcher) -> None:
+        if self.session is None:
+            raise Violation(f"{self.name} talks to a dispatcher that is not there: {action.message}")
+        self.session.send(self, action.message)
+
+    def _start_run(self, action: act.StartRun) -> None:
+        lane = action.lane
+        if lane in self._runs:
+            raise Violation(f"lane {lane} of {self.name} is to run two leases at a time")
+        run = SimulatedRun(self, lane, action.lease)
+        self._runs[lane] = run, run.steps()
+        self.after(0.0, self._advance, lane, None)
+
+    def _resume(self, action: act.Resume) -> None:
+        if action.lane not in self._asking:
+            raise Violation(f"the run of lane {action.lane} of {self.name} goes on, and has not asked")
+        self._asking.remove(action.lane)
+        self.after(0.0, self._advance, action.lane, action.verdict)
+
+    def _end_lane(self, action: act.EndLane) -> None:
+        if action.lane in self._runs:
+            raise Violation(f"lane {action.lane} of {self.name} ends while something runs there")
+
+    def _hang_up(self, action: act.HangUp) -> None:
+        assert isinstance(action.peer, Connection)
+        action.peer.close(self)
+        self._lost(action.peer)
+
+    def _send_leftovers(self, action: act.SendLeftovers) -> None:
+        assert isinstance(action.peer, Connection)
+        action.peer.send(self, (data_messages.Leftovers(action.ref, action.kept is not None), action.kept))
+
+    def _list(self, action: act.StartListing) -> None:
+        self._beside(action.job, self.world.rng.uniform(0.05, 1.0), partial(self._listed, action.job))
+
+    def _choose(self, action: act.StartSharding) -> None:
+        message = action.message
+        self._beside(message.job, self.world.rng.uniform(0.05, 0.5), partial(self._chosen, message))
+
+    def _advance(self, lane: int, verdict: act.Verdict | None) -> None:
+        _, steps = self._runs[lane]
+        try:
+            waits = steps.send(verdict)
+        except StopIteration as end:
+            del self._runs[lane]
+            self.feed(end.value)
+            return
+        if isinstance(waits, float):
+            self.after(waits, self._advance, lane, None)
+        elif not isinstance(waits, Fetch):  # else it goes on once that is answered
+            self._asking.add(lane)
+            self.feed(inp.RunAsks(lane, waits))
+
+    def usings(self) -> list[Using]:
+        """What runs have of caches."""
+        return [run.using for run, _ in self._runs.values() if run.using is not None]
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -118,236 +166,98 @@ class Worker(Process):
             self.after(next(self._pauses), self._connect)
             return
         self.session = Connection(self.world, self, dispatcher, "session")
-        hello = msg.WorkerHello(
-            *(self.name, self.address, self.host, 1, 1),
-            held=self.held(),
-            only=self.only,
-            buffer_bytes=self.buffer,
-            told=self._told_before,
-        )
-        self.session.send(self, hello)
-        if self._leaving:
-            self.session.send(self, msg.WorkerLeaving(max(self._until - self.world.now, 0.001)))
-
-    def held(self) -> list[msg.HeldTask]:
-        """Everything that is leased to this worker or kept by it."""
-        held = {
-            left.lease: msg.HeldTask(ref, left.lease, left.consumer, finished=True, leftovers=True)
-            for ref, left in self.left.items()
-        }
-        held.update((entry.lease, entry) for lane in self.lanes.values() for entry in lane.held())
-        return list(held.values())
-
-    def tell(self, message: msg.FromWorker) -> None:
-        """Says it to the dispatcher, if there is a session."""
-        if self.session is not None:
-            self.session.send(self, message)
-        if self.want != self._want:
-            self._report()
+        hello = msg.WorkerHello(*(self.name, self.address, self.host, 1, 1), only=self.only, buffer_bytes=self.buffer)
+        self.feed(inp.SessionOpened(hello))
 
     def heard(self, connection: Connection, message: Any) -> None:
         """A word of the dispatcher, a consumer, or another worker."""
         if connection is self.session:
             self._told(message)
-        elif isinstance(message, data_messages.Open):
-            job = self.jobs.get(message.job)
-            current = job is not None and job.generation == message.generation
-            lane = self.lane(message.job, message.consumer) if current else None
-            if lane is None:
-                connection.close(self)
-            else:
-                self._serving[connection] = lane
-                lane.attach(connection)
-        elif isinstance(message, list):
-            found = {ref: left.elements if (left := self.left.get(ref)) is not None else None for ref in message}
-            connection.send(self, found)
-        elif isinstance(message, dict):
-            connection.close(self)
-            self._answered(connection, message)
-        elif connection in self._serving:
-            self._serving[connection].told(connection, message)
+        elif connection in self._fetches:
+            self._answered(connection, *message)
+        else:
+            if connection not in self._peers:
+                self._peers[connection] = getattr(message, "job", "")
+                self.feed(inp.PeerCame(connection))
+            if isinstance(message, data_messages.Credit):
+                self._let[connection] = self._let.get(connection, 0) + message.bytes
+            self.feed(inp.PeerSaid(connection, message))
 
     def broken(self, connection: Connection) -> None:
         """A connection has ended."""
         if connection is self.session:
             self.session = None
-            self._end_if_alone()
             self.after(next(self._pauses), self._connect)
-        elif connection in self._serving:
-            self._serving.pop(connection).detach(connection)
-            self._end_if_alone()
-        elif connection in self._asked:
-            self._answered(connection, {})
+            self.feed(inp.SessionClosed())
+        elif connection in self._fetches:
+            self._give_up(self._fetches.pop(connection))
+        else:
+            self._lost(connection)
+
+    def _lost(self, peer: Connection) -> None:
+        self._let.pop(peer, None)
+        if self._peers.pop(peer, None) is not None:
+            self.feed(inp.PeerLeft(peer))
 
     def _told(self, message: Any) -> None:
-        obey = self._words.get(type(message))
-        self.obeying = True
-        if obey is not None:  # else it is why the session ends
-            obey(message)
-        self.obeying = False
-        self.see_off()
+        match message:
+            case BlocksKnown():
+                self.catalogs.known(message)
+            case MeasureStore(path=path):
+                measured = StoreMeasured(path, StoreCost(READS, READS, WRITES, 1e-10, 2))
+                self.after(self.world.rng.uniform(0.1, 2.0), self.feed, inp.Say(measured))
+            case msg.StopWorker():
+                self.stop()
+            case _:
+                if isinstance(message, msg.WorkerWelcome):
+                    self._pauses = delays_of(self.world)
+                    self._heartbeat_s = message.heartbeat_s
+                self.feed(inp.Heard(message))
 
-    def _welcome(self, message: msg.WorkerWelcome) -> None:
-        self._pauses = delays_of(self.world)
-        self._heartbeat_s = message.heartbeat_s
-        self._told_before = self._told_before.let_in(message.told)
-        self._drop(message.stale)
-        for lane in self.lanes.values():
-            if lane.said is not None:
-                self.tell(lane.said)
+    def _beat(self) -> None:
         self._report()
+        self.after(self._heartbeat_s, self._beat)
 
-    def _lease(self, message: msg.LeaseTask) -> None:
-        self._current = message.ref.job
-        self._told_before = self._told_before.hears_of(message.lease)
-        lane = None if self._leaving else self.lane(message.ref.job, message.consumer)
-        if lane is None:
-            self.tell(msg.TaskReturned(message.ref, message.lease))
-        else:
-            lane.submit(message)
+    def _report(self) -> None:
+        job = self.core.current
+        self.feed(inp.HeartbeatDue(msg.WorkerReport(job=job, nodes=self._nodes(job) if job else [])))
 
-    def _revoke(self, message: msg.RevokeTask) -> None:
-        ref = message.ref
-        if all(lane.revoke((ref.epoch, ref.task), message.lease) for lane in self._lanes_of(ref.job)):
-            self._drop_left([message.lease])
-            self.tell(msg.TaskReturned(ref, message.lease))
-
-    def _forget(self, message: msg.ForgetTasks) -> None:
-        for ref in message.refs:
-            for lane in self._lanes_of(ref.job):
-                lane.forget((ref.epoch, ref.task))
-            self.left.pop(ref, None)
-
-    def _spare(self, message: msg.OutputsReceived) -> None:
-        for ref in message.refs:
-            for lane in self._lanes_of(ref.job):
-                lane.spare((ref.epoch, ref.task))
-
-    def _go_on(self, message: msg.TaskGoOn) -> None:
-        for lane in self._lanes_of(message.ref.job):
-            lane.go_on(message)
-
-    def _list(self, message: msg.ListSources) -> None:
-        self.after(self.world.rng.uniform(0.05, 1.0), self._listed, message.job)
-
-    def _choose(self, message: msg.ChooseSharding) -> None:
-        self.after(self.world.rng.uniform(0.05, 0.5), self._chosen, message)
-
-    def _measure(self, message: MeasureStore) -> None:
-        cost = StoreCost(READS, READS, WRITES, 1e-10, 2)
-        self.after(self.world.rng.uniform(0.1, 2.0), self.tell, StoreMeasured(message.path, cost))
-
-    def _drop(self, leases: Container[int]) -> None:
-        for lane in self.lanes.values():
-            lane.drop(leases)
-        self._drop_left(leases)
-
-    def _drop_left(self, leases: Container[int]) -> None:
-        self.left = {ref: left for ref, left in self.left.items() if left.lease not in leases}
-
-    def _open(self, message: msg.OpenJob) -> None:
-        self._current = message.job
-        known = self.jobs.get(message.job)
-        if known is not None and known.generation != message.generation:
-            self._close(message.job)  # another job has got the name
-        self.jobs[message.job] = message
-
-    def _close(self, name: str) -> None:
-        self.jobs.pop(name, None)
-        for key in [key for key in self.lanes if key[0] == name]:
-            self.lanes.pop(key).close()
-        self._share_out()
-        self.left = {ref: left for ref, left in self.left.items() if ref.job != name}
-
-    def _listed(self, name: str) -> None:
-        job = self.jobs.get(name)
-        if job is not None:
-            pipeline, dispatcher = self.pipeline(name), self.town.dispatcher
-            digest, data = pipeline.packed_tables
-            if dispatcher is None or not self.world.reachable(self, dispatcher):
-                self.after(self.world.rng.uniform(0.5, 2.0), self._listed, name)
-                return
-            dispatcher.disk.blobs[digest] = data  # by a call of its own, before it is said
-            points, generation = pipeline.points(job.seed), job.generation
-            listed = msg.SourcesListed(
-                name, summaries(pipeline.tables), points=points, digest=digest, generation=generation
-            )
-            self.after(self.world.delay(), self.tell, listed)
-
-    def _chosen(self, message: msg.ChooseSharding) -> None:
-        if message.job in self.jobs:
-            owners = [(task * 7 + message.epoch) % len(message.workers) for task in range(message.tasks)]
-            self.tell(msg.ShardingChosen(message.job, message.epoch, owners))
-
-    # -- lanes ---------------------------------------------------------------------------------------------------------
+    # -- what runs beside the lanes ------------------------------------------------------------------------------------
 
     def pipeline(self, job: str) -> Pipeline:
         """What a job runs."""
-        return self.town.pipelines[self.jobs[job].spec.structure]
+        return self.town.pipelines[self.core.jobs[job].spec.structure]
 
-    def _lanes_of(self, job: str) -> list[Lane]:
-        return [lane for (name, _), lane in self.lanes.items() if name == job]
+    def _beside(self, job: str, seconds: float, then: Callable[[], None]) -> None:
+        """Runs code of a job for so many seconds, once no other job's runs."""
+        who = object()
+        self._codes[who] = partial(self.after, seconds, self._ran, who, then)
+        self.feed(inp.CodeWanted(who, job))
 
-    def lane(self, name: str, consumer: int) -> Lane | None:
-        """The lane of a job's consumer; None if the job is not open here."""
-        lane = self.lanes.get((name, consumer))
-        job = self.jobs.get(name)
-        if lane is None and job is not None:
-            lane = self.lanes[name, consumer] = Lane(self, name, consumer, in_order=job.spec.deterministic)
-            self._share_out()
-        return lane
+    def _ran(self, who: Hashable, then: Callable[[], None]) -> None:
+        self.feed(inp.CodeDone(who))
+        then()
 
-    def _share_out(self) -> None:
-        for lane in self.lanes.values():
-            lane.resize(max(1, self.buffer // len(self.lanes)))
+    def _listed(self, name: str) -> None:
+        job, dispatcher = self.core.jobs.get(name), self.town.dispatcher
+        if job is None:
+            return
+        pipeline = self.pipeline(name)
+        digest, data = pipeline.packed_tables
+        if dispatcher is None or not self.world.reachable(self, dispatcher):
+            self.after(self.world.rng.uniform(0.5, 2.0), self._listed, name)
+            return
+        dispatcher.disk.blobs[digest] = data  # by a call of its own, before it is said
+        points, generation = pipeline.points(job.seed), job.generation
+        listed = msg.SourcesListed(
+            name, summaries(pipeline.tables), points=points, digest=digest, generation=generation
+        )
+        self.after(self.world.delay(), self.feed, inp.Say(listed))
 
-    def poke(self) -> None:
-        """A lane has left, or was told to stop: those that wait for their turn look again."""
-        for lane in self.lanes.values():
-            lane.wake()
-        self.see_off()
-
-    def ask(self, address: str, refs: list[msg.TaskRef], lane: Lane) -> Ask:
-        """Asks another worker, or this one, for leftovers."""
-        if address == self.address:
-            return Ask({ref: left.elements if (left := self.left.get(ref)) is not None else None for ref in refs})
-        ask = Ask(waiting=[lane])
-        holder = self.town.workers.get(address)
-        if holder is None or not holder.alive:
-            self.after(self.world.delay(), self._give_up, ask)
-        elif not self.world.reachable(self, holder):
-            self.after(ANSWER_S, self._give_up, ask)
-        else:
-            connection = Connection(self.world, self, holder, "leftovers")
-            self._asked[connection] = ask
-            connection.send(self, refs)
-        return ask
-
-    def _answered(self, connection: Connection, found: dict[msg.TaskRef, list[int] | None]) -> None:
-        ask = self._asked.pop(connection, None)
-        if ask is not None:
-            ask.found = found
-            for lane in ask.waiting:
-                lane.wake()
-
-    def _give_up(self, ask: Ask) -> None:
-        ask.found = {}
-        for lane in ask.waiting:
-            lane.wake()
-
-    def hang_up(self, connection: Connection) -> None:
-        """Ends a consumer's connection."""
-        self._serving.pop(connection, None)
-        connection.close(self)
-
-    def keep(self, lease: msg.LeaseTask, elements: list[int]) -> None:
-        """What a task leaves to its tail."""
-        self.left[lease.ref] = Left(lease.lease, lease.consumer, elements)
-
-    def took(self, seconds: float) -> None:
-        """A task was computed in so many seconds."""
-        self._took.append(seconds)
-        self._busy_s += seconds
+    def _chosen(self, message: msg.ChooseSharding) -> None:
+        if message.job in self.core.jobs:
+            owners = [(task * 7 + message.epoch) % len(message.workers) for task in range(message.tasks)]
+            self.feed(inp.Say(msg.ShardingChosen(message.job, message.epoch, owners)))
 
     def measured(self, job: str, units: int, outputs: int, seconds: float) -> None:
         """What a run of a job did."""
@@ -370,57 +280,59 @@ class Worker(Process):
             for number, node in enumerate(nodes)
         ]
 
-    def hurry(self) -> None:
-        """What was measured is wanted soon."""
-        self._report()
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
-    # -- what the dispatcher hears -------------------------------------------------------------------------------------
+    def _send(self, action: act.Send) -> None:
+        peer, header, buffers = action.peer, action.header, list(action.buffers)
+        assert isinstance(peer, Connection)
+        spent = header.returned if isinstance(header, data_messages.Short) else len(buffers)
+        self._let[peer] = self._let.get(peer, 0) - spent
+        if self._let[peer] < 0:
+            raise Violation(f"{self.name} sends more than {peer.ends[0].name} lets it: {header}")
+        if isinstance(header, data_messages.Short):
+            peer.send(self, header)
+            return
+        ref = msg.TaskRef(self._peers[peer], header.epoch, header.task)
+        self.checks.served(self, ref, header.lease)
+        peer.send(self, (header, buffers))
 
-    @property
-    def want(self) -> int:
-        """Leases to hold."""
-        if not self._took:
-            return 2
-        return max(2, min(16, math.ceil(AHEAD_S * len(self._took) / max(sum(self._took), 1e-6))))
+    def fetch(self, address: str, refs: list[msg.TaskRef], lane: int) -> Fetch:
+        """Asks another worker, or this one, for leftovers."""
+        if address == self.address:
+            return Fetch(lane, refs, {ref: self.core.leftovers.get(ref) for ref in refs}, over=True)
+        fetch = Fetch(lane, refs)
+        holder = self.town.workers.get(address)
+        if holder is None or not holder.alive:
+            self.after(self.world.delay(), self._give_up, fetch)
+        elif not self.world.reachable(self, holder):
+            self.after(ANSWER_S, self._give_up, fetch)
+        else:
+            connection = Connection(self.world, self, holder, "leftovers")
+            self._fetches[connection] = fetch
+            for ref in refs:
+                connection.send(self, data_messages.FetchLeftovers(ref))
+        return fetch
 
-    def _beat(self) -> None:
-        self._report()
-        self.after(self._heartbeat_s, self._beat)
+    def _answered(self, connection: Connection, header: data_messages.Leftovers, elements: list[int] | None) -> None:
+        fetch = self._fetches[connection]
+        fetch.found[header.ref] = elements
+        if len(fetch.found) == len(fetch.refs):
+            del self._fetches[connection]
+            connection.close(self)
+            fetch.over = True
+            self._advance(fetch.lane, None)
 
-    def _report(self) -> None:
-        self._want = self.want
-        name = self._current if self._current in self.jobs else ""
-        lanes = [lane.report() for (job, _), lane in self.lanes.items() if job == name]
-        nodes = self._nodes(name) if name else []
-        if self.session is not None:
-            self.session.send(self, msg.WorkerReport(self._want, name, lanes, nodes, busy_s=self._busy_s))
+    def _give_up(self, fetch: Fetch) -> None:
+        fetch.found, fetch.over = {}, True
+        self._advance(fetch.lane, None)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Leaves in good order; the second time at once."""
-        if self._leaving:
-            self.end()
-            return
-        self._leaving = True
         within = self.world.rng.choice((3.0, 30.0))
-        self._until = self.world.now + within
-        self.tell(msg.WorkerLeaving(within))
-        for lane in self.lanes.values():
-            for lease in lane.unstarted():
-                self.tell(msg.TaskReturned(lease.ref, lease.lease))
-        self.after(within, self.end)
-        self._end_if_alone()
-        self.see_off()
-
-    def see_off(self) -> None:
-        """Once it is leaving and nothing of it is needed any more, it ends."""
-        if self._leaving and not self.left and all(lane.idle for lane in self.lanes.values()):
-            self.end()
-
-    def _end_if_alone(self) -> None:
-        if self._leaving and self.session is None and not self._serving:
-            self.end()
+        self.after(within, self.feed, inp.TimeUp())
+        self.feed(inp.Drain(within))
 
     def end_badly(self) -> None:
         """An element has ended the process."""

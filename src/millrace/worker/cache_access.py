@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ class Using:
         self.whole = False
 
 
-class Caches:
+class CacheAccess:
     """Stores and catalogs, opened when they are first needed. Thread-safe."""
 
     def __init__(self) -> None:
@@ -74,26 +74,26 @@ class Caches:
                 catalog.forget(catalog.names() - set(message.names))
 
     @contextmanager
-    def using(self, lease: LeaseTask) -> Iterator[tuple[Using, list[CacheUsed]]]:
-        """What the run of a lease has of its cache; behind the body the list says what is to be told about it.
+    def using(self, lease: LeaseTask, tell: Callable[[CacheUsed], object]) -> Iterator[Using]:
+        """What the run of a lease has of its cache; behind the body ``tell`` gets what is to be told about it.
 
         A cache that cannot be used is none: that is told, and never fails the run.
         """
-        told: list[CacheUsed] = []
         if lease.cache is None:
-            yield Using(), told
+            yield Using()
             return
         try:
             using = self._open(lease.cache, add=not lease.care)
         except MillraceError as error:
             self._complain(lease.cache.place, error)
-            told.append(CacheUsed(lease.ref.job, lease.lease, lease.cache.place, error=str(error)))
-            yield Using(), told
+            tell(CacheUsed(lease.ref.job, lease.lease, lease.cache.place, error=str(error)))
+            yield Using()
             return
         try:
-            yield using, told
+            yield using
         finally:
-            told += self._end(lease, lease.cache.place, using)
+            for used in self._end(lease, lease.cache.place, using):
+                tell(used)
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
         from millrace.blocks.merged_index import MergedIndex

@@ -1,79 +1,69 @@
-"""The worker's side of bulk connections: one thread listens to the peer, another sends to it."""
+"""The worker's side of bulk connections: one thread listens to the peer, another sends what the core has it sent."""
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
 from millrace.wire.data.data_connection import BulkConnection, bulk_connect
-from millrace.worker.consumer_lane import Lane
-from millrace.worker.leftovers import LeftoverStore, answer
+from millrace.worker.core.worker_inputs import Input, PeerCame, PeerLeft, PeerSaid
 
 FETCH_TIMEOUT_S = 10.0
 """For another worker to answer a connection."""
 
 
-def serve(
-    connection: BulkConnection, find_lane: Callable[[data_messages.Open], Lane | None], store: LeftoverStore
-) -> None:
-    """Serves one peer, a consumer or a tail's worker, until the connection ends.
+class PeerConnection:
+    """A consumer, or a tail's worker, that is connected to this worker. What it is sent is bounded by its credit."""
 
-    Args:
-        connection: a new one; the caller closes it.
-        find_lane: the lane of a job's consumer; None if the worker does not serve that job, or another of that name.
-        store: leftovers of this worker's tasks.
+    def __init__(self, connection: BulkConnection) -> None:
+        self._connection = connection
+        self._queue: queue.SimpleQueue[tuple[data_messages.ToReader, Sequence[Any]] | None] = queue.SimpleQueue()
 
-    Raises:
-        ProtocolError: if the peer says what it should not.
-        ServiceUnreachableError: when the peer goes.
-    """
-    message, _ = connection.receive(data_messages.TO_SERVER, limit=0)
-    while isinstance(message, data_messages.FetchLeftovers):
-        connection.send(*answer(store, message.ref))
-        message, _ = connection.receive(data_messages.TO_SERVER, limit=0)
-    if not isinstance(message, data_messages.Open):
-        raise ProtocolError(f"expected Open or FetchLeftovers first, got {type(message).__name__}")
-    lane = find_lane(message)
-    if lane is None:
-        return  # closing says so: the consumer waits for where to read instead
-    lane.attach(connection)
-    sender = threading.Thread(
-        target=_send_all, args=(lane, connection), name=f"millrace-send-{connection.peer}", daemon=True
-    )
-    sender.start()
-    try:
-        while True:
-            message, _ = connection.receive(data_messages.TO_SERVER, limit=0)
-            lane.told(connection, message)
-    finally:
-        connection.close()
-        lane.detach(connection)
-        sender.join()
+    def send(self, header: data_messages.ToReader, buffers: Sequence[Any] = ()) -> None:
+        """Has a message sent, behind those before; does not wait."""
+        self._queue.put((header, buffers))
 
+    def hang_up(self) -> None:
+        """Ends the connection; whoever sends or receives on it notices."""
+        self._connection.close()
 
-def _send_all(lane: Lane, connection: BulkConnection) -> None:
-    try:
-        while (parcel := lane.next_to_send(connection)) is not None:
-            if isinstance(parcel, data_messages.Short):
-                connection.send(parcel)
-                continue
-            message = parcel.message
-            header = data_messages.Delivery(
-                parcel.key[0],
-                parcel.key[1],
-                parcel.lease,
-                parcel.index,
-                0 if message is None else message.count,
-                parcel.last,
-                parcel.skipped,
-                parcel.changed,
-            )
-            connection.send(header, () if message is None else message.buffers)
-    except MillraceError:
-        connection.close()  # the receiving thread sees it too and cleans up
+    def serve(self, feed: Callable[[Input], None]) -> None:
+        """Feeds what the peer says, until the connection ends; the caller closes it.
+
+        Raises:
+            ProtocolError: if the peer says what it should not.
+            ServiceUnreachableError: when the peer goes.
+        """
+        sender = threading.Thread(target=self._send_all, name=f"millrace-send-{self._connection.peer}", daemon=True)
+        sender.start()
+        feed(PeerCame(self))
+        first: tuple[type, ...] = (data_messages.Open, data_messages.FetchLeftovers)
+        try:
+            while True:
+                message, _ = self._connection.receive(data_messages.TO_SERVER, limit=0)
+                if first and not isinstance(message, first):
+                    raise ProtocolError(f"expected Open or FetchLeftovers first, got {type(message).__name__}")
+                if isinstance(message, data_messages.Open):
+                    first = ()
+                feed(PeerSaid(self, message))
+        finally:
+            self._connection.close()
+            feed(PeerLeft(self))
+            self._queue.put(None)
+            sender.join()
+
+    def _send_all(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                self._connection.send(*item)
+                item = None  # shared memory is not held while nothing is sent
+        except MillraceError:
+            self._connection.close()  # the receiving thread sees it too and cleans up
 
 
 def fetch_leftovers(

@@ -47,7 +47,7 @@ class Listed(NamedTuple):
     points: list[CachePoint]
 
 
-class Job:
+class JobPipeline:
     """One job's pipeline in this process. Thread-safe.
 
     Args:
@@ -77,15 +77,9 @@ class Job:
         """Files that were looked at so far, while the sources are being listed."""
         self._program: Program | None = None
 
-    def update(self, opened: OpenJob) -> bool:
-        """The dispatcher says more (the tables) of the same job; False if it is another one of the same name."""
-        known = self._opened  # read by others in one piece; the lock may be held by user code for long
-        if (known.generation, known.spec, known.seed) != (opened.generation, opened.spec, opened.seed):
-            return False
-        if known.tables not in ("", opened.tables):
-            return False
-        self._opened = opened
-        return True
+    def update(self, opened: OpenJob) -> None:
+        """The dispatcher says more (the tables) of the same job."""
+        self._opened = opened  # read by others in one piece; the lock may be held by user code for long
 
     def list_sources(self) -> Listed:
         """What the sources are; listed once, however often that is asked.

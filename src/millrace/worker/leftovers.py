@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from millrace.errors import MillraceError
 from millrace.protocol import data_messages
-from millrace.protocol.messages import HeldTask, LeaseTask, TaskRef
+from millrace.protocol.messages import TaskRef
 
 Parts = list[tuple[int, int, list[Any]]]
 """(node, number of elements, buffers that together are one codec message)."""
@@ -23,70 +21,15 @@ class LeftoversMissingError(Exception):
         self.tasks = tasks
 
 
-class LeftoverStore:
-    """Leftovers of this worker's tasks. Thread-safe."""
+def encoded(leftovers: Mapping[int, list[Any]]) -> Parts | None:
+    """What a task left, by node, as it is kept; None if that is nothing."""
+    from millrace.elements import codec
 
-    def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._kept: dict[TaskRef, Parts] = {}
-        self._leases: dict[TaskRef, tuple[int, int]] = {}
-
-    def put(self, lease: LeaseTask, leftovers: Mapping[int, list[Any]]) -> bool:
-        """Keeps what a task left, by node; False if that is nothing."""
-        from millrace.elements import codec
-
-        parts: Parts = [
-            (node, len(elements), codec.encode(elements)) for node, elements in leftovers.items() if elements
-        ]
-        if not parts:
-            return False
-        with self._lock:
-            self._kept[lease.ref] = parts
-            self._leases[lease.ref] = lease.lease, lease.consumer
-        return True
-
-    def held(self) -> list[HeldTask]:
-        """All leases of which leftovers are kept."""
-        with self._lock:
-            return [HeldTask(ref, *self._leases[ref], finished=True, leftovers=True) for ref in self._kept]
-
-    def drop(self, leases: Container[int]) -> None:
-        """Forgets what was left under these leases."""
-        self.forget([held.ref for held in self.held() if held.lease in leases])
-
-    def get(self, ref: TaskRef) -> Parts | None:
-        """What is kept of a task; None if nothing."""
-        with self._lock:
-            return self._kept.get(ref)
-
-    def has(self, ref: TaskRef) -> bool:
-        """Whether anything is kept of a task."""
-        with self._lock:
-            return ref in self._kept
-
-    def forget(self, refs: Iterable[TaskRef]) -> None:
-        """Drops what is kept of these tasks."""
-        with self._lock:
-            for ref in refs:
-                self._kept.pop(ref, None)
-                self._leases.pop(ref, None)
-            self._lock.notify_all()
-
-    def forget_job(self, job: str) -> None:
-        """Drops what is kept for a job."""
-        with self._lock:
-            gone = [ref for ref in self._kept if ref.job == job]
-        self.forget(gone)
-
-    def wait_empty(self, deadline: float) -> bool:
-        """Waits until nothing is kept or ``deadline`` (monotonic seconds) has come; whether nothing is kept."""
-        with self._lock:
-            return self._lock.wait_for(lambda: not self._kept, max(deadline - time.monotonic(), 0.0))
+    return [(node, len(elements), codec.encode(elements)) for node, elements in leftovers.items() if elements] or None
 
 
-def answer(store: LeftoverStore, ref: TaskRef) -> tuple[data_messages.Leftovers, list[Any]]:
+def answer(ref: TaskRef, parts: Parts | None) -> tuple[data_messages.Leftovers, list[Any]]:
     """(header, payload) for a tail's worker that asks."""
-    parts = store.get(ref)
     if parts is None:
         return data_messages.Leftovers(ref, found=False), []
     described = [

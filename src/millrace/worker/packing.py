@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millrace.errors import CodecError
-from millrace.worker.outbox import Message
+from millrace.worker.core.outbox import LEAST_BYTES, OutputMessage
 
-LEAST, MOST_BYTES = 1 << 20, 4 << 20
-"""Bytes of a message, unless a single element is larger: each wakes two threads on either side, whatever its size, and
-is in use as long as one of its elements is. The larger ones are for who has room for several on their way."""
 MOST = 1 << 17
 """Elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""
 
@@ -32,7 +29,7 @@ class Packer:
         target: bytes of a message, about; no more than twice as many, unless one element has more.
     """
 
-    def __init__(self, encode: Encode, start: int = 0, target: int = LEAST) -> None:
+    def __init__(self, encode: Encode, start: int = 0, target: int = LEAST_BYTES) -> None:
         self._encode = encode
         self._index = start
         self.target = target
@@ -43,13 +40,13 @@ class Packer:
         """More outputs of the task, in order."""
         self._elements = self._elements + elements if self._elements else elements
 
-    def messages(self, *, flush: bool) -> Iterator[Message]:
+    def messages(self, *, flush: bool) -> Iterator[OutputMessage]:
         """The messages that are full; with ``flush`` also what is left."""
         while len(self._elements) >= self._batch or (flush and self._elements):
             group, self._elements = self._elements[: self._batch], self._elements[self._batch :]
             yield from self._pack(group)
 
-    def _pack(self, group: list[Any]) -> Iterator[Message]:
+    def _pack(self, group: list[Any]) -> Iterator[OutputMessage]:
         middle = len(group) // 2
         try:
             buffers = self._encode(group)
@@ -65,5 +62,5 @@ class Packer:
             yield from self._pack(group[:middle])
             yield from self._pack(group[middle:])
             return
-        yield Message(self._index, len(group), buffers, size)
+        yield OutputMessage(self._index, len(group), buffers, size)
         self._index += len(group)

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable
 
@@ -25,23 +24,21 @@ from millrace.protocol.messages import (
     FromWorker,
     JobFailed,
     JobUnsendable,
-    LeaseTask,
     StopWorker,
     ToWorker,
     WorkerHello,
-    WorkerLeaving,
     WorkerWelcome,
 )
-from millrace.protocol.reports import Told
 from millrace.version import __version__
 from millrace.wire.address import WILDCARDS, format_address
 from millrace.wire.backoff import delays
 from millrace.wire.control.blob_transfer import fetch_blob, fetch_memory, put_blob
 from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
-from millrace.wire.data.data_connection import BulkConnection, BulkServer
+from millrace.wire.data.data_connection import BulkServer
 from millrace.wire.error_codec import error_of, failure_of
-from millrace.worker.task_manager import JOIN_S, Desk
+from millrace.worker.core.worker_inputs import Drain, SessionClosed, SessionOpened, TimeUp
+from millrace.worker.task_manager import JOIN_S, TaskManager
 
 BUFFER_BYTES = 256 << 20
 DRAIN_S = 30.0
@@ -95,22 +92,17 @@ class Worker:
         self._advertised = advertise or (platform.node() if host in WILDCARDS else host)
         self._drain_timeout = drain_timeout
         self._patience_s = JOIN_S
-        self._telling = threading.Lock()
         self._channel = ControlChannel(dispatcher, token, CONNECT_S)
         self._session: ClientSession | None = None
         self._report_now = threading.Event()
         self._heartbeat_s = 5.0
-        self._told_before = Told()
-        self._want = 0
         self._over = threading.Event()
         self._leaving = False
-        self._until = time.monotonic()
-        self._peers = 0
         self._error: MillraceError | None = None
         # For what waits here, for as much that waits in consumers on this host, and for what is being made.
         self._buffer_bytes = buffer_bytes
         self._arena = Arena(2 * buffer_bytes + buffer_bytes // 4) if shared_memory and AVAILABLE else None
-        self._desk = Desk(
+        self._tasks = TaskManager(
             self._tell,
             self._fetch,
             functools.partial(put_blob, self._channel, waits=True),
@@ -119,6 +111,7 @@ class Worker:
             buffer_bytes=buffer_bytes,
             arena=self._arena,
             hurry=self._report_now.set,
+            end=self._end,
             share=functools.partial(fetch_memory, self._channel),
         )
 
@@ -132,8 +125,8 @@ class Worker:
             AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
             AddressInUseError: the port to listen on is taken.
         """
-        server = BulkServer(self._host, self._serve, port=self._port, token=self._token, arena=self._arena)
-        self._desk.address = format_address(self._advertised, server.port)
+        server = BulkServer(self._host, self._tasks.serve, port=self._port, token=self._token, arena=self._arena)
+        self._tasks.address = format_address(self._advertised, server.port)
         threads = [
             threading.Thread(target=self._converse, name="millrace-session", daemon=True),
             threading.Thread(target=self._beat, name="millrace-heartbeat", daemon=True),
@@ -148,7 +141,7 @@ class Worker:
             self._over.set()
             self._report_now.set()
             self._channel.close()  # first: what is not done is somebody else's from now on
-            self._desk.close(self._patience_s)
+            self._tasks.close(self._patience_s)
             server.close()
             for thread in threads:
                 thread.join(CONNECT_S)
@@ -161,35 +154,21 @@ class Worker:
         May be called from a signal handler.
         """
         # A signal may come while this very thread holds any lock; another thread can wait for it.
-        again, self._leaving = self._leaving, True
-        target = self._over.set if again else functools.partial(self._leave, reason)
-        threading.Thread(target=target, name="millrace-leave", daemon=True).start()
+        threading.Thread(target=self._leave, args=(reason,), name="millrace-leave", daemon=True).start()
 
     def _leave(self, reason: str) -> None:
-        _logger.info("leaving: %s", reason)
-        self._until = time.monotonic() + self._drain_timeout
-        self._tell(WorkerLeaving(self._drain_timeout))
-        self._end_if_alone()
-        if not self._desk.leave(self._until):
+        again, self._leaving = self._leaving, True
+        if not again:
+            _logger.info("leaving: %s", reason)
+        self._tasks.feed(Drain(self._drain_timeout))
+        if not self._over.wait(self._drain_timeout):
+            self._tasks.feed(TimeUp())
+
+    def _end(self, in_time: bool) -> None:
+        if not in_time:
             self._patience_s = 0.0
             _logger.warning("not everything was done and read within %g s: others do the rest", self._drain_timeout)
         self._over.set()
-
-    def _serve(self, connection: BulkConnection) -> None:
-        with self._telling:
-            self._peers += 1
-        try:
-            self._desk.serve(connection)
-        finally:
-            with self._telling:
-                self._peers -= 1
-            self._end_if_alone()
-
-    def _end_if_alone(self) -> None:
-        """An orderly end waits for those who read here; without dispatcher and peers nobody will."""
-        with self._telling:
-            if self._leaving and self._session is None and not self._peers:
-                self._over.set()
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -223,62 +202,49 @@ class Worker:
                 self._error = MillraceError(f"the worker cannot go on: {type(error).__name__}: {error}")
                 self._over.set()
             finally:
-                with self._telling:
-                    self._session = None
-                self._end_if_alone()
+                self._tasks.feed(SessionClosed())
+                self._session = None
             self._over.wait(next(pauses))
 
     def _greet(self, session: ClientSession) -> None:
-        # In one step: what ends before it is in the list of what is held, what ends after is told on this session.
-        with self._telling:
-            session.send(
-                WorkerHello(
-                    self.id,
-                    self._desk.address,
-                    platform.node(),
-                    os.getpid(),
-                    os.cpu_count() or 1,
-                    __version__,
-                    f"{sys.version_info.major}.{sys.version_info.minor}",
-                    self._desk.held(),
-                    self._job,
-                    self._buffer_bytes,
-                    self._told_before,
-                )
-            )
-            if self._leaving:
-                session.send(WorkerLeaving(max(self._until - time.monotonic(), 0.001)))
-            self._session = session
+        self._session = session
+        hello = WorkerHello(
+            self.id,
+            self._tasks.address,
+            platform.node(),
+            os.getpid(),
+            os.cpu_count() or 1,
+            __version__,
+            f"{sys.version_info.major}.{sys.version_info.minor}",
+            only=self._job,
+            buffer_bytes=self._buffer_bytes,
+        )
+        self._tasks.feed(SessionOpened(hello))
 
     def _told(self, message: ToWorker) -> None:
         match message:
-            case WorkerWelcome(heartbeat_s=heartbeat_s, stale=stale, told=told):
-                self._heartbeat_s = heartbeat_s
-                self._told_before = self._told_before.let_in(told)
-                self._desk.caches.location = message.cache
-                self._desk.caches.compression = message.compression
-                self._desk.drop(set(stale))
-                self._report_now.set()
             case StopWorker(reason=reason):
                 self.stop(reason)  # once it is leaving this says that nothing of it is needed any more
             case JobFailed(failure=failure):
                 raise error_of(failure)
             case _:
-                if isinstance(message, LeaseTask):
-                    self._told_before = self._told_before.hears_of(message.lease)
-                self._desk.told(message)
+                if isinstance(message, WorkerWelcome):
+                    self._heartbeat_s = message.heartbeat_s
+                    self._tasks.caches.location = message.cache
+                    self._tasks.caches.compression = message.compression
+                self._tasks.told(message)
 
     def _tell(self, message: FromWorker) -> None:
-        """Sends to the dispatcher, if there is a session: who comes back says what it holds, so nothing is lost."""
-        with self._telling:
-            if self._session is None:
-                return
-            try:
-                self._send(self._session, message)
-            except MillraceError as error:
-                _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
-        if self._desk.want != self._want:  # the next tasks depend on it
-            self._report_now.set()
+        """Sends to the dispatcher: who comes back says what it holds, so nothing is lost."""
+        session = self._session
+        assert session is not None
+        if isinstance(message, WorkerHello):
+            session.send(message)  # what can't be said first ends the session
+            return
+        try:
+            self._send(session, message)
+        except MillraceError as error:
+            _logger.info("could not tell the dispatcher %s: %s", type(message).__name__, error)
 
     def _send(self, session: ClientSession, message: FromWorker) -> None:
         """Sends; what can't be sent fails the job that it is about, as others would wait for it."""
@@ -296,9 +262,7 @@ class Worker:
         while not self._over.is_set():
             self._report_now.wait(self._heartbeat_s)
             self._report_now.clear()
-            report = self._desk.report()
-            self._want = report.want
-            self._tell(report)
+            self._tasks.report()
 
     def _fetch(self, digest: str) -> bytes:
         return fetch_blob(self._channel, digest)

@@ -14,14 +14,14 @@ from millrace.blocks.stores.file_store import FileStore
 from millrace.control.state.cache_state import place_of
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed
 from millrace.protocol.messages import LeaseTask, TaskRef
-from millrace.worker.cache_access import Caches
+from millrace.worker.cache_access import CacheAccess
 
 POINT = "ab" * 16
 LEASE = LeaseTask(TaskRef("job", 0, 0), 1, 0, cache=CacheUse(0, POINT, random=False, room=1 << 20))
 
 
 @pytest.fixture
-def caches(tmp_path: Path) -> Caches:
+def caches(tmp_path: Path) -> CacheAccess:
     """With three blocks in the store, of an item each."""
     store = FileStore(str(tmp_path))
     for letter in "abc":
@@ -29,7 +29,7 @@ def caches(tmp_path: Path) -> Caches:
             writer = BlockWriter(draft)
             writer.add(key(letter).tobytes(), [1])
             draft.publish(POINT, writer.finish().name)
-    found = Caches()
+    found = CacheAccess()
     found.location = str(tmp_path)
     return found
 
@@ -42,13 +42,13 @@ def names(letters: str) -> list[str]:
     return [block_name(key(letter).tobytes()) for letter in letters]
 
 
-def known(caches: Caches, lease: LeaseTask = LEASE) -> str:
-    with caches.using(lease) as (using, _):
+def known(caches: CacheAccess, lease: LeaseTask = LEASE) -> str:
+    with caches.using(lease, list[CacheUsed]().append) as using:
         assert using.point is not None
         return "".join(letter for letter in "abc" if using.point.catalog.find(key(letter)).block[0] >= 0)
 
 
-def test_news_are_added_and_what_is_gone_is_forgotten(caches: Caches):
+def test_news_are_added_and_what_is_gone_is_forgotten(caches: CacheAccess):
     assert known(caches) == ""
     caches.known(BlocksKnown(POINT, names("ab")))
     caches.known(BlocksKnown(POINT, names("c"), gone=names("b")))
@@ -57,7 +57,7 @@ def test_news_are_added_and_what_is_gone_is_forgotten(caches: Caches):
     assert known(caches) == "c"
 
 
-def test_all_that_there_is_takes_the_place_of_what_was_known(caches: Caches):
+def test_all_that_there_is_takes_the_place_of_what_was_known(caches: CacheAccess):
     caches.known(BlocksKnown(POINT, names("ab")))
     assert known(caches) == "ab"
     caches.known(BlocksKnown(POINT, names("a")))
@@ -68,9 +68,10 @@ def test_all_that_there_is_takes_the_place_of_what_was_known(caches: Caches):
     assert known(caches) == ""
 
 
-def one_run(caches: Caches, letter: str = "z", lease: LeaseTask = LEASE, *, whole: bool = True) -> CacheUsed:
+def one_run(caches: CacheAccess, letter: str = "z", lease: LeaseTask = LEASE, *, whole: bool = True) -> CacheUsed:
     """What is told about a run that made one item, of one element."""
-    with caches.using(lease) as (using, told):
+    told: list[CacheUsed] = []
+    with caches.using(lease, told.append) as using:
         if using.kept is not None:
             using.kept.add([(key(letter).tobytes(), [np.zeros(1000)])])
         using.whole = whole
@@ -78,33 +79,33 @@ def one_run(caches: Caches, letter: str = "z", lease: LeaseTask = LEASE, *, whol
     return used
 
 
-def test_what_a_run_adds_is_told_and_only_if_the_run_came_to_its_end(caches: Caches):
+def test_what_a_run_adds_is_told_and_only_if_the_run_came_to_its_end(caches: CacheAccess):
     used = one_run(caches)
     assert [(block.name, block.items) for block in used.blocks] == [(names("z")[0], 1)]
     assert used.error == ""
     assert one_run(caches, "y", whole=False).blocks == []
 
 
-def test_what_a_run_has_added_is_known_to_the_next_before_the_dispatcher_tells_of_it(caches: Caches):
+def test_what_a_run_has_added_is_known_to_the_next_before_the_dispatcher_tells_of_it(caches: CacheAccess):
     for letter in "yz":
         one_run(caches, letter)
-    with caches.using(LEASE) as (using, _):
+    with caches.using(LEASE, list[CacheUsed]().append) as using:
         assert using.point is not None
         assert using.point.catalog.find(np.concatenate([key("y"), key("z")])).block.tolist() == [0, 1]
 
 
-def test_a_run_with_care_adds_nothing(caches: Caches):
+def test_a_run_with_care_adds_nothing(caches: CacheAccess):
     assert one_run(caches, lease=msgspec.structs.replace(LEASE, care=1)).blocks == []
 
 
-def test_a_run_without_room_says_how_much_it_wants(caches: Caches):
+def test_a_run_without_room_says_how_much_it_wants(caches: CacheAccess):
     small = msgspec.structs.replace(LEASE, cache=CacheUse(0, POINT, random=False, room=100))
     used = one_run(caches, lease=small)
     assert used.blocks == []
     assert used.wanted > 8000
 
 
-def test_a_store_that_cannot_be_opened_is_told_and_fails_no_run(caches: Caches, tmp_path: Path, caplog):
+def test_a_store_that_cannot_be_opened_is_told_and_fails_no_run(caches: CacheAccess, tmp_path: Path, caplog):
     (tmp_path / "file").write_text("")
     caches.location = str(tmp_path / "file" / "cache")
     for _ in range(3):
@@ -114,7 +115,7 @@ def test_a_store_that_cannot_be_opened_is_told_and_fails_no_run(caches: Caches, 
     assert caplog.text.count("cannot be used as it should") == 1
 
 
-def test_damaged_blocks_are_told_once_and_not_known_any_more(caches: Caches, tmp_path: Path):
+def test_damaged_blocks_are_told_once_and_not_known_any_more(caches: CacheAccess, tmp_path: Path):
     for path in (tmp_path / POINT).iterdir():
         path.write_bytes(b"something else")
     caches.known(BlocksKnown(POINT, names("ab")))
@@ -140,13 +141,13 @@ def put(folder: Path, place: str, writer: str, letter: str) -> str:
     return info.name
 
 
-def read(caches: Caches, letter: str, lease: LeaseTask) -> object:
-    with caches.using(lease) as (using, _):
+def read(caches: CacheAccess, letter: str, lease: LeaseTask) -> object:
+    with caches.using(lease, list[CacheUsed]().append) as using:
         assert using.point is not None
         return using.point.catalog.read(using.point.catalog.find(key(letter)))[0]
 
 
-def test_what_a_run_adds_bears_the_name_of_its_tenant_and_lies_in_its_place(caches: Caches, tmp_path: Path):
+def test_what_a_run_adds_bears_the_name_of_its_tenant_and_lies_in_its_place(caches: CacheAccess, tmp_path: Path):
     (block,) = one_run(caches, lease=OF_BLUE).blocks
     with closing(FileStore(str(tmp_path)).open(BLUE, block.name)) as there:
         assert read_index(there).writer == "blue"
@@ -154,7 +155,7 @@ def test_what_a_run_adds_bears_the_name_of_its_tenant_and_lies_in_its_place(cach
     assert read(caches, "z", OF_BLUE) is not None
 
 
-def test_a_run_reads_only_what_the_lease_names(caches: Caches, tmp_path: Path):
+def test_a_run_reads_only_what_the_lease_names(caches: CacheAccess, tmp_path: Path):
     caches.known(BlocksKnown(RED, [put(tmp_path, RED, "red", "a")]))
     assert known(caches, TRUSTING) == "a"
     assert read(caches, "a", TRUSTING) == ["a"]
@@ -164,17 +165,18 @@ def test_a_run_reads_only_what_the_lease_names(caches: Caches, tmp_path: Path):
 
 
 @pytest.mark.parametrize("forger", ["", "red", "blue "])
-def test_a_block_in_a_place_that_is_not_its_writers_is_lost(caches: Caches, tmp_path: Path, forger: str):
+def test_a_block_in_a_place_that_is_not_its_writers_is_lost(caches: CacheAccess, tmp_path: Path, forger: str):
     name = put(tmp_path, BLUE, forger, "a")
     caches.known(BlocksKnown(BLUE, [name]))
     assert one_run(caches, lease=OF_BLUE).lost == [name]
     assert known(caches, OF_BLUE) == ""
 
 
-def test_what_is_lost_of_others_is_told_apart(caches: Caches, tmp_path: Path):
+def test_what_is_lost_of_others_is_told_apart(caches: CacheAccess, tmp_path: Path):
     mine, theirs = put(tmp_path, BLUE, "", "a"), put(tmp_path, RED, "green", "b")
     caches.known(BlocksKnown(BLUE, [mine]))
     caches.known(BlocksKnown(RED, [theirs]))
-    with caches.using(TRUSTING) as (_, told):
+    told: list[CacheUsed] = []
+    with caches.using(TRUSTING, told.append):
         pass
     assert [(used.place, used.lost) for used in told] == [(BLUE, [mine]), (RED, [theirs])]

@@ -1,4 +1,4 @@
-"""Outputs that wait in a worker until their consumer has them. Pure: callers hold a lock and do the waiting."""
+"""Outputs that wait in a worker until their consumer has them, and what may be sent of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 
 from millrace.protocol.data_messages import Short
 
+LEAST_BYTES, MOST_BYTES = 1 << 20, 4 << 20
+"""Bytes of a message, unless a single element is larger: each wakes two threads on either side, whatever its size, and
+is in use as long as one of its elements is. The larger ones are for who has room for several on their way."""
+
 TaskKey = tuple[int, int]
 """(epoch, task)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class OutputMessage:
     """Some consecutive outputs, encoded.
 
     Attributes:
@@ -47,7 +51,7 @@ class TaskBuffer:
 
     lease: int
     end: int
-    messages: deque[Message] = field(default_factory=deque)
+    messages: deque[OutputMessage] = field(default_factory=deque)
     finished: bool = False
     skipped: int = 0
     changed: str = ""
@@ -64,14 +68,14 @@ class Parcel:
 
     key: TaskKey
     lease: int
-    message: Message | None
+    message: OutputMessage | None
     index: int
     last: bool
     skipped: int
     changed: str = ""
 
 
-class LaneBuffer:
+class ConsumerOutbox:
     """All outputs that one worker keeps for one consumer, at most ``limit`` bytes or one message.
 
     Args:
@@ -114,7 +118,7 @@ class LaneBuffer:
         limit = self.limit // 2 if epoch > self._reading else self.limit - (self.bytes - held)
         return held == 0 or held + size <= limit
 
-    def put(self, key: TaskKey, lease: int, message: Message) -> bool:
+    def put(self, key: TaskKey, lease: int, message: OutputMessage) -> bool:
         """Adds a message; False if the lease was forgotten or spared meanwhile."""
         if not self.has(key, lease) or self._tasks[key].spared:
             return False
@@ -223,6 +227,20 @@ class LaneBuffer:
             task.sent = 0
             task.end_sent = False
 
+    def validate(self) -> None:
+        """Checks that what is counted is what is kept.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        held: dict[int, int] = {}
+        for (epoch, _), task in self._tasks.items():
+            assert 0 <= task.sent <= len(task.messages)
+            for message in task.messages:
+                held[epoch] = held.get(epoch, 0) + message.size
+        assert {epoch: size for epoch, size in held.items() if size} == self._epoch_bytes
+        assert sum(held.values()) == self.bytes
+
     def _drop(self, key: TaskKey, task: TaskBuffer, upto: int) -> None:
         while task.messages and task.messages[0].index + task.messages[0].count <= upto:
             message = task.messages.popleft()
@@ -238,7 +256,7 @@ class LaneBuffer:
             self._epoch_bytes.pop(epoch, None)
 
 
-class Allowance:
+class SendCredit:
     """How many bytes a consumer lets a lane send on its connection.
 
     If the next message is larger than what is left, that is said once, and what is left is given back with it: from
@@ -262,7 +280,7 @@ class Allowance:
         """The connection is another one."""
         self.left = self.share = self._said = 0
 
-    def next(self, buffer: LaneBuffer) -> Parcel | Short | None:
+    def next(self, buffer: ConsumerOutbox) -> Parcel | Short | None:
         """What to send now, taken off; None if there is nothing, or it is not allowed yet."""
         parcel = buffer.next()
         if parcel is None:

@@ -3,13 +3,13 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.worker.outbox import LaneBuffer, Message
+from millrace.worker.core.outbox import ConsumerOutbox, OutputMessage
 
 KEY = (0, 3)
 
 
 def message(index, count=1, size=10):
-    return Message(index, count, [b"x" * size], size)
+    return OutputMessage(index, count, [b"x" * size], size)
 
 
 def drain(buffer):
@@ -21,7 +21,7 @@ def drain(buffer):
 
 
 def test_nothing_is_sent_before_the_consumer_asks():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.begin(KEY, 1, 0)
     buffer.put(KEY, 1, message(0))
     assert drain(buffer) == []
@@ -30,7 +30,7 @@ def test_nothing_is_sent_before_the_consumer_asks():
 
 
 def test_a_consumer_may_ask_before_the_lease_has_come():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.read(KEY, 7, 0)
     buffer.begin(KEY, 7, 0)
     buffer.put(KEY, 7, message(0))
@@ -38,7 +38,7 @@ def test_a_consumer_may_ask_before_the_lease_has_come():
 
 
 def test_what_was_asked_for_early_survives_what_is_computed_ahead():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.read(KEY, 7, 0)
     buffer.begin((1, 0), 8, 0)
     buffer.begin(KEY, 7, 0)
@@ -47,7 +47,7 @@ def test_what_was_asked_for_early_survives_what_is_computed_ahead():
 
 
 def test_what_was_asked_for_early_survives_the_end_of_an_older_lease():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.begin(KEY, 7, 0)
     buffer.read(KEY, 9, 0)
     buffer.read(KEY, 8, 0)
@@ -59,7 +59,7 @@ def test_what_was_asked_for_early_survives_the_end_of_an_older_lease():
 
 
 def test_the_end_travels_with_the_last_message_or_alone():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.begin(KEY, 1, 0)
     buffer.read(KEY, 1, 0)
     buffer.put(KEY, 1, message(0, 2))
@@ -76,7 +76,7 @@ def test_the_end_travels_with_the_last_message_or_alone():
 
 
 def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection():
-    buffer = LaneBuffer(1000)
+    buffer = ConsumerOutbox(1000)
     buffer.begin(KEY, 1, 0)
     buffer.read(KEY, 1, 0)
     for index in range(4):
@@ -91,7 +91,7 @@ def test_what_was_not_acknowledged_is_sent_again_on_a_new_connection():
 
 
 def test_a_run_that_is_repeated_starts_after_what_was_received():
-    buffer = LaneBuffer(1000)
+    buffer = ConsumerOutbox(1000)
     buffer.begin(KEY, 2, 5)
     buffer.read(KEY, 2, 5)
     assert buffer.finish(KEY, 2, 5, 0)
@@ -99,7 +99,7 @@ def test_a_run_that_is_repeated_starts_after_what_was_received():
 
 
 def test_a_run_that_is_repeated_and_ends_before_what_was_received_says_so():
-    buffer = LaneBuffer(1000)
+    buffer = ConsumerOutbox(1000)
     buffer.begin(KEY, 2, 5, changed="a.tar")
     buffer.read(KEY, 2, 5)
     buffer.finish(KEY, 2, 3, 0)
@@ -109,7 +109,7 @@ def test_a_run_that_is_repeated_and_ends_before_what_was_received_says_so():
 
 
 def test_all_of_a_task_received_frees_it():
-    buffer = LaneBuffer(1000)
+    buffer = ConsumerOutbox(1000)
     buffer.begin(KEY, 1, 0)
     buffer.read(KEY, 1, 0)
     buffer.put(KEY, 1, message(0))
@@ -122,7 +122,7 @@ def test_all_of_a_task_received_frees_it():
 
 
 def test_room_is_bounded_in_bytes_but_lets_one_message_in():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.begin(KEY, 1, 0)
     buffer.read(KEY, 1, 0)
     assert buffer.room(0, 500)
@@ -132,7 +132,7 @@ def test_room_is_bounded_in_bytes_but_lets_one_message_in():
 
 
 def test_what_is_computed_ahead_has_half_of_the_buffer_until_it_is_read():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.read((0, 0), 1, 0)
     buffer.begin((1, 0), 2, 0)
     assert buffer.room(1, 500)
@@ -150,7 +150,7 @@ def test_what_is_computed_ahead_has_half_of_the_buffer_until_it_is_read():
 
 
 def test_what_is_computed_ahead_does_not_block_an_earlier_epoch():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.begin((1, 0), 1, 0)
     buffer.put((1, 0), 1, message(0, size=100))
     assert not buffer.room(1, 1)
@@ -158,7 +158,7 @@ def test_what_is_computed_ahead_does_not_block_an_earlier_epoch():
 
 
 def test_outputs_that_the_consumer_has_from_another_run_take_no_room():
-    buffer = LaneBuffer(10)
+    buffer = ConsumerOutbox(10)
     buffer.begin(KEY, 2, 0)
     buffer.put(KEY, 2, message(0))
     assert not buffer.room(0, 10)
@@ -173,7 +173,7 @@ def test_outputs_that_the_consumer_has_from_another_run_take_no_room():
 
 
 def test_outputs_whose_receipt_was_lost_are_freed():
-    buffer = LaneBuffer(10)
+    buffer = ConsumerOutbox(10)
     buffer.begin(KEY, 2, 0)
     buffer.put(KEY, 2, message(0))
     buffer.finish(KEY, 2, 1, 0)
@@ -183,7 +183,7 @@ def test_outputs_whose_receipt_was_lost_are_freed():
 
 
 def test_who_asks_for_them_all_the_same_gets_their_end():
-    buffer = LaneBuffer(10)
+    buffer = ConsumerOutbox(10)
     buffer.begin(KEY, 2, 0)
     buffer.spare(KEY)
     buffer.read(KEY, 2, 2)
@@ -193,7 +193,7 @@ def test_who_asks_for_them_all_the_same_gets_their_end():
 
 
 def test_a_message_of_a_forgotten_lease_is_dropped():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     buffer.begin(KEY, 1, 0)
     buffer.forget(KEY)
     assert not buffer.put(KEY, 1, message(0))
@@ -202,7 +202,7 @@ def test_a_message_of_a_forgotten_lease_is_dropped():
 
 
 def test_in_order_sends_the_lowest_task_first_whenever_it_came():
-    buffer = LaneBuffer(1000, in_order=True)
+    buffer = ConsumerOutbox(1000, in_order=True)
     for lease, task in enumerate([5, 2, 9]):
         buffer.begin((0, task), lease, 0)
         buffer.put((0, task), lease, message(0))
@@ -216,7 +216,7 @@ def waiting(buffer):
 
 
 def test_waiting_means_that_everything_asked_for_is_on_its_way():
-    buffer = LaneBuffer(100)
+    buffer = ConsumerOutbox(100)
     assert waiting(buffer) is False
     buffer.begin(KEY, 1, 0)
     assert waiting(buffer) is False
@@ -231,7 +231,7 @@ def test_waiting_means_that_everything_asked_for_is_on_its_way():
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 5), min_size=1, max_size=12))
 def test_every_output_arrives_once_in_order_however_often_the_connection_breaks(seed, counts):
     rng = random.Random(seed)
-    buffer = LaneBuffer(10_000)
+    buffer = ConsumerOutbox(10_000)
     buffer.begin(KEY, 1, 0)
     total = sum(counts)
     held, complete, put = 0, False, 0
@@ -264,7 +264,7 @@ def test_every_output_arrives_once_in_order_however_often_the_connection_breaks(
 
 
 def test_it_is_filled_while_something_of_the_epoch_that_is_read_is_not_received():
-    buffer, seen = LaneBuffer(100), []
+    buffer, seen = ConsumerOutbox(100), []
     buffer.begin(KEY, 1, 0)
     buffer.put(KEY, 1, message(0))
     seen.append(buffer.filled)  # nobody reads the epoch yet

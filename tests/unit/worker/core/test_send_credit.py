@@ -6,22 +6,22 @@ from hypothesis import strategies as st
 
 from millrace.client.credit import CreditPool
 from millrace.protocol.data_messages import Short
-from millrace.worker.outbox import Allowance, LaneBuffer, Message, Parcel
+from millrace.worker.core.outbox import ConsumerOutbox, OutputMessage, Parcel, SendCredit
 
 KEY = (0, 0)
 
 
 def filled(sizes):
-    buffer = LaneBuffer(10**9)
+    buffer = ConsumerOutbox(10**9)
     buffer.begin(KEY, 1, 0)
     buffer.read(KEY, 1, 0)
     for index, size in enumerate(sizes):
-        buffer.put(KEY, 1, Message(index, 1, [], size))
+        buffer.put(KEY, 1, OutputMessage(index, 1, [], size))
     return buffer
 
 
 def test_what_is_short_is_said_once_and_may_come_in_pieces():
-    allowance, buffer = Allowance(), filled([10, 10])
+    allowance, buffer = SendCredit(), filled([10, 10])
     allowance.grant(4)
     assert allowance.next(buffer) == Short(10, 1, 4)
     for _ in range(2):
@@ -34,18 +34,18 @@ def test_what_is_short_is_said_once_and_may_come_in_pieces():
 
 
 def test_it_is_said_again_of_another_message():
-    allowance, buffer = Allowance(), filled([10])
+    allowance, buffer = SendCredit(), filled([10])
     assert allowance.next(buffer) == Short(10, 1, 0)
     allowance.grant(6)
     buffer.forget(KEY)
     buffer.begin(KEY, 2, 0)
     buffer.read(KEY, 2, 0)
-    buffer.put(KEY, 2, Message(0, 1, [], 7))
+    buffer.put(KEY, 2, OutputMessage(0, 1, [], 7))
     assert allowance.next(buffer) == Short(7, 1, 6)
 
 
 def test_what_came_for_a_message_that_was_withdrawn_goes_back():
-    allowance, buffer = Allowance(), filled([10])
+    allowance, buffer = SendCredit(), filled([10])
     assert allowance.next(buffer) == Short(10, 1, 0)
     buffer.forget(KEY)
     assert allowance.next(buffer) is None
@@ -64,7 +64,7 @@ def test_what_came_for_a_message_that_was_withdrawn_goes_back():
 
 
 def test_a_bare_end_needs_no_allowance():
-    allowance, buffer = Allowance(), filled([])
+    allowance, buffer = SendCredit(), filled([])
     buffer.finish(KEY, 1, 0, 0)
     assert isinstance(allowance.next(buffer), Parcel)
 
@@ -76,7 +76,7 @@ def test_with_the_consumers_pool_everything_gets_through_whatever_is_under_way(s
     names = ["a", "b"]
     sizes = {name: [rng.randint(1, 2 * total) for _ in range(rng.randint(0, 8))] for name in names}
     buffers = {name: filled(sizes[name]) for name in names}
-    allowances = {name: Allowance() for name in names}
+    allowances = {name: SendCredit() for name in names}
     there: dict[str, deque] = {name: deque() for name in names}
     back: dict[str, deque] = {name: deque() for name in names}
     held: deque = deque()

@@ -1,0 +1,216 @@
+"""The run of a task under virtual time: what the engine and user code do, and ask the worker's core, as a generator.
+
+An output takes a byte of the outbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from millrace.engine.user_code.crash_probe import BEGINNING, between
+from millrace.planning.plan import Task
+from millrace.protocol import messages as msg
+from millrace.simulation.caching import Using
+from millrace.simulation.failing import FailedError, OversizedError, failure_of
+from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
+from millrace.worker.core import worker_actions as act
+from millrace.worker.core import worker_inputs as inp
+from millrace.worker.core.outbox import OutputMessage
+from millrace.worker.core.run_state import ALONE
+from millrace.worker.leftovers import LeftoversMissingError
+
+if TYPE_CHECKING:
+    from millrace.simulation.simulated_worker import Worker
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A question to another worker: ``over`` once it has answered all, or will not."""
+
+    lane: int
+    refs: list[msg.TaskRef]
+    found: dict[msg.TaskRef, list[int] | None] = field(default_factory=dict)
+    over: bool = False
+
+
+Waits = float | inp.Want | Fetch
+"""Seconds that pass, a question to the core, or one to other workers."""
+Steps = Generator[Waits, act.Verdict | None, T]
+
+
+class HaltedError(Exception):
+    """The core has told the run to stop."""
+
+
+class SimulatedRun:
+    """One run.
+
+    Args:
+        worker: that runs it.
+        lane: number of the lane that runs it.
+        lease: what is run.
+
+    Attributes:
+        using: what the run has of a cache.
+    """
+
+    def __init__(self, worker: Worker, lane: int, lease: msg.LeaseTask) -> None:
+        self.lane = lane
+        self.using: Using | None = None
+        self._worker = worker
+        self._lease = lease
+        self._steps = 0
+
+    def steps(self) -> Steps[inp.RunEnded]:
+        """The course of the run, up to what the core is told at its end."""
+        outcome: inp.RunFinished | inp.RunFailed | inp.Missing | inp.Stopped
+        try:
+            outcome = yield from self._run()
+        except HaltedError:
+            outcome = inp.Stopped()
+        except FailedError as error:
+            outcome = inp.RunFailed(error.failure)
+        except LeftoversMissingError as error:
+            outcome = inp.Missing(error.tasks)
+        except OversizedError as error:
+            outcome = inp.RunFailed(msg.Failure("ElementTooLargeError", str(error)), error.needs)
+        return inp.RunEnded(self.lane, outcome, self.using.told() if self.using is not None else ())
+
+    def _ask(self, want: inp.Want) -> Steps[act.Verdict]:
+        verdict = yield want
+        assert verdict is not None
+        if isinstance(verdict, act.Halt):
+            raise HaltedError
+        return verdict
+
+    def _run(self) -> Steps[inp.RunFinished]:
+        worker, lease, ref = self._worker, self._lease, self._lease.ref
+        rng = worker.world.rng
+        yield from self._ask(inp.Enter())
+        if lease.care:
+            yield from self._ask(inp.Announce(BEGINNING, "beginning"))
+        first = max(lease.received - 1, 0)
+        yield from self._ask(inp.BeginOutputs(first))
+        yield rng.uniform(0.0, 0.05)
+        yield from self._ask(inp.Step())
+        assert worker.core.jobs[ref.job].tables, "a task was leased before the sources were listed"
+        pipeline = worker.pipeline(ref.job)
+        task = (
+            Task(ref.task, lease.parts[0].start, lease.parts[0].stop, parts=tuple(lease.parts))
+            if lease.parts
+            else pipeline.plan_for(worker.core.jobs[ref.job].spec).task(ref.task if lease.run < 0 else lease.run)
+        )
+        if lease.flush:
+            task = msgspec.structs.replace(task, parent=-1)
+        left = (yield from self._gather()) if lease.holders else []
+        units, elements = yield from self._read(pipeline, task)
+        outputs, leaves = pipeline.put_out(task, left if task.inputs else elements)
+        count_of_units = len(pipeline.units_of(task))
+        share = len(units) / max(1, count_of_units)
+        computed, index = 0.0, 0
+        fails = worker.town.failing.after(ref)
+        if fails is not None:
+            fails = min(fails, len(outputs) - 1)  # one that gives nothing does not fail
+        while index < len(outputs):
+            count = min(rng.randrange(1, 4), len(outputs) - index)
+            step = worker.speed * rng.uniform(0.05, 0.4) * count * (share if self.using is not None else 1.0)
+            computed += step
+            yield from self._come_to(outputs[index : index + count])
+            yield step
+            yield from self._ask(inp.Step())
+            self._keep(pipeline, units, len(units) * (index + count) // len(outputs))
+            if fails is not None and fails < index + count:
+                count = fails - index
+            yield from self._put_too_much(index)
+            skip = max(min(first - index, count), 0)
+            if lease.received >= 0 and skip < count:
+                yield from self._put(index + skip, outputs[index + skip : index + count])
+            index += count
+            if index == fails:
+                worker.town.fired["task failed"] += 1
+                raise FailedError(failure_of(ref, index))
+        yield from self._come_to([tuple(leaves)])
+        yield from self._ask(inp.Step())
+        self._keep(pipeline, units, len(units))
+        if self.using is not None:
+            self.using.finish()
+        worker.measured(ref.job, count_of_units, len(outputs), computed)
+        nothing = pipeline.plan.cycle > 0 and not (outputs or leaves)
+        return inp.RunFinished(
+            len(outputs), nothing=nothing, leftovers=list(leaves) if task.parent >= 0 and leaves else None
+        )
+
+    def _read(self, pipeline: Pipeline, task: Task) -> Steps[tuple[list[int], list[int]]]:
+        """(units that are still to be made, elements of the task) once what is kept was read."""
+        lease = self._lease
+        epoch = pipeline.epoch_of_values(lease.ref.epoch, lease.reused)
+        poison = {each.place[4] for each in lease.poison}
+        values: dict[int, int] = {}
+        units = pipeline.units_of(task)
+        if lease.cache is not None:
+            self.using = Using(self._worker.catalogs, lease, self._worker.checks)
+            for unit in units:
+                found = self.using.read(unit)
+                if found is not None:
+                    values[unit] = found
+                    yield self._worker.world.rng.uniform(0.0, 0.02)
+                    yield from self._ask(inp.Step())
+        born = [element for element in pipeline.born_in(task) if element not in poison]
+        elements = [with_values(element, values.get(unit_of(element), epoch)) for element in born]
+        return [unit for unit in units if unit not in values], elements
+
+    def _keep(self, pipeline: Pipeline, units: list[int], upto: int) -> None:
+        """So many of these units were made by now."""
+        if self.using is not None:
+            for unit in units[self.using.count : upto]:
+                self.using.made(unit, pipeline.epoch_of_values(self._lease.ref.epoch, self._lease.reused))
+
+    def _gather(self) -> Steps[list[int]]:
+        lease = self._lease
+        by_address: dict[str, list[int]] = {}
+        for task, address in lease.holders:
+            by_address.setdefault(address, []).append(task)
+        found: dict[int, list[int]] = {}
+        for address, tasks in by_address.items():
+            refs = {msg.TaskRef(lease.ref.job, lease.ref.epoch, task): task for task in tasks}
+            fetch = self._worker.fetch(address, list(refs), self.lane)
+            if not fetch.over:
+                yield fetch
+            found.update((refs[ref], elements) for ref, elements in fetch.found.items() if elements is not None)
+        missing = sorted({task for task, _ in lease.holders} - found.keys())
+        if missing:
+            raise LeftoversMissingError(missing)
+        yield from self._ask(inp.Step())
+        return [element for task in sorted(found) for element in found[task]]
+
+    def _put(self, index: int, outputs: list[Output]) -> Steps[None]:
+        size = len(outputs)
+        message = OutputMessage(index, size, list(outputs), size)
+        yield from self._ask(inp.Put(message, between(index, self._steps), "between two steps"))
+
+    def _put_too_much(self, index: int) -> Steps[None]:
+        """What a task puts out may be larger than all that this worker may keep."""
+        needs = self._worker.town.needs(self._lease.ref)
+        if needs > self._worker.buffer:
+            verdict = yield from self._ask(inp.Put(OutputMessage(index, 1, [], needs)))
+            assert isinstance(verdict, act.TooLarge)
+            self._worker.town.fired["output too large"] += 1
+            raise OversizedError(needs)
+
+    def _come_to(self, outputs: list[Output]) -> Steps[None]:
+        """The run deals with elements, one of which may end the process."""
+        if self._lease.holders:
+            return  # others have dealt with them
+        for element in [bare(element) for output in outputs for element in output]:
+            if self._lease.care >= ALONE:
+                self._steps += 1
+                yield from self._ask(inp.Announce((1, 0, 0, 0, element, 0), f"element {element}"))
+            if self._worker.town.deadly(self._lease.ref.job, element):
+                self._worker.end_badly()
+                yield 0.0

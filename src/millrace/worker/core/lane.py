@@ -1,0 +1,201 @@
+"""A lane: the leases of one consumer, the run of one of them, and the outbox that waits for the consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import msgspec
+
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import LaneReport
+from millrace.worker.core.outbox import LEAST_BYTES, MOST_BYTES, ConsumerOutbox, SendCredit, TaskKey
+from millrace.worker.core.run_state import Stop, TaskRun
+from millrace.worker.core.worker_inputs import Peer
+
+
+def key_of(ref: msg.TaskRef) -> TaskKey:
+    """The task of a reference, within its job."""
+    return ref.epoch, ref.task
+
+
+class Lane:
+    """What one worker does for one consumer of a job.
+
+    Args:
+        number: of the lane, never used again.
+        job: name of the job.
+        consumer: index of the consumer.
+        in_order: the consumer reads tasks in plan order.
+        now: in seconds.
+
+    Attributes:
+        pending: leases that have not begun, in the order in which they will.
+        run: what runs, or waits for its consumer; None: nothing.
+        peer: the consumer's connection.
+        closed: the job is over; what runs is told to stop.
+    """
+
+    def __init__(self, number: int, job: str, consumer: int, *, in_order: bool, now: float) -> None:
+        self.number = number
+        self.job = job
+        self.consumer = consumer
+        self.pending: list[msg.LeaseTask] = []
+        self.run: TaskRun | None = None
+        self.outbox = ConsumerOutbox(0, in_order=in_order)
+        self.credit = SendCredit()
+        self.peer: Peer | None = None
+        self.closed = False
+        self._in_order = in_order
+        self._began = now
+        self._filled_since: float | None = None
+        self._computed_s = self._filled_s = 0.0
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def submit(self, lease: msg.LeaseTask) -> None:
+        """Takes a lease on. Those of earlier epochs come first: a consumer reads nothing else until it has them."""
+        self.pending.append(lease)
+        if self._in_order:
+            self.pending.sort(key=lambda each: (each.ref.epoch, each.ref.task))
+        else:
+            self.pending.sort(key=lambda each: each.ref.epoch)
+
+    def revoke(self, key: TaskKey, lease: int) -> bool:
+        """Gives a lease up; False if it runs: then the end of the run will say so."""
+        if self.run is not None and self.run.lease.lease == lease:
+            self.run.stop = Stop.RETURN
+            return False
+        self.pending = [each for each in self.pending if each.lease != lease]
+        if self.outbox.has(key, lease):
+            self.outbox.forget(key)
+        return True
+
+    def forget(self, key: TaskKey) -> None:
+        """Drops what is kept of a task, and stops it if it runs."""
+        self.outbox.forget(key)
+        self.pending = [each for each in self.pending if key_of(each.ref) != key]
+        if self.run is not None and self.run.key == key:
+            self.run.stop = Stop.FORGET
+
+    def spare(self, key: TaskKey) -> None:
+        """The consumer takes no more outputs of a task; its run goes on for what it leaves over."""
+        self.outbox.spare(key)
+        if self.run is not None and self.run.key == key:
+            self.run.spared = True
+        self.pending = [
+            msgspec.structs.replace(each, received=-1) if key_of(each.ref) == key else each for each in self.pending
+        ]
+
+    def drop(self, leases: Container[int]) -> None:
+        """Leases that are not this worker's any more; nobody wants to hear of them."""
+        self.pending = [each for each in self.pending if each.lease not in leases]
+        for key in [key for key, task in self.outbox if task.finished and task.lease in leases]:
+            self.outbox.forget(key)
+        if self.run is not None and self.run.lease.lease in leases:
+            self.run.stop = Stop.FORGET
+
+    def unstarted(self) -> list[msg.LeaseTask]:
+        """Leases that had not begun; they are no longer this lane's."""
+        pending, self.pending = self.pending, []
+        return pending
+
+    def held(self, leftovers: Callable[[msg.TaskRef], bool]) -> list[msg.HeldTask]:
+        """All leases of this lane."""
+        held = [msg.HeldTask(each.ref, each.lease, self.consumer) for each in self.pending]
+        if self.run is not None:
+            held.append(msg.HeldTask(self.run.lease.ref, self.run.lease.lease, self.consumer))
+        for (epoch, task), kept in self.outbox:
+            if kept.finished:
+                ref = msg.TaskRef(self.job, epoch, task)
+                end = kept.end, leftovers(ref), kept.nothing
+                held.append(msg.HeldTask(ref, kept.lease, self.consumer, True, *end))
+        return held
+
+    def close(self) -> None:
+        """Drops all; what runs is to stop."""
+        self.closed = True
+        self.pending = []
+        for key in [key for key, _ in self.outbox]:
+            self.outbox.forget(key)
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> TaskRun:
+        """Takes up the next lease."""
+        self.run = TaskRun(self.pending.pop(0), now)
+        return self.run
+
+    @property
+    def halted(self) -> Stop | None:
+        """Why the run is to stop; None: it is not."""
+        assert self.run is not None
+        return Stop.FORGET if self.closed else self.run.stop
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the run is of a later epoch than what came in meanwhile: nobody reads it before that is done."""
+        assert self.run is not None
+        return bool(self.pending) and self.pending[0].ref.epoch < self.run.lease.ref.epoch
+
+    def waited(self, seconds: float) -> None:
+        """The run waited so long for its consumer."""
+        assert self.run is not None
+        self.run.waited_s += seconds
+        self._computed_s -= seconds  # of the time of the run, which is added at its end
+
+    def over(self, now: float, *, keep: bool) -> None:
+        """The run has ended; what it put out is dropped unless it is to ``keep``."""
+        run = self.run
+        assert run is not None
+        self._computed_s += now - run.started
+        if not keep and self.outbox.has(run.key, run.lease.lease):
+            self.outbox.forget(run.key)
+        self.run = None
+
+    # -- the consumer's connection -------------------------------------------------------------------------------------
+
+    def attach(self, peer: Peer | None) -> Peer | None:
+        """Replaces the consumer's connection, by none perhaps: it has to ask again; returns the one before."""
+        older, self.peer = self.peer, peer
+        self.credit.void()
+        self.outbox.detach()
+        return older
+
+    @property
+    def message_bytes(self) -> int:
+        """What messages should have: so much that the consumer lets a few of them come and the outbox holds a few."""
+        wanted = max(LEAST_BYTES, min(MOST_BYTES, self.credit.share // 4))
+        return max(1, min(wanted, self.outbox.limit // 4))
+
+    # -- measures ------------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Counts the time in which something lies ready; whenever that may have changed."""
+        if self.outbox.filled:
+            self._filled_since = now if self._filled_since is None else self._filled_since
+        elif self._filled_since is not None:
+            self._filled_s += now - self._filled_since
+            self._filled_since = None
+
+    def report(self, now: float) -> LaneReport:
+        """How this lane fares."""
+        self.look(now)
+        run = self.run
+        since = None if run is None else run.blocked_since
+        blocked_s = 0.0 if since is None else now - since
+        running_s = 0.0 if run is None else now - run.started
+        filled_s = 0.0 if self._filled_since is None else now - self._filled_since
+        return LaneReport(
+            self.consumer,
+            run is not None,
+            blocked_s,
+            self.outbox.bytes,
+            now - self._began,
+            max(0.0, self._computed_s + running_s - blocked_s),
+            self._filled_s + filled_s,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is kept."""
+        return self.run is None and not self.pending and not any(True for _ in self.outbox)

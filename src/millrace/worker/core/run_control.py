@@ -1,0 +1,307 @@
+"""Runs of a worker's lanes: whose turn it is, what each waits for, and what its end means."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from millrace.protocol import data_messages
+from millrace.protocol import messages as msg
+from millrace.protocol.crash_sites import Place
+from millrace.worker.core import worker_actions as act
+from millrace.worker.core import worker_inputs as inp
+from millrace.worker.core.code_turns import CodeTurns
+from millrace.worker.core.lane import Lane
+from millrace.worker.core.lease_demand import LeaseDemand
+from millrace.worker.core.leftover_table import LeftoverTable
+from millrace.worker.core.run_state import (
+    ALONE,
+    Announced,
+    Blocked,
+    Delivering,
+    Entering,
+    Reentering,
+    Starting,
+    Stop,
+    TaskRun,
+    Working,
+)
+
+
+class RunControl:
+    """Decides when runs begin, wait, go on and stop.
+
+    Args:
+        limit: bytes of outputs that the worker may keep for all lanes.
+        leftovers: what finished runs leave over.
+        demand: how long runs take.
+
+    Attributes:
+        lanes: by number; those of closed jobs too, as long as something runs on them.
+        touched: lanes to :meth:`advance`.
+        actions: what the shell is to do; whoever reads them takes them off.
+        turns: of the code of different jobs; ``careful``: of runs with care.
+    """
+
+    def __init__(self, limit: int, leftovers: LeftoverTable, demand: LeaseDemand) -> None:
+        self.lanes: dict[int, Lane] = {}
+        self.touched: dict[int, None] = {}
+        self.actions: list[act.Action] = []
+        self.turns, self.careful = CodeTurns(), CodeTurns()
+        self.online = False
+        """There is a session; else the dispatcher hears from :class:`WorkerHello` what it has to know."""
+        self._limit = limit
+        self._leftovers = leftovers
+        self._demand = demand
+
+    def tell(self, message: msg.FromWorker) -> None:
+        """Tells the dispatcher, if it is there."""
+        if self.online:
+            self.actions.append(act.TellDispatcher(message))
+
+    def touch(self, lane: Lane) -> None:
+        """What the lane's run waits for may have come."""
+        self.touched[lane.number] = None
+
+    # -- what a run asks -----------------------------------------------------------------------------------------------
+
+    def asks(self, lane: Lane, want: inp.Want, now: float) -> None:
+        """A run asks; the answer comes at once, or when what it waits for has come."""
+        run = lane.run
+        assert run is not None
+        assert isinstance(run.state, Starting | Working), f"a run asks while it is {run.state}"
+        if lane.halted is not None:
+            self._halt(lane, run)
+            return
+        match want:
+            case inp.Enter():
+                run.state = Entering()
+                if self.turns.want(lane.number, lane.job):
+                    self._inside(lane, now)
+            case inp.BeginOutputs(first=first, changed=changed):
+                run.began = now
+                lane.outbox.begin(run.key, run.lease.lease, first, changed)
+                if run.spared:
+                    lane.outbox.spare(run.key)
+                self._go_on(lane, run)
+            case inp.Step():
+                self._go_on(lane, run)
+            case inp.Announce(place=place, where=where):
+                self._announce(run, place, where)
+            case inp.Put():
+                self._put(lane, run, want, now)
+
+    def _inside(self, lane: Lane, now: float) -> None:
+        """No other job's code runs."""
+        run = lane.run
+        assert run is not None
+        if run.lease.care < ALONE or self.careful.want(lane.number, f"lane {lane.number}"):
+            self._compute(run, now)
+            self._go_on(lane, run)
+
+    def _put(self, lane: Lane, run: TaskRun, put: inp.Put, now: float) -> None:
+        message = put.message
+        if message.size > self._limit and message.count == 1:
+            run.state = Working()
+            self.actions.append(act.Resume(lane.number, act.TooLarge(self._limit)))
+        elif self._has_room(lane, run, put):
+            lane.outbox.put(run.key, run.lease.lease, message)
+            lane.look(now)
+            self.touch(lane)
+            self._go_on(lane, run)
+        else:
+            run.state = Blocked(put, now)
+            self._pause(run, now)
+            if run.lease.care >= ALONE:  # if the process ends meanwhile it is not by this one
+                self.tell(self._message(run, (), ""))
+                self._grant(self.careful.leave(lane.number), now)
+            self.touch(lane)
+
+    def _has_room(self, lane: Lane, run: TaskRun, put: inp.Put) -> bool:
+        return lane.outbox.spared(run.key) or lane.outbox.room(run.lease.ref.epoch, put.message.size)
+
+    def _announce(self, run: TaskRun, place: Place, where: str) -> None:
+        message = self._message(run, place, where)
+        run.state = Announced(message)
+        self.tell(message)
+
+    @staticmethod
+    def _message(run: TaskRun, place: Place, where: str) -> msg.TaskAt:
+        run.number += 1
+        return msg.TaskAt(run.lease.ref, run.lease.lease, run.number, place, where)
+
+    def noted(self, lane: Lane, message: msg.TaskGoOn) -> None:
+        """The dispatcher knows where a run is."""
+        run = lane.run
+        if run is None or not isinstance(run.state, Announced):
+            return
+        said = run.state.message
+        if (said.lease, said.number) == (message.lease, message.number):
+            self._go_on(lane, run)
+
+    def _go_on(self, lane: Lane, run: TaskRun) -> None:
+        run.state = Working()
+        verdict = act.GoOn(tuple(lane.pending), lane.outbox.waiting, lane.message_bytes)
+        self.actions.append(act.Resume(lane.number, verdict))
+
+    def _halt(self, lane: Lane, run: TaskRun) -> None:
+        run.state = Working()
+        self.turns.waiting.pop(lane.number, None)
+        self.careful.waiting.pop(lane.number, None)
+        self.actions.append(act.Resume(lane.number, act.Halt()))
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def wants_code(self, who: Hashable, job: str) -> None:
+        """A thread beside the lanes is about to run code of a job."""
+        if self.turns.want(who, job):
+            self.actions.append(act.CodeGranted(who))
+
+    def leaves_code(self, who: Hashable, now: float) -> None:
+        """It has run it."""
+        self._grant(self.turns.leave(who), now)
+
+    def _grant(self, granted: list[Hashable], now: float) -> None:
+        for who in granted:
+            lane = self.lanes.get(who) if isinstance(who, int) else None
+            if lane is None:
+                self.actions.append(act.CodeGranted(who))
+            elif lane.run is not None and isinstance(lane.run.state, Reentering):
+                put = lane.run.state.put
+                self._compute(lane.run, now)
+                self._announce(lane.run, put.place, put.where)
+            else:
+                self._inside(lane, now)
+
+    def _compute(self, run: TaskRun, now: float) -> None:
+        run.active = True
+        self._demand.enter(now)
+
+    def _pause(self, run: TaskRun, now: float) -> None:
+        if run.active:
+            run.active = False
+            self._demand.leave(now)
+
+    # -- time goes on --------------------------------------------------------------------------------------------------
+
+    def advance(self, lane: Lane, now: float) -> None:
+        """Starts the next lease of a lane, has its run go on if it can, and sends what the consumer lets it send."""
+        run = lane.run
+        if run is None:
+            if lane.pending and not lane.closed:
+                run = lane.start(now)
+                self.actions.append(act.StartRun(lane.number, lane.job, lane.consumer, run.lease))
+        elif isinstance(run.state, Delivering):
+            self._deliver(lane, run, run.state, now)
+        elif lane.halted is not None:
+            if isinstance(run.state, Blocked):
+                lane.waited(now - run.state.since)
+            if not isinstance(run.state, Starting | Working):
+                self._halt(lane, run)
+        elif isinstance(run.state, Blocked):
+            self._unblock(lane, run, run.state, now)
+        self._send(lane)
+
+    def _unblock(self, lane: Lane, run: TaskRun, blocked: Blocked, now: float) -> None:
+        put = blocked.put
+        if self._has_room(lane, run, put):
+            lane.waited(now - blocked.since)
+            lane.outbox.put(run.key, run.lease.lease, put.message)
+            lane.look(now)
+            if run.lease.care < ALONE:
+                self._compute(run, now)
+                self._go_on(lane, run)
+                return
+            run.state = Reentering(put)
+            if self.careful.want(lane.number, f"lane {lane.number}"):
+                self._grant([lane.number], now)
+        elif lane.overtaken:
+            lane.waited(now - blocked.since)
+            run.stop = Stop.RETURN
+            self._halt(lane, run)
+
+    def _deliver(self, lane: Lane, run: TaskRun, delivering: Delivering, now: float) -> None:
+        if lane.halted is None and lane.overtaken:
+            run.stop = Stop.RETURN
+        if lane.halted is not None or not lane.outbox.waits(run.key, run.lease.lease):
+            lane.waited(now - delivering.since)
+            self._conclude(lane, run, delivering.outcome, now)
+
+    def _send(self, lane: Lane) -> None:
+        while lane.peer is not None and not lane.closed:
+            parcel = lane.credit.next(lane.outbox)
+            if parcel is None:
+                return
+            if isinstance(parcel, data_messages.Short):
+                self.actions.append(act.Send(lane.peer, parcel))
+                continue
+            message = parcel.message
+            header = data_messages.Delivery(
+                *parcel.key,
+                parcel.lease,
+                parcel.index,
+                0 if message is None else message.count,
+                parcel.last,
+                parcel.skipped,
+                parcel.changed,
+            )
+            self.actions.append(act.Send(lane.peer, header, () if message is None else message.buffers))
+
+    # -- the end of a run ----------------------------------------------------------------------------------------------
+
+    def ended(self, lane: Lane, outcome: Any, now: float) -> None:
+        """A run is over; if it failed, its consumer gets what came before that first."""
+        run = lane.run
+        assert run is not None
+        assert isinstance(run.state, Starting | Working), f"a run ends while it is {run.state}"
+        self._pause(run, now)
+        self._grant(self.careful.leave(lane.number), now)
+        self.leaves_code(lane.number, now)
+        if isinstance(outcome, inp.RunFailed) and not outcome.needs:
+            run.state = Delivering(outcome, now)
+            self._deliver(lane, run, run.state, now)
+        else:
+            self._conclude(lane, run, outcome, now)
+        self.touch(lane)
+
+    def _conclude(self, lane: Lane, run: TaskRun, outcome: Any, now: float) -> None:
+        """Says what came of a run."""
+        lease, halted = run.lease, lane.halted
+        keep = halted is None and isinstance(outcome, inp.RunFinished) and lease.received >= 0
+        lane.over(now, keep=keep)
+        if halted is not None or isinstance(outcome, inp.Stopped):
+            if halted is not Stop.FORGET:
+                self.tell(msg.TaskReturned(lease.ref, lease.lease))
+        else:
+            self.tell(self._said_of(lane, run, outcome, now))
+        if lease.measure:
+            self.actions.append(act.HurryReport())
+        if lane.closed:
+            del self.lanes[lane.number]
+            self.actions.append(act.EndLane(lane.number))
+        self.touch(lane)
+
+    def _said_of(self, lane: Lane, run: TaskRun, outcome: Any, now: float) -> msg.FromWorker:
+        lease, ref = run.lease, run.lease.ref
+        match outcome:
+            case inp.Missing(tasks=tasks):
+                return msg.LeftoversLost(ref, lease.lease, tasks)
+            case inp.RunFailed(failure=failure, needs=needs):
+                return msg.TaskFailed(ref, lease.lease, failure, needs)
+        assert isinstance(outcome, inp.RunFinished)
+        if lease.received >= 0:
+            kept = lane.outbox.finish(run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=outcome.nothing)
+            assert kept, "whoever forgets a running task stops it"
+        if outcome.leftovers is not None:
+            self._leftovers.keep(lease, outcome.leftovers)
+        if run.began is not None and lease.care < ALONE and not lease.poison:  # else it says nothing of other tasks
+            self._demand.took(now - run.began - run.waited_s)
+        return msg.TaskFinished(
+            ref,
+            lease.lease,
+            outcome.outputs,
+            outcome.skipped,
+            outcome.leftovers is not None,
+            list(outcome.passed),
+            nothing=outcome.nothing,
+        )

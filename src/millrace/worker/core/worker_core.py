@@ -1,0 +1,376 @@
+"""The worker's core: a pure function of what it was told, which decides all that a worker decides.
+
+Its shell feeds it inputs, one at a time, and does the actions in their order; neither waits for anything. User code
+runs in the shell, asks through :class:`RunAsks` and waits for :class:`Resume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from millrace.protocol import data_messages
+from millrace.protocol import messages as msg
+from millrace.protocol.reports import Told
+from millrace.worker.core import worker_actions as act
+from millrace.worker.core import worker_inputs as inp
+from millrace.worker.core.lane import Lane, key_of
+from millrace.worker.core.lease_demand import LeaseDemand
+from millrace.worker.core.leftover_table import LeftoverTable
+from millrace.worker.core.run_control import RunControl
+from millrace.worker.core.run_state import Announced, Blocked, Delivering, Entering, Reentering
+
+
+class WorkerCore:
+    """What a worker holds, by job: lanes with leases and outboxes, and leftovers; and whom it talks to.
+
+    Args:
+        buffer_bytes: for outputs that wait to be read, all consumers together.
+        now: seconds of the caller's clock, as in :meth:`handle`.
+
+    Attributes:
+        jobs: those that are open, as the dispatcher has said.
+        lanes: of open jobs, by job and consumer.
+        leftovers: what tasks have left to their parents.
+        control: the runs.
+    """
+
+    def __init__(self, buffer_bytes: int, now: float) -> None:
+        self.jobs: dict[str, msg.OpenJob] = {}
+        self.lanes: dict[tuple[str, int], Lane] = {}
+        self.leftovers = LeftoverTable()
+        self._demand = LeaseDemand(now)
+        self.control = RunControl(buffer_bytes, self.leftovers, self._demand)
+        self._buffer_bytes = buffer_bytes
+        self._now = now
+        self._numbers = 0
+        self._current = ""
+        self._peers: dict[inp.Peer, Lane | None] = {}
+        self._told_before = Told()
+        self._want_said = 0
+        self._until: float | None = None
+        self._ended = False
+        self._takes: dict[type[inp.Input], Callable[[Any], None]] = {
+            inp.RunAsks: self._run_asks,
+            inp.PeerSaid: self._peer_said,
+            inp.RunEnded: self._run_ended,
+            inp.Heard: self._heard,
+            inp.Say: lambda item: self.control.tell(item.message),
+            inp.HeartbeatDue: self._report,
+            inp.SessionOpened: self._greet,
+            inp.SessionClosed: self._lost_session,
+            inp.PeerCame: self._peer_came,
+            inp.PeerLeft: self._peer_left,
+            inp.CodeWanted: lambda item: self.control.wants_code(item.who, item.job),
+            inp.CodeDone: lambda item: self.control.leaves_code(item.who, self._now),
+            inp.Drain: self._leave,
+            inp.TimeUp: lambda _: self._end(in_time=False),
+            inp.CloseAll: self._close_all,
+        }
+        self._hears: dict[type[msg.ToWorker], Callable[[Any], None]] = {
+            msg.LeaseTask: self._lease,
+            msg.RevokeTask: self._revoke,
+            msg.ForgetTasks: self._forget,
+            msg.OutputsReceived: self._spare,
+            msg.TaskGoOn: self._note,
+            msg.OpenJob: self._open,
+            msg.CloseJob: lambda message: self._close(message.job),
+            msg.ListSources: self._list,
+            msg.ChooseSharding: self._choose,
+            msg.WorkerWelcome: self._welcome,
+        }
+
+    # -- inputs --------------------------------------------------------------------------------------------------------
+
+    def handle(self, item: inp.Input, now: float) -> list[act.Action]:
+        """Takes one input in; what is to be done then, in this order.
+
+        Args:
+            item: what happened.
+            now: in seconds; never less than before.
+        """
+        self._now = now
+        control = self.control
+        self._takes[type(item)](item)
+        while control.touched:
+            number = next(iter(control.touched))
+            del control.touched[number]
+            lane = control.lanes.get(number)
+            if lane is not None:
+                control.advance(lane, now)
+        self._see_off()
+        actions, control.actions = control.actions, []
+        if self._demand.want != self._want_said and any(isinstance(each, act.TellDispatcher) for each in actions):
+            actions.append(act.HurryReport())  # the next tasks depend on it
+        return actions
+
+    def _run_asks(self, item: inp.RunAsks) -> None:
+        self.control.asks(self.control.lanes[item.lane], item.want, self._now)
+
+    def _run_ended(self, item: inp.RunEnded) -> None:
+        for message in item.told:
+            self.control.tell(message)
+        self.control.ended(self.control.lanes[item.lane], item.outcome, self._now)
+
+    # -- the dispatcher ------------------------------------------------------------------------------------------------
+
+    def _greet(self, item: inp.SessionOpened) -> None:
+        # What ended before is in the list of what is held, what ends after is told on this session.
+        control = self.control
+        control.online = True
+        control.tell(msgspec.structs.replace(item.hello, held=self.held(), told=self._told_before))
+        if self._until is not None:
+            control.tell(msg.WorkerLeaving(max(self._until - self._now, 0.001)))
+
+    def _lost_session(self, _: inp.SessionClosed) -> None:
+        self.control.online = False
+
+    def _heard(self, item: inp.Heard) -> None:
+        take = self._hears.get(type(item.message))
+        if take is not None:  # else it is of a later version
+            take(item.message)
+
+    def _welcome(self, message: msg.WorkerWelcome) -> None:
+        """The dispatcher is back: leases became somebody else's, and it may have missed where runs are."""
+        self._told_before = self._told_before.let_in(message.told)
+        for lane in self.lanes.values():
+            lane.drop(message.stale)
+            self.control.touch(lane)
+            if lane.run is not None and isinstance(lane.run.state, Announced):
+                self.control.tell(lane.run.state.message)
+        self.leftovers.drop(message.stale)
+        self.control.actions.append(act.HurryReport())
+
+    def _lease(self, message: msg.LeaseTask) -> None:
+        self._current = message.ref.job
+        self._told_before = self._told_before.hears_of(message.lease)
+        lane = self._lane(message.ref.job, message.consumer) if self._until is None else None
+        if lane is None:
+            self.control.tell(msg.TaskReturned(message.ref, message.lease))
+        else:
+            lane.submit(message)
+            self.control.touch(lane)
+
+    def _revoke(self, message: msg.RevokeTask) -> None:
+        ref, lease = message.ref, message.lease
+        if all(lane.revoke(key_of(ref), lease) for lane in self._lanes_of(ref.job)):
+            self.leftovers.drop((lease,))  # it may just have finished
+            self.control.tell(msg.TaskReturned(ref, lease))
+
+    def _forget(self, message: msg.ForgetTasks) -> None:
+        for ref in message.refs:
+            for lane in self._lanes_of(ref.job):
+                lane.forget(key_of(ref))
+        self.leftovers.forget(message.refs)
+
+    def _spare(self, message: msg.OutputsReceived) -> None:
+        for ref in message.refs:
+            for lane in self._lanes_of(ref.job):
+                lane.spare(key_of(ref))
+
+    def _note(self, message: msg.TaskGoOn) -> None:
+        for lane in self._lanes_of(message.ref.job):
+            self.control.noted(lane, message)
+
+    def _list(self, message: msg.ListSources) -> None:
+        if message.job in self.jobs:
+            self.control.actions.append(act.StartListing(message.job))
+
+    def _choose(self, message: msg.ChooseSharding) -> None:
+        if message.job in self.jobs:
+            self.control.actions.append(act.StartSharding(message))
+
+    def _open(self, message: msg.OpenJob) -> None:
+        self._current = message.job
+        known = self.jobs.get(message.job)
+        if known is not None and not _same(known, message):
+            self._close(message.job)  # another job has got the name
+        self.jobs[message.job] = message
+        self.control.actions.append(act.OpenPipeline(message))
+
+    def _close(self, name: str) -> None:
+        if self.jobs.pop(name, None) is None:
+            return
+        lanes = [self.lanes.pop(key) for key in list(self.lanes) if key[0] == name]
+        for lane in lanes:
+            lane.close()
+            if lane.peer is not None:
+                self.control.actions.append(act.HangUp(lane.peer))
+                lane.peer = None
+            if lane.run is None:
+                del self.control.lanes[lane.number]
+                self.control.actions.append(act.EndLane(lane.number))
+            self.control.touch(lane)
+        self._share_out()
+        self.leftovers.forget_job(name)
+        self.control.actions.append(act.ClosePipeline(name, [lane.number for lane in lanes]))
+
+    def held(self) -> list[msg.HeldTask]:
+        """Everything that is leased to this worker or kept by it."""
+        # Of what was read to its end, leftovers may be all that is left; first, so that a lane's word counts.
+        held = {entry.lease: entry for entry in self.leftovers.held()}
+        lanes = self.lanes.values()
+        held.update((entry.lease, entry) for lane in lanes for entry in lane.held(self.leftovers.__contains__))
+        return list(held.values())
+
+    @property
+    def current(self) -> str:
+        """The job that is reported about; empty: none."""
+        return self._current if self._current in self.jobs else ""
+
+    def _report(self, item: inp.HeartbeatDue) -> None:
+        measured = item.measured
+        self._want_said = self._demand.want
+        job = self.current
+        report = msgspec.structs.replace(
+            measured,
+            want=self._want_said,
+            job=job,
+            lanes=[lane.report(self._now) for lane in self._lanes_of(job)],
+            nodes=measured.nodes if measured.job == job else [],
+            busy_s=self._demand.busy_s(self._now),
+        )
+        self.control.tell(report)
+        if self._demand.rests(self._now):
+            self.control.actions.append(act.Rest())
+
+    # -- lanes and peers -----------------------------------------------------------------------------------------------
+
+    def _lanes_of(self, job: str) -> list[Lane]:
+        """The lanes of a job, about to be told something."""
+        lanes = [lane for (name, _), lane in self.lanes.items() if name == job]
+        for lane in lanes:
+            self.control.touch(lane)
+        return lanes
+
+    def _lane(self, name: str, consumer: int) -> Lane | None:
+        """The lane of a job's consumer; None if the job is not open here."""
+        lane, job = self.lanes.get((name, consumer)), self.jobs.get(name)
+        if lane is None and job is not None:
+            self._numbers += 1
+            lane = Lane(self._numbers, name, consumer, in_order=job.spec.deterministic, now=self._now)
+            self.lanes[name, consumer] = self.control.lanes[lane.number] = lane
+            self._share_out()
+        return lane
+
+    def _share_out(self) -> None:
+        for lane in self.lanes.values():
+            lane.outbox.limit = self._buffer_bytes // len(self.lanes)
+            self.control.touch(lane)
+
+    def _peer_came(self, item: inp.PeerCame) -> None:
+        self._peers[item.peer] = None
+
+    def _peer_said(self, item: inp.PeerSaid) -> None:
+        peer, message = item.peer, item.message
+        if isinstance(message, data_messages.Open):
+            self._attach(peer, message)
+            return
+        if isinstance(message, data_messages.FetchLeftovers):
+            self.control.actions.append(act.SendLeftovers(peer, message.ref, self.leftovers.get(message.ref)))
+            return
+        lane = self._peers.get(peer)
+        if lane is None or lane.peer is not peer:
+            return  # it has been replaced
+        match message:
+            case data_messages.Credit(bytes=count, share=share):
+                lane.credit.grant(count, share)
+            case data_messages.Read(epoch=epoch, task=task, lease=lease, start=start):
+                lane.outbox.read((epoch, task), lease, start)
+            case data_messages.Received(epoch=epoch, task=task, upto=upto, complete=complete):
+                lane.outbox.received((epoch, task), upto, complete=complete)
+                lane.look(self._now)
+        self.control.touch(lane)
+
+    def _attach(self, peer: inp.Peer, opening: data_messages.Open) -> None:
+        job = self.jobs.get(opening.job)
+        current = job is not None and job.generation == opening.generation
+        lane = self._lane(opening.job, opening.consumer) if current else None
+        if lane is None:  # it has joined a job that is over, or one that this worker is about to hear of
+            self.control.actions.append(act.HangUp(peer))
+            return
+        self._peers[peer] = lane
+        older = lane.attach(peer)
+        if older is not None:
+            self.control.actions.append(act.HangUp(older))
+        self.control.touch(lane)
+
+    def _peer_left(self, item: inp.PeerLeft) -> None:
+        lane = self._peers.pop(item.peer, None)
+        if lane is not None and lane.peer is item.peer:
+            lane.attach(None)
+            self.control.touch(lane)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _leave(self, item: inp.Drain) -> None:
+        """Takes nothing on any more, gives back what has not begun, and ends once the rest was read."""
+        if self._until is not None:
+            self._end(in_time=True)
+            return
+        self._until = self._now + item.within_s
+        self.control.tell(msg.WorkerLeaving(item.within_s))
+        for lane in self.lanes.values():
+            for lease in lane.unstarted():
+                self.control.tell(msg.TaskReturned(lease.ref, lease.lease))
+
+    def _close_all(self, _: inp.CloseAll) -> None:
+        for name in list(self.jobs):
+            self._close(name)
+
+    def _see_off(self) -> None:
+        """Once it is leaving, and nothing of it is needed any more or nobody is left to need it, it ends."""
+        if self._until is None or self._ended:
+            return
+        drained = not self.leftovers and all(lane.idle for lane in self.lanes.values())
+        if drained or not (self.control.online or self._peers):
+            self._end(in_time=True)
+
+    def _end(self, *, in_time: bool) -> None:
+        if not self._ended:
+            self._ended = True
+            self.control.actions.append(act.EndProcess(in_time))
+
+    # -- for whoever checks --------------------------------------------------------------------------------------------
+
+    def stopping(self) -> set[int]:
+        """Leases whose runs were told to stop and have not ended."""
+        return {lane.run.lease.lease for lane in self.control.lanes.values() if lane.run is not None and lane.halted}
+
+    def validate(self) -> None:
+        """Checks what holds between any two inputs.
+
+        Raises:
+            AssertionError: something does not.
+        """
+        control = self.control
+        assert not control.touched
+        assert set(self.lanes.values()) == {lane for lane in control.lanes.values() if not lane.closed}
+        assert all(lane.peer is None or self._peers.get(lane.peer) is lane for lane in self.lanes.values())
+        runs = {lane.number: lane.run for lane in control.lanes.values() if lane.run is not None}
+        assert all(lane.closed or lane.run is not None or not lane.pending for lane in control.lanes.values())
+        waiting = control.turns.waiting.keys() | control.careful.waiting.keys()
+        computing = 0
+        for number, run in runs.items():
+            awaits = isinstance(run.state, Entering | Reentering)
+            assert awaits == (number in waiting), f"lane {number} is {run.state}, and waits for a turn, or neither"
+            still = isinstance(run.state, Entering | Reentering | Blocked | Delivering)
+            assert not (still and run.active), f"lane {number} is {run.state}, and computes"
+            computing += run.active
+        inside = control.turns.inside
+        jobs = {control.lanes[who].job for who in inside if isinstance(who, int)}
+        assert jobs <= {control.turns.name}, f"code of jobs {jobs} runs at a time"
+        assert len(control.careful.inside) <= 1
+        assert {who for who in inside | waiting if isinstance(who, int)} <= runs.keys()
+        assert computing == self._demand.active
+        for lane in control.lanes.values():
+            lane.outbox.validate()
+
+
+def _same(known: msg.OpenJob, opened: msg.OpenJob) -> bool:
+    """Whether it is the same job, of which at most more is known."""
+    if (known.generation, known.spec, known.seed) != (opened.generation, opened.spec, opened.seed):
+        return False
+    return known.tables in ("", opened.tables)
