@@ -35,7 +35,7 @@ from millrace.planning.cache_point import CachePoint
 from millrace.planning.remainder import left_of
 from millrace.policies.scaling import capacity
 from millrace.protocol import messages as msg
-from millrace.simulation import simulated_dispatcher
+from millrace.simulation import faults, simulated_dispatcher
 from millrace.simulation.store import Store, UnreadableError
 from millrace.simulation.worker_mutants import WORKER_PLANTS
 
@@ -45,13 +45,16 @@ def _double_lease() -> AbstractContextManager[Any]:
     return mock.patch.object(leases, "tell_void", return_value=None)
 
 
-def _hung_for_ever() -> AbstractContextManager[Any]:
+@contextmanager
+def _hung_for_ever() -> Iterator[None]:
     """A worker whose session broke is forgotten, and its process is left as it is."""
 
     def spare(workers: list[str], reason: str) -> StopWorkers:
         return StopWorkers([] if "come back" in reason else workers, reason)
 
-    return mock.patch.object(workers, "StopWorkers", spare)
+    often = (*faults.KINDS, *["worker hung, its session broken"] * 6)
+    with mock.patch.object(workers, "StopWorkers", spare), mock.patch.object(faults, "KINDS", often):
+        yield
 
 
 def _lost_ack() -> AbstractContextManager[Any]:
@@ -295,8 +298,8 @@ def _hasty_receipt() -> AbstractContextManager[Any]:
 
 
 def _lost_credit() -> AbstractContextManager[Any]:
-    """What a consumer drops takes room in its buffer for ever."""
-    return mock.patch.object(ConsumerCore, "_drop", return_value=None)
+    """What a consumer has used or dropped takes room in its buffer for ever."""
+    return mock.patch.object(CreditPool, "used", return_value={})
 
 
 def _wrong_epoch() -> AbstractContextManager[Any]:
