@@ -106,15 +106,17 @@ def _read(dataset: Any, options: Options, said: BinaryIO) -> None:
     resumed, epoch = bool(options.state), 0
     while resumed or epoch < options.epochs:
         batches = _begin(dataset)
-        if batches.number >= options.epochs:
+        state = batches.state_dict()
+        number = state["epoch"]
+        if number >= options.epochs:
             break
-        say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
+        say(said, Saved(msgspec.msgpack.encode(state)))
         for batch in batches:
             numbers, hashes = zip(*prints(batch), strict=True)
-            say(said, Read(batches.number, list(numbers), list(hashes)))
+            say(said, Read(number, list(numbers), list(hashes)))
             if rng.random() < SAVED:
                 say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
-        resumed, epoch = False, batches.number + 1
+        resumed, epoch = False, number + 1
         say(said, Saved(msgspec.msgpack.encode(batches.state_dict())))
         say(said, Over())
         sys.stdin.readline()

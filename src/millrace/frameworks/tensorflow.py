@@ -63,7 +63,7 @@ class TensorflowDataset(View, tf.data.Dataset):  # type: ignore[misc]  # TensorF
 
 
 def to_tensorflow(source: Readable, element_spec: Any = None) -> TensorflowDataset:
-    """See :meth:`millrace.frameworks.base.Readable.tensorflow`."""
+    """See :meth:`millrace.frameworks.base.Viewable.tensorflow`."""
     spec = _infer(source) if element_spec is None else element_spec
 
     # TensorFlow keeps every function that it was given. The source lives as long as datasets that were made of it.

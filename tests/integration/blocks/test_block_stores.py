@@ -57,11 +57,11 @@ def test_many_blocks_are_listed(bucket):
 WRITER = """
 import hashlib, os, sys
 import numpy as np
-from millrace.blocks.stores.file_store import DirectoryStore
+from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.block_writer import BlockWriter
 
 folder, seed, same = sys.argv[1:]
-store = DirectoryStore(folder)
+store = FileStore(folder)
 number = 0
 while True:
     number += 1

@@ -11,7 +11,7 @@ from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class Use(msgspec.Struct):
-    """What a point is worth to a job; see :class:`millrace.policies.caching.eviction.Use`."""
+    """What a point is worth to a job; see :class:`millrace.policies.caching.eviction.PointUse`."""
 
     saves: float
     last: float

@@ -111,7 +111,7 @@ class Times(msgspec.Struct, frozen=True):
         share: of the point that is kept then, between 0 and 1.
         written: bytes that are written for it, over the whole epoch.
         saves: share of the computing time that is saved if all of the point is kept; negative if reading is slower.
-            What :class:`millrace.policies.caching.eviction.Use` asks for.
+            What :class:`millrace.policies.caching.eviction.PointUse` asks for.
     """
 
     computed: float
