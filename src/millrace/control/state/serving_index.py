@@ -26,7 +26,7 @@ class ServingIndex:
 
     DERIVED = ("empty_handed", "by_job", "local", "locals", "open_to_several", "retiring", "sharded", "workers")
 
-    __slots__ = ("_with_room", *DERIVED)
+    __slots__ = ("_servers", "_with_room", *DERIVED)
 
     def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
         there = [workers[name] for name in sorted(workers)]
@@ -44,6 +44,7 @@ class ServingIndex:
         for worker in self.workers:
             self.by_job.setdefault(worker.job, []).append(worker)
         self.sharded = [name for name, job in jobs.items() if job.spec.by_worker]
+        self._servers = {worker.id for worker in able if _is_there(worker)}
         self._with_room: dict[str, dict[str, Worker]] = {}
 
     def serving(self, job: str) -> list[Worker]:
@@ -62,7 +63,7 @@ class ServingIndex:
 
     def hands_changed(self, worker: Worker) -> None:
         """The worker has got something to run, or has it no more, or wants to have more of it."""
-        if not _is_there(worker):
+        if worker.id not in self._servers:
             return
         if worker.job in self._with_room:
             self._with_room[worker.job][worker.id] = worker

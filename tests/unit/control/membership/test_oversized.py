@@ -129,6 +129,22 @@ def test_local_workers_that_are_too_small_leave_the_job_to_the_service():
     assert peer.done
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_local_worker_that_is_too_small_gets_nothing_more_of_the_job_when_it_wants_more(checked):
+    service = Service(FakePlan(None), checked=checked)
+    service.add_worker("local", buffer_bytes=MIB, only="a", host="here")
+    service.add_worker("large", buffer_bytes=256 * MIB)
+    service.join("x", host="here")
+    for worker in service.workers.values():
+        service.plan_tasks(worker)
+    fail(service, "local")
+    for want in (50, 60):
+        service.report("local", want=want)
+        service.report("large", want=want)
+        assert not service.workers["local"].leases
+        assert len(service.workers["large"].leases) == want
+
+
 def served(service: Service, job: str, seconds: int = 120) -> bool:
     """Whether the job has a worker within the time."""
     for _ in range(seconds):
