@@ -8,22 +8,18 @@ units apart, and withstand nobody; they do not decide who may read what.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.graph import nodes as g
-from millrace.planning.permutation import permute
-from millrace.planning.random_keys import mix, mix_array, repetition_of
+from millrace.planning.orders import EpochOrders
+from millrace.planning.random_keys import mix, mix_array
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import Positions, UnitMap
 
 Identities = npt.NDArray[np.uint64]
 """Identities of n units: uint64 of shape (n, 2)."""
-
-ShuffleKey = Callable[[int, g.Shuffle, int], int]
-"""Function that returns the key of a permuting shuffle's order, of its node's number, the node, and the repetition."""
 
 _LANES = np.array([mix(1), mix(2)], np.uint64)
 
@@ -34,25 +30,24 @@ def itemised(units: UnitMap, number: int) -> bool:
 
 
 def identities(
-    units: UnitMap, number: int, at: Positions, order: ShuffleKey, *, random: bool = False, repetition: int = 0
+    orders: EpochOrders, number: int, at: Positions, *, random: bool = False, repetition: int = 0
 ) -> Identities:
     """Compute the identities of units of a node.
 
     Args:
-        units: of the graph.
+        orders: of the graph's shuffles, in the epoch.
         number: of the node, which is :func:`itemised`.
         at: its units, int64 of shape (n,).
-        order: of the shuffles below it, in the epoch.
         random: whether the output also depends on an element's place in the plan, because a random function's generator
             does: then so do identities.
         repetition: of a ``repeat`` above.
     """
-    return _Walk(units, order, random).of(number, at, repetition)
+    return _Walk(orders, random).of(number, at, repetition)
 
 
 class _Walk:
-    def __init__(self, units: UnitMap, order: ShuffleKey, random: bool) -> None:
-        self.units, self.order, self.random = units, order, random
+    def __init__(self, orders: EpochOrders, random: bool) -> None:
+        self.units, self.orders, self.random = orders.units, orders, random
 
     def of(self, number: int, at: Positions, repetition: int) -> Identities:
         node = self.units.graph.nodes[number]
@@ -72,21 +67,14 @@ class _Walk:
                 return _with(self.of(below[0], at, repetition), at + node.start)
             case g.Batch() | g.PaddedBatch():
                 return self._of_batches(node, below[0], at, repetition)
-            case g.Concatenate():
-                starts = self.units.firsts(below)
-                which = np.searchsorted(starts, at, side="right") - 1
-                return self._of_inputs(below, which, at - starts[which], repetition)
-            case g.SampleFromDatasets():
-                return self._of_inputs(below, *self.units.mixtures[number].resolve(at), repetition)
-            case g.Repeat():
-                return self._of_turns(below[0], at, repetition)
-            case g.Skip():
-                at = at + node.count
-            case g.Shard():
-                at = at * node.num_shards + node.index
-            case g.Shuffle():
-                at = permute(at, self.units.of(below[0]).count, self.order(number, node, repetition))
-        return self.of(below[0], at, repetition)
+            case g.Repeat() if not self.random and not self._shuffled(below[0]):
+                return self.of(below[0], at % self.units.of(below[0]).count, repetition)
+        found = np.empty((len(at), 2), np.uint64)
+        for source in self.orders.inputs(number, at, repetition):
+            part = self.of(source.node, source.at, source.repetition)
+            # Inputs of several are made by operators of their own.
+            found[source.chosen] = _with(part, source.which) if len(below) > 1 else part
+        return found
 
     def _of_batches(self, node: g.Batch | g.PaddedBatch, child: int, at: Positions, repetition: int) -> Identities:
         count = self.units.of(child).count
@@ -95,25 +83,6 @@ class _Walk:
         parts = self.of(child, np.minimum(rows, count - 1).ravel(), repetition).reshape(*rows.shape, 2)
         columns = [np.where(there[:, column, None], parts[:, column], 0) for column in range(rows.shape[1])]
         return _with(_together(columns), np.count_nonzero(there, axis=1))
-
-    def _of_inputs(self, below: list[int], which: Positions, within: Positions, repetition: int) -> Identities:
-        found = np.empty((len(within), 2), np.uint64)
-        for index in np.unique(which).tolist():
-            chosen = which == index
-            # Its inputs are made by operators of their own.
-            found[chosen] = _with(self.of(below[index], within[chosen], repetition), index)
-        return found
-
-    def _of_turns(self, child: int, at: Positions, repetition: int) -> Identities:
-        count = self.units.of(child).count
-        if not self.random and not self._shuffled(child):
-            return self.of(child, at % count, repetition)
-        turns = at // count
-        found = np.empty((len(at), 2), np.uint64)
-        for turn in np.unique(turns).tolist():
-            chosen = turns == turn
-            found[chosen] = self.of(child, at[chosen] % count, repetition_of(repetition, turn))
-        return found
 
     def _shuffled(self, number: int) -> bool:
         return any(isinstance(node, g.Shuffle) for node in g.Graph(self.units.graph.nodes[number]).nodes)

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.any_pipeline import numbers, pipeline
 
-from millrace.planning.random_keys import derive
+from millrace.planning.orders import EpochOrders
 from millrace.planning.unit_ids import identities
 from millrace.planning.units import Cardinality, UnitMap
 
@@ -20,14 +20,10 @@ def test_equal_identities_are_equal_elements(runs, data):
     root = len(units.graph.nodes) - 1
     assume(units.plannable(root) and units.of(root).yields is Cardinality.ONE and not units.of(root).task_local)
     elements = [numbers(element) for element in runs.epoch(case.dataset, epoch, seed=0)]
-
-    def order(number, node, repetition):
-        seed, key = node.seed or 0, units.graph.keys[number]
-        return derive(seed, key, epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
-
-    found = identities(units, root, np.arange(len(elements)), order)
+    orders = EpochOrders(units, 0, epoch)
+    found = identities(orders, root, np.arange(len(elements)))
     meant: dict[tuple[int, ...], tuple[int, ...]] = {}
     for name, element in zip(map(tuple, found.tolist()), elements, strict=True):
         assert meant.setdefault(name, element) == element
     some = np.array(data.draw(st.permutations(range(len(elements))), label="order"), np.int64)
-    assert np.array_equal(identities(units, root, some, order), found[some])
+    assert np.array_equal(identities(orders, root, some), found[some])

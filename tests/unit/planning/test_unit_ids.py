@@ -5,20 +5,10 @@ import pytest
 
 from millrace.dataset import Dataset
 from millrace.graph import nodes as g
-from millrace.planning.random_keys import derive
+from millrace.planning.orders import EpochOrders
 from millrace.planning.split_table import Split, files_table, splits_table
 from millrace.planning.unit_ids import identities, itemised
 from millrace.planning.units import UnitMap
-
-
-def shuffled(seed, epoch=0, keys=None):
-    def key(number, node, repetition):
-        own = seed if node.seed is None else node.seed
-        return (
-            derive(own, keys[number], epoch, repetition) if node.reshuffle_each_iteration else derive(own, keys[number])
-        )
-
-    return key
 
 
 def named(dataset, tables=None, at=None, epoch=0, **how):
@@ -26,7 +16,7 @@ def named(dataset, tables=None, at=None, epoch=0, **how):
     root = units.graph.id_of(units.graph.root)
     assert itemised(units, root)
     at = np.arange(units.of(root).count) if at is None else np.array(at)
-    found = identities(units, root, at, shuffled(0, epoch, units.graph.keys), **how)
+    found = identities(EpochOrders(units, 0, epoch), root, at, **how)
     assert found.shape == (len(at), 2)
     assert found.dtype == np.uint64
     return [tuple(lanes) for lanes in found.tolist()]

@@ -21,7 +21,7 @@ import numpy as np
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Epoch, Job, State, Worker
 from millrace.control.state.task_state import Finished, TaskState
-from millrace.planning.permutation import permute
+from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
 
@@ -432,7 +432,7 @@ def off_task(plan: PlanLike, seed: int, epoch: int, ordinal: int, step: int) -> 
 def off_walk(plan: PlanLike, seed: int, epoch: int, ordinal: int, steps: np.ndarray) -> np.ndarray:
     """Which of the plan's mains that worker comes to at these steps, int64; computed, as there may be millions."""
     assert plan.mains is not None
-    return permute(steps, plan.mains, derive(seed, epoch, ordinal))
+    return FullPermutation(plan.mains, derive(seed, epoch, ordinal)).at(steps)
 
 
 def all_dealt(job: Job, epoch: Epoch) -> bool:

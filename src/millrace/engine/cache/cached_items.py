@@ -23,7 +23,8 @@ from millrace.engine.run.element_names import first_made
 from millrace.engine.run.index_streams import Array, Feed
 from millrace.graph import nodes as g
 from millrace.planning.element_origins import element_origins
-from millrace.planning.unit_ids import ShuffleKey, identities, item_keys, joined
+from millrace.planning.orders import EpochOrders
+from millrace.planning.unit_ids import identities, item_keys, joined
 from millrace.planning.units import Cardinality, UnitMap
 
 if TYPE_CHECKING:
@@ -82,11 +83,10 @@ class Items:
     """Items of one point, in one stretch of what a running task asks of it.
 
     Args:
-        units: of the graph as written.
+        orders: of the shuffles of the graph as written.
         number: of the point's node.
         context: of that node.
         make: chunks of the node's input for a feed of its units.
-        order: of the shuffles below.
         repetition: of a ``repeat`` above.
         inner: that repetition below the point, another where elements are reused.
         point: the active point, if it is this one.
@@ -95,18 +95,18 @@ class Items:
 
     def __init__(
         self,
-        units: UnitMap,
+        orders: EpochOrders,
         number: int,
         context: NodeContext,
         make: Make,
-        order: ShuffleKey,
         repetition: int,
         inner: int,
         point: ActivePoint | None,
         kept: CacheWriter | None,
     ) -> None:
-        self._units, self._number, self._context, self._make = units, number, context, make
-        self._order, self._inner = order, inner
+        units = orders.units
+        self._orders, self._number, self._context, self._make = orders, number, context, make
+        self._inner = inner
         self._point, self._kept = point, kept
         self._child = units.graph.id_of(units.graph.nodes[number].inputs[0])
         self._origin = Origin(number, 0, repetition)
@@ -150,9 +150,7 @@ class Items:
         assert self._point is not None
         single = self._yields is not Cardinality.MANY
         units = items if single else np.concatenate([self._units_of(item) for item in items.tolist()])
-        found = identities(
-            self._units, self._child, units, self._order, random=self._point.random, repetition=self._inner
-        )
+        found = identities(self._orders, self._child, units, random=self._point.random, repetition=self._inner)
         if not single:
             found = joined(found, np.cumsum([self._stops[item] - item for item in items.tolist()]))
         return item_keys(self._point.fingerprint, found)
@@ -184,7 +182,7 @@ class Items:
                 while place not in where:
                     waiting = items.take(_LOOKED_UP)
                     assert len(waiting), f"no item is at {place}"
-                    found = element_origins(self._units, self._child, waiting, self._order, self._inner)
+                    found = element_origins(self._orders, self._child, waiting, self._inner)
                     where.update(
                         zip(zip(*(column.tolist() for column in found), strict=True), waiting.tolist(), strict=True)
                     )

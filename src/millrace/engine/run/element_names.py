@@ -9,8 +9,7 @@ import numpy as np
 from millrace.elements.chunk import Origin
 from millrace.engine.user_code.tracing import Traced
 from millrace.graph import nodes as g
-from millrace.planning.permutation import permute
-from millrace.planning.random_keys import derive, mix, repetition_of
+from millrace.planning.random_keys import derive, mix
 from millrace.planning.units import Cardinality
 from millrace.sources import describe
 
@@ -67,36 +66,7 @@ def _trace(task: RunningTask, number: int, unit: int, repetition: int) -> str | 
     if isinstance(node, g.Zip):
         names = [_trace(task, units.graph.id_of(child), unit, repetition) for child in node.inputs]
         return " with ".join(name or "?" for name in names) if any(names) else None
-    found = _input_of(task, number, unit, repetition)
-    return None if found is None else _trace(task.below(number), *found)
-
-
-def _input_of(task: RunningTask, number: int, unit: int, repetition: int) -> tuple[int, int, int] | None:
-    """Find the unit of an input that a unit of a node is: (node, unit, repetition)."""
-    units, node = task.units, task.units.graph.nodes[number]
-    children = [units.graph.id_of(child) for child in node.inputs]
-    child = children[0]
-    match node:
-        case g.Skip():
-            unit += node.count
-        case g.Shard():
-            unit = unit * node.num_shards + node.index
-        case g.Shuffle():
-            if not units.permutes(number):
-                return None
-            key = task.shuffle_key(number, node, repetition)
-            unit = int(permute(np.array([unit]), units.of(child).count, key)[0])
-        case g.Concatenate():
-            for child in children:
-                if unit < units.of(child).count:
-                    break
-                unit -= units.of(child).count
-        case g.Repeat():
-            turn, unit = divmod(unit, units.of(child).count)
-            repetition = repetition_of(repetition, turn)
-        case g.Cache() | g.Autocache() if task.reuses(number):
-            repetition = 0
-        case g.SampleFromDatasets():
-            which, within = units.mixtures[number].resolve([unit])
-            child, unit = children[int(which[0])], int(within[0])
-    return child, unit, repetition
+    if isinstance(node, g.Shuffle) and not units.permutes(number):
+        return None
+    (below,) = task.orders.inputs(number, np.array([unit]), repetition)
+    return _trace(task.below(number), below.node, int(below.at[0]), 0 if task.reuses(number) else below.repetition)

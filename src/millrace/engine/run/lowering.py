@@ -26,7 +26,6 @@ from millrace.engine.run.task import NodeContext, RunningTask
 from millrace.graph import nodes as g
 from millrace.graph.rewrites.fusion import Fused
 from millrace.ops import OPERATORS
-from millrace.planning.permutation import permute
 from millrace.planning.random_keys import repetition_of
 from millrace.planning.unit_ids import itemised
 from millrace.planning.units import INFINITE, Cardinality
@@ -148,14 +147,12 @@ class Lowering:
 
     def _shuffle(self, number: int, node: g.Shuffle, feed: Feed, repetition: int) -> Chunks:
         child = self.graph.id_of(node.inputs[0])
-        below = self.map.of(child)
-        key = self.task.shuffle_key(number, node, repetition)
-        if self.map.permutes(number):
-            return self.units(child, (permute(units, below.count, key) for units in feed), repetition)
-        if below.count < INFINITE:
-            order = self.task.block_order(child, key)
-            feed = (stretch for units in feed for stretch in order(units))
-        inputs = self.units(child, feed, repetition) if below.task_local else self._interleaved(child, feed, repetition)
+        order = self.task.orders.of(number, repetition)
+        feed = chain.from_iterable(map(order.stretches, feed))
+        if not order.windowed:
+            return self.units(child, feed, repetition)
+        local = self.map.of(child).task_local
+        inputs = self.units(child, feed, repetition) if local else self._interleaved(child, feed, repetition)
         return self._operator(number, node, [inputs], repetition)
 
     def _interleaved(self, child: int, stretches: Feed, repetition: int) -> Chunks:
@@ -217,7 +214,7 @@ class Lowering:
         context = NodeContext(self.task, number, repetition)
         if not itemised(self.map, child):
             return TaskItem(lowering.task, number, context, make, point, kept).chunks(feed)
-        items = Items(self.map, number, context, make, lowering.task.shuffle_key, repetition, inner, point, kept)
+        items = Items(lowering.task.orders, number, context, make, repetition, inner, point, kept)
         return items.chunks(feed)
 
     def _below_point(self, number: int, repetition: int) -> tuple[Lowering, int]:

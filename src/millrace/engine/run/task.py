@@ -17,7 +17,7 @@ import numpy.typing as npt
 from millrace.elements.chunk import Chunk, Origin, raising
 from millrace.engine.metrics import Measure, Sizer, measured
 from millrace.engine.run.element_names import first_made, name_of
-from millrace.engine.run.index_streams import Array, compact, runs
+from millrace.engine.run.index_streams import Array, compact
 from millrace.engine.threads.operator_threads import OperatorThreads
 from millrace.engine.threads.ordered_map import in_order
 from millrace.engine.threads.prefetch import PrefetchThread
@@ -28,8 +28,9 @@ from millrace.graph.nodes import AUTOTUNE, FromMapStyle, Graph, Opaque, SampleFr
 from millrace.graph.notation import graph_of
 from millrace.ops.operator import Context
 from millrace.ops.stacking import Allocate
+from millrace.planning.orders import EpochOrders
 from millrace.planning.plan import Task
-from millrace.planning.random_keys import derive, mix, mix_array
+from millrace.planning.random_keys import derive
 from millrace.planning.units import UnitMap
 from millrace.sources.reads import ReadScheduler, ReadStream
 from millrace.sources.source import PositionSource, SequentialSource
@@ -97,7 +98,7 @@ class RunningTask:
     ) -> None:
         self.units, self.task, self.watch = units, task, watch
         self._reused, self._point, self._kept = reused, point, kept
-        self.seed, self.epoch = seed, epoch
+        self.seed, self.epoch, self.orders = seed, epoch, EpochOrders(units, seed, epoch)
         self.measures, self.crews = measures, crews
         self.source, self.reads, self.owner, self.nested = sources, reads, owner, nested
         self.allocate = allocate
@@ -185,42 +186,13 @@ class RunningTask:
         if number not in self._reused or self.epoch == 0:
             return self
         first = copy.copy(self)
-        first.epoch = 0
+        first.epoch, first.orders = 0, EpochOrders(self.units, self.seed, 0)
         first.calls = self.calls.of_epoch(0, lambda *place: name_of(first, *place))
         return first
 
     def caching(self, number: int) -> tuple[ActivePoint | None, CacheWriter | None]:
         """Point and writer of node ``number``, if it is the point in use."""
         return (self._point, self._kept) if self._point is not None and self._point.number == number else (None, None)
-
-    def shuffle_key(self, number: int, node: Shuffle, repetition: int) -> int:
-        """Key of a shuffle's order; the same in every epoch and repetition unless it reshuffles."""
-        seed, key = self.seed if node.seed is None else node.seed, self.units.graph.keys[number]
-        return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
-
-    def block_order(self, child: int, key: int) -> Callable[[Array], Iterator[Array]]:
-        """Map units of a windowed shuffle to those of its input, blocks in random order, an array for each.
-
-        Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
-        elements
-        there: what is collected in one must not be torn apart by another.
-        """
-        bounds = self.units.boundaries(child)
-        turns, within = np.divmod(bounds[:-1], self.units.of(child).period)
-        parts = np.searchsorted(self.units.fences(child), within, side="right")
-        hashes = mix_array(np.arange(len(turns), dtype=np.uint64) + np.uint64(mix(key)))
-        order = np.lexsort((hashes, parts, turns))
-        begins = bounds[:-1][order]
-        ends = np.cumsum(bounds[1:][order] - begins)
-        shifts = bounds[1:][order] - ends
-
-        def stretches(units: Array) -> Iterator[Array]:
-            blocks = np.searchsorted(ends, units, side="right")
-            moved = units + shifts[blocks]
-            for start, stop in runs(blocks):
-                yield moved[start:stop]
-
-        return stretches
 
 
 class NodeContext(Context):
@@ -315,7 +287,7 @@ class NodeContext(Context):
         """Random generator of this operator in this task."""
         task = self._task
         if isinstance(self._node, Shuffle):
-            key = task.shuffle_key(self._number, self._node, self._repetition)
+            key = task.orders.key(self._number, self._repetition)
         elif isinstance(self._node, SampleFromDatasets):
             key = derive(task.seed if self._node.seed is None else self._node.seed, self._key)
         else:

@@ -1,0 +1,219 @@
+"""Orders: which unit of its input a shuffle takes at each position, computed from a key and not stored.
+
+An order is either a permutation of all units or one of blocks of units, behind which a window mixes what lies near.
+:class:`EpochOrders` chooses those of a graph's shuffles, and converts a node's units to those of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.graph import nodes as g
+from millrace.planning.random_keys import derive, mix, mix_array, repetition_of
+from millrace.planning.units import INFINITE, Positions, UnitMap
+
+_ROUNDS = 6
+_SMALL = 1024
+
+
+class Order(Protocol):
+    """Order in which the units of an input are taken, as a function from positions to units.
+
+    Attributes:
+        windowed: whether it orders blocks only, so that elements are to be mixed within a window behind it.
+    """
+
+    windowed: bool
+
+    def at(self, positions: Positions) -> Positions:
+        """Units at these positions, int64 of the same shape; any positions in any sequence."""
+        ...
+
+    def stretches(self, positions: Positions) -> Iterator[Positions]:
+        """Units at these positions, an array for each part of the input that is best read in one go."""
+        ...
+
+
+class FullPermutation:
+    """Permutation of ``range(count)`` that a key chooses, at no memory and about 0.2 µs a position.
+
+    It is a balanced Feistel network over the smallest even number of bits that covers the domain, with cycle walking
+    for what falls outside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Small domains, over which
+    such a network reaches too few permutations and walks too far, are sorted by a hash instead.
+
+    Args:
+        count: size of the domain, below 2**62.
+        key: 64-bit number.
+    """
+
+    windowed = False
+
+    def __init__(self, count: int, key: int) -> None:
+        self._count = count
+        self._sorted: Positions | None = None
+        if count <= _SMALL:
+            self._sorted = np.argsort(_block_hashes(count, key), kind="stable")
+            return
+        half = ((count - 1).bit_length() + 1) // 2
+        self._bits, self._mask = np.uint64(half), np.uint64((1 << half) - 1)
+        self._keys = [np.uint64(mix(key + number)) for number in range(_ROUNDS)]
+
+    def at(self, positions: Positions) -> Positions:
+        """Units at these positions, each in [0, count)."""
+        if self._sorted is not None:
+            return self._sorted[positions]
+        out = self._encrypt(positions.astype(np.uint64))
+        outside = np.flatnonzero(out >= np.uint64(self._count))
+        while outside.size:
+            walked = self._encrypt(out[outside])
+            out[outside] = walked
+            outside = outside[walked >= np.uint64(self._count)]
+        return out.astype(np.int64)
+
+    def stretches(self, positions: Positions) -> Iterator[Positions]:
+        """Units at these positions; any unit costs the same, so that they are read in one go."""
+        yield self.at(positions)
+
+    def _encrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = values >> self._bits, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (mix_array(right ^ key) & self._mask)
+        return (left << self._bits) | right
+
+
+class BlockOrder:
+    """Order of blocks of units that a key chooses; within a block units follow one another.
+
+    Args:
+        bounds: first unit of each block, and one past the last unit, ascending.
+        key: 64-bit number.
+        groups: numbers of each block, the most significant last; blocks are ordered by these, and at random within.
+    """
+
+    windowed = True
+
+    def __init__(self, bounds: Positions, key: int, groups: Sequence[Positions] = ()) -> None:
+        order = np.lexsort((_block_hashes(len(bounds) - 1, key), *groups))
+        begins, stops = bounds[:-1][order], bounds[1:][order]
+        self._ends = np.cumsum(stops - begins)
+        self._shifts = stops - self._ends
+
+    def at(self, positions: Positions) -> Positions:
+        """Units at these positions."""
+        return positions + self._shifts[self._blocks(positions)]
+
+    def stretches(self, positions: Positions) -> Iterator[Positions]:
+        """Units at these positions, an array for each block."""
+        blocks = self._blocks(positions)
+        if len(blocks):
+            yield from np.split(positions + self._shifts[blocks], np.flatnonzero(np.diff(blocks)) + 1)
+
+    def _blocks(self, positions: Positions) -> Positions:
+        return np.searchsorted(self._ends, positions, side="right")
+
+
+def _block_hashes(count: int, key: int) -> npt.NDArray[np.uint64]:
+    return mix_array(np.arange(count, dtype=np.uint64) + np.uint64(mix(key)))
+
+
+class InputUnits(NamedTuple):
+    """Units of one input that are the same elements as some units of a node.
+
+    Attributes:
+        which: number of the input among the node's.
+        node: the input's node id.
+        chosen: which of the node's units they are, as an index into these.
+        at: the input's units.
+        repetition: of the input.
+    """
+
+    which: int
+    node: int
+    chosen: Positions | slice
+    at: Positions
+    repetition: int
+
+
+class EpochOrders:
+    """Orders of all shuffles of a graph in one epoch.
+
+    Args:
+        units: of the graph.
+        seed: the job's seed, for shuffles without one of their own.
+        epoch: its number.
+    """
+
+    def __init__(self, units: UnitMap, seed: int, epoch: int) -> None:
+        self.units, self.seed, self.epoch = units, seed, epoch
+
+    def key(self, number: int, repetition: int) -> int:
+        """Key of the order of shuffle ``number``; the same in every epoch and repetition unless it reshuffles."""
+        node = self._shuffle(number)
+        seed, key = self.seed if node.seed is None else node.seed, self.units.graph.keys[number]
+        return derive(seed, key, self.epoch, repetition) if node.reshuffle_each_iteration else derive(seed, key)
+
+    def of(self, number: int, repetition: int) -> Order:
+        """Choose the order of shuffle ``number``: of all units if any sequence costs the same, else of blocks.
+
+        Blocks stay within their repetition, and within their part of a concatenation, if operators below collect
+        elements there: what is collected in one must not be torn apart by another.
+        """
+        units, key = self.units, self.key(number, repetition)
+        child = units.graph.id_of(self._shuffle(number).inputs[0])
+        below = units.of(child)
+        if units.permutes(number):
+            return FullPermutation(below.count, key)
+        if below.count >= INFINITE:
+            return BlockOrder(np.array([0, INFINITE]), key)
+        bounds = units.boundaries(child)
+        turns, within = np.divmod(bounds[:-1], below.period)
+        return BlockOrder(bounds, key, (np.searchsorted(units.fences(child), within, side="right"), turns))
+
+    def _shuffle(self, number: int) -> g.Shuffle:
+        node = self.units.graph.nodes[number]
+        assert isinstance(node, g.Shuffle), f"{node} has no order"
+        return node
+
+    def inputs(self, number: int, at: Positions, repetition: int) -> Iterator[InputUnits]:
+        """Find the units of inputs that units of a node are, where a unit of it is one of one of its inputs.
+
+        Args:
+            number: of the node: no source, nor one that joins elements.
+            at: its units, int64.
+            repetition: of a ``repeat`` above.
+        """
+        units, node = self.units, self.units.graph.nodes[number]
+        below = [units.graph.id_of(child) for child in node.inputs]
+        match node:
+            case g.Concatenate():
+                starts = units.firsts(below)
+                which = np.searchsorted(starts, at, side="right") - 1
+                at = at - starts[which]
+            case g.SampleFromDatasets():
+                which, at = units.mixtures[number].resolve(at)
+            case g.Repeat():
+                turns, at = np.divmod(at, units.of(below[0]).count)
+                for turn in np.unique(turns).tolist():
+                    chosen = np.flatnonzero(turns == turn)
+                    yield InputUnits(0, below[0], chosen, at[chosen], repetition_of(repetition, turn))
+                return
+            case _:
+                yield InputUnits(0, below[0], slice(None), self._moved(number, node, at, repetition), repetition)
+                return
+        for index in np.unique(which).tolist():
+            chosen = np.flatnonzero(which == index)
+            yield InputUnits(index, below[index], chosen, at[chosen], repetition)
+
+    def _moved(self, number: int, node: g.Node, at: Positions, repetition: int) -> Positions:
+        match node:
+            case g.Skip():
+                return at + node.count
+            case g.Shard():
+                return at * node.num_shards + node.index
+            case g.Shuffle():
+                return self.of(number, repetition).at(at)
+        return at
