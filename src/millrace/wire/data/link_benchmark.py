@@ -26,7 +26,7 @@ PINGS = 30
 _MOST_BATCHES = 1 << 20
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
+class SendBatches(msgspec.Struct, frozen=True, tag="Order"):
     """Order to send so many batches.
 
     Attributes:
@@ -80,7 +80,7 @@ class LinkReport(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-_orders = msgspec.msgpack.Decoder(Order)
+_orders = msgspec.msgpack.Decoder(SendBatches)
 
 
 def serve_link(host: str, port: int, token: str | None) -> BulkServer:
@@ -143,10 +143,10 @@ def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: 
         ways: dict[tuple[str, int, str, Compression | None], Callable[[int], int]] = {}
         for count in sorted({*SOCKETS, best}):
             ways["plain sockets", count, "random bytes", None] = _plain(pool, plain[:count])
-            ways["millrace", count, "random bytes", None] = _framed(connect(count), Order(0))
+            ways["millrace", count, "random bytes", None] = _framed(connect(count), SendBatches(0))
         choices: tuple[Compression | None, ...] = (None, "lz4", "zstd")
         for choice in choices:
-            ways["millrace", best, "token ids", choice] = _framed(connect(best, choice), Order(0, tokens=True))
+            ways["millrace", best, "token ids", choice] = _framed(connect(best, choice), SendBatches(0, tokens=True))
         sizes = {way: _batches_for(seconds, receive) for way, receive in ways.items()}
         rates: dict[tuple[str, int, str, Compression | None], list[float]] = {way: [] for way in ways}
         for _ in range(rounds):
@@ -160,7 +160,7 @@ def _round_trip(connection: BulkConnection) -> float:
     times = []
     for _ in range(PINGS):
         began = time.perf_counter()
-        connection.send(Order(0))
+        connection.send(SendBatches(0))
         connection.receive(_orders)
         times.append(time.perf_counter() - began)
     return statistics.median(times)
@@ -176,7 +176,7 @@ def _plain(pool: ThreadPoolExecutor, connections: list[BulkConnection]) -> Calla
 
 
 def _receive_plain(connection: BulkConnection, batches: int) -> None:
-    connection.send(Order(batches, plain=True))
+    connection.send(SendBatches(batches, plain=True))
     buffer = np.empty(BATCH_BYTES, np.uint8).data
     with connection.borrowed("receive") as sock:
         for _ in range(batches):
@@ -188,7 +188,7 @@ def _receive_plain(connection: BulkConnection, batches: int) -> None:
                 view = view[received:]
 
 
-def _framed(connection: BulkConnection, order: Order) -> Callable[[int], int]:
+def _framed(connection: BulkConnection, order: SendBatches) -> Callable[[int], int]:
     pool = BufferPool(4 * BATCH_BYTES)
 
     def receive(batches: int) -> int:
