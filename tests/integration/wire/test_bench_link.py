@@ -14,10 +14,10 @@ import pytest
 
 from millrace.errors import ServiceUnreachableError
 from millrace.wire.data.data_connection import BulkServer, bulk_connect
-from millrace.wire.data.link_benchmark import Order, serve_link
+from millrace.wire.data.link_benchmark import SendBatches, serve_link
 
 COMMAND = [sys.executable, "-m", "millrace", "bench", "link"]
-ORDER = msgspec.msgpack.Decoder(Order)
+ORDER = msgspec.msgpack.Decoder(SendBatches)
 ENVIRONMENT = {**os.environ, "MILLRACE_TOKEN": "right"}
 
 
@@ -92,6 +92,6 @@ def test_one_end_must_be_chosen():
 
 def test_orders_are_bounded():
     with serve_link("127.0.0.1", 0, None) as server, bulk_connect(server.address) as connection:
-        connection.send(Order(1 << 40))
+        connection.send(SendBatches(1 << 40))
         with pytest.raises(ServiceUnreachableError):
             connection.receive(ORDER)
