@@ -160,10 +160,8 @@ class EpochProgress(ProgressTracker):
             ended=self.ended,
             rank=consumer,
             ranks=spec.num_consumers or 1,
-            reused=begun.reused,
             alone=(self.alone.low, self.alone.text()),
-            shares=begun.shares,
-            pieces=begun.pieces,
+            **begun.fields(),
         )
 
     # -- operators behind distribute() ---------------------------------------------------------------------------------

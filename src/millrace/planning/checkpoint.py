@@ -16,7 +16,7 @@ import msgspec
 from millrace.errors import StateError
 from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
-from millrace.planning.plan import Piece
+from millrace.planning.epoch_shape import EpochShape
 from millrace.planning.progress import TaskSet
 from millrace.planning.split_table import SplitTable
 
@@ -51,8 +51,8 @@ class PipelineIdentity(msgspec.Struct, frozen=True, array_like=True):
 Part = tuple[int, int, list[int]]
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one reader.
+class Checkpoint(EpochShape, frozen=True, kw_only=True):
+    """State of one reader, and the shape of the epoch that it reads.
 
     Attributes:
         version: of this format.
@@ -66,10 +66,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         rank: number of this reader among ``ranks``.
         ranks: number of readers; what is left of the epoch is what none of them has.
         helpers: the readers are processes of one DataLoader without a service, each with tasks of its own.
-        reused: a cache point below which the epoch is as the first one was; -1: none.
         alone: (``low``, :meth:`TaskSet.text`) of tasks that are known to give what they would leave over themselves.
-        shares: the tasks are those of an :class:`EqualPlan` for so many ranks; 0: of a plan for any number.
-        pieces: what that plan divides; empty: the whole epoch.
         behind: digest of the operators behind ``distribute()``; "": none.
         counts: of these operators, how many elements each has had that counts them.
         parts: (task, output, path) of outputs that count as not yielded though operators behind ``distribute()`` have
@@ -90,10 +87,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     ranks: int = 1
     helpers: bool = False
-    reused: int = -1
     alone: tuple[int, str] = (0, "")
-    shares: int = 0
-    pieces: list[Piece] = []
     behind: str = ""
     counts: list[int] = []
     parts: list[Part] = []
@@ -184,14 +178,13 @@ def check(found: Checkpoint) -> None:
         raise StateError(f"the state is damaged: rank {found.rank} of {max(found.ranks, found.shares):,}")
 
 
-class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of all readers of one epoch together."""
+class Merged(EpochShape, frozen=True, kw_only=True):
+    """Progress of all readers of one epoch together, and its shape."""
 
     epoch: int
     done: int = 0
     later: str = ""
     begun: list[tuple[int, int]] = []
-    reused: int = -1
     alone: tuple[int, str] = (0, "")
 
     def tasks_done(self) -> TaskSet:
@@ -254,17 +247,17 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Merged:
 
 def said(checkpoints: Sequence[Checkpoint], epoch: int) -> Merged:
     """Merge what these states, of all ranks or of some, say that was yielded of an epoch."""
-    done, alone, begun, reused = TaskSet(), TaskSet(), dict[int, int](), -1
-    for checkpoint in checkpoints:
-        if checkpoint.epoch == epoch:
-            reused = max(reused, checkpoint.reused)
-            done |= checkpoint.tasks_done()
-            alone |= checkpoint.tasks_alone()
-            for task, outputs in checkpoint.begun:
-                begun[task] = max(outputs, begun.get(task, 0))
+    done, alone, begun = TaskSet(), TaskSet(), dict[int, int]()
+    there = [checkpoint for checkpoint in checkpoints if checkpoint.epoch == epoch]
+    shape: EpochShape = max(there, key=lambda each: each.reused, default=EpochShape())
+    for checkpoint in there:
+        done |= checkpoint.tasks_done()
+        alone |= checkpoint.tasks_alone()
+        for task, outputs in checkpoint.begun:
+            begun[task] = max(outputs, begun.get(task, 0))
     left = sorted((task, outputs) for task, outputs in begun.items() if task not in done)
     gives = alone.low, alone.text()
-    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left, reused=reused, alone=gives)
+    return Merged(epoch=epoch, done=done.low, later=done.text(), begun=left, alone=gives, **shape.fields())
 
 
 def parts_of(checkpoints: Iterable[Checkpoint], epoch: int) -> list[Part]:

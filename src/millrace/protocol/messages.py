@@ -23,6 +23,7 @@ import msgspec
 
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint, Part
+from millrace.planning.epoch_shape import EpochShape, RunShape
 from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
@@ -246,8 +247,8 @@ class ChooseSharding(Message, frozen=True, tag="ChooseSharding"):
     workers: list[str]
 
 
-class LeaseTask(Message, frozen=True, tag="LeaseTask"):
-    """Run this task for this consumer. ``lease`` tells attempts apart."""
+class LeaseTask(Message, RunShape, frozen=True, tag="LeaseTask"):
+    """Run this task, of an epoch of this shape, for this consumer. ``lease`` tells attempts apart."""
 
     ref: TaskRef
     lease: int
@@ -265,7 +266,6 @@ class LeaseTask(Message, frozen=True, tag="LeaseTask"):
     )
     poison: list[Poison] = []  # not to be touched, and to count as what a function failed on
     cache: CacheUse | None = None
-    reused: int = -1  # a point below which all is as in the first epoch
     measure: bool = False  # report what operators did as soon as it has ended
     parts: list[Piece] = []
     """What to run instead of the plan's task: the epoch was dealt anew."""
@@ -408,8 +408,8 @@ class Resumed(Message, frozen=True, tag="Resumed"):
     epoch: int
 
 
-class EpochBegun(Message, frozen=True, tag="EpochBegun"):
-    """The epoch's number and how many tasks the whole job has in it (None: without end).
+class EpochBegun(Message, EpochShape, frozen=True, tag="EpochBegun"):
+    """The epoch's number, its shape and how many tasks the whole job has in it (None: without end).
 
     ``held``: no element is to be used before StepsReady allows it.
     """
@@ -418,12 +418,6 @@ class EpochBegun(Message, frozen=True, tag="EpochBegun"):
     tasks: int | None
     sources: list[str] = []  # what identifies the data, for states
     held: bool = False
-    reused: int = -1
-    """A cache point below which all is as in the first epoch, for states."""
-    shares: int = 0
-    """The tasks are those of a plan that divides the epoch equally among so many ranks; 0: of another. For states."""
-    pieces: list[Piece] = []
-    """What that plan divides; empty: the whole epoch. For states."""
     anew: bool = False
     """It is dealt anew what states left: nothing of these tasks was read."""
     parts: list[Part] = []

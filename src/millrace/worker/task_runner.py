@@ -133,7 +133,7 @@ class _Run:
                 ref.epoch,
                 leftovers,
                 watch,
-                reused=lease.reused,
+                shape=lease,
                 point=cache.point,
                 kept=cache.kept,
                 owner=lane.consumer,

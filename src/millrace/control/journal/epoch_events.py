@@ -8,29 +8,24 @@ from millrace.control.state.state import (
     State,
 )
 from millrace.control.state.task_state import ReaderProgress, TaskState
-from millrace.planning.plan import Piece
+from millrace.planning.epoch_shape import EpochShape
 from millrace.planning.progress import TaskSet
 
 
-class EpochOpened(Event, frozen=True, tag="EpochOpened"):
-    """Tasks of this epoch may be leased.
-
-    Attributes:
-        reused: a cache point below which all is as in the first epoch.
-    """
+class EpochOpened(Event, EpochShape, frozen=True, tag="EpochOpened"):
+    """Tasks of an epoch of this shape may be leased."""
 
     job: str
     epoch: int
-    reused: int = -1
 
 
 @reduces(EpochOpened)
 def _epoch_opened(state: State, event: EpochOpened) -> None:
-    state.jobs[event.job].epochs[event.epoch] = Epoch(reused=event.reused)
+    state.jobs[event.job].epochs[event.epoch] = Epoch.shaped(event)
 
 
-class EpochResumed(Event, frozen=True, tag="EpochResumed"):
-    """Tasks of this epoch may be leased, those aside that were read before the states were taken.
+class EpochResumed(Event, EpochShape, frozen=True, tag="EpochResumed"):
+    """Tasks of an epoch of this shape may be leased, those aside that were read before the states were taken.
 
     Attributes:
         done: all tasks below were read to their end; ``later``: and those of this ``TaskSet.text()``.
@@ -38,7 +33,7 @@ class EpochResumed(Event, frozen=True, tag="EpochResumed"):
         again: those done that run once more, unread by anybody, as their leftovers are still needed.
         freed: those not done whose leftovers have become outputs that were read.
         alone: those that give what they would leave over themselves, done or not.
-        pieces: what the epoch's own plan of ``tasks`` divides, ``anew``: from now on; empty: it has the job's plan.
+        anew: a plan of its own, which divides ``pieces`` into ``tasks``, holds from now on, and not since before.
     """
 
     job: str
@@ -48,9 +43,7 @@ class EpochResumed(Event, frozen=True, tag="EpochResumed"):
     begun: list[tuple[int, int]] = []
     again: list[int] = []
     freed: list[int] = []
-    reused: int = -1
     alone: list[int] = []
-    pieces: list[Piece] = []
     anew: bool = False
     tasks: int = -1
 
@@ -59,12 +52,12 @@ class EpochResumed(Event, frozen=True, tag="EpochResumed"):
 def _epoch_resumed(state: State, event: EpochResumed) -> None:
     job = state.jobs[event.job]
     done = TaskSet.parse(event.done, event.later)
-    epoch = job.epochs[event.epoch] = Epoch(low=done.low, later=done.bitmap(), done=len(done) - len(event.again))
+    epoch = job.epochs[event.epoch] = Epoch.shaped(event)
+    epoch.low, epoch.later, epoch.done = done.low, done.bitmap(), len(done) - len(event.again)
     epoch.starts = dict(event.begun)
     epoch.freed = set(event.freed)
     epoch.alone = set(event.alone)
-    epoch.reused = event.reused
-    epoch.pieces, epoch.anew, epoch.tasks = event.pieces, event.anew, event.tasks
+    epoch.anew, epoch.tasks = event.anew, event.tasks
     if job.spec.deterministic or job.spec.equal_steps:
         epoch.dealt = dict(enumerate(done.counts(job.spec.num_consumers or 1)))
     else:

@@ -20,6 +20,7 @@ from millrace.control.state.task_state import TaskState
 from millrace.graph.serialize import unpack
 from millrace.planning.cache_point import CachePoint
 from millrace.planning.checkpoint import Checkpoint
+from millrace.planning.epoch_shape import EpochShape
 from millrace.planning.plan import Piece, make_plan
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.crash_sites import Poison
@@ -115,13 +116,12 @@ class Epoch(msgspec.Struct):
         later: by task from there on a bit, set if it was.
         freed: tasks of which the leftovers are not needed, until they are dealt.
         alone: tasks that leave nothing over, says what the epoch was resumed from: their tails have begun without them.
-        pieces: what its plan divides, if that is not the job's; ``anew``: since states were loaded, and not before.
+        reused: as in :class:`EpochShape`, and ``pieces``, if its plan is not the job's; ``anew``: since a load.
         tasks: of its own plan, or up to where it was cut; -1: it has the job's.
         failures: why live tasks failed that wait until their consumers have come to them; they don't run again.
         nothing: the plan's tasks that ended, as long as what is repeated without end gave nothing in any; else None.
         steps: after which all ranks end, that are to get equally many elements; -1: not known yet.
         without: by tail that is not over, inputs that are, and left it nothing as they were dropped or ran alone.
-        reused: a cache point below which all is as in the first epoch.
         chooser: the worker that was asked to choose, among ``candidates``.
     """
 
@@ -158,10 +158,23 @@ class Epoch(msgspec.Struct):
     failures: dict[int, Failure] = {}
     nothing: set[int] | None = set()
 
+    @classmethod
+    def shaped(cls, shape: EpochShape) -> Epoch:
+        """Make an epoch of this shape, of which nothing was dealt."""
+        return cls(**{name: getattr(shape, name) for name in _SHAPE})
+
+    @property
+    def shape(self) -> EpochShape:
+        """Shape of the epoch, but for what follows from its job."""
+        return EpochShape(**{name: getattr(self, name) for name in _SHAPE})
+
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""
         at = task - self.low
         return at < 0 or (at >> 3 < len(self.later) and bool(self.later[at >> 3] >> (at & 7) & 1))
+
+
+_SHAPE = [name for name in EpochShape.__struct_fields__ if name != "shares"]
 
 
 class UnreadShare(msgspec.Struct, frozen=True, array_like=True):

@@ -40,9 +40,8 @@ def open_epoch(turn: Turn, job: Job, number: int) -> None:
     """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
     if number not in job.epochs:
         resumed = job.states and number == job.first
-        turn.emit(
-            _resumed(turn.state, job) if resumed else EpochOpened(job.name, number, cache_mode.reused_in(job, number))
-        )
+        reused = cache_mode.reused_in(job, number)
+        turn.emit(_resumed(turn.state, job) if resumed else EpochOpened(job.name, number, reused=reused))
         if all_dealt(job, job.epochs[number]):
             turn.emit(EpochSettled(job.name, number))  # there is nothing in it
 
@@ -53,14 +52,14 @@ def _resumed(state: State, job: Job) -> EpochResumed:
     there = [each for each in job.states.values() if each.epoch == merged.epoch]
     # Who of equal ranks has seen the end knows that the others have no more either.
     over = job.spec.equal_steps and any(each.ended for each in there)
-    if there and (job.equal or there[0].shares):
+    if there and (job.equal or merged.shares):
         return _divided(state, job, merged, there[0], over=over)
     alone = merged.tasks_alone()
     if over and job.length is not None:
         merged = msgspec.structs.replace(merged, done=job.length, later="", begun=[])
     again, freed = leftover_reruns(state.plan(job).task, merged.tasks_done(), alone)
     return EpochResumed(
-        job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, merged.reused, list(alone)
+        job.name, merged.epoch, merged.done, merged.later, merged.begun, again, freed, list(alone), reused=merged.reused
     )
 
 
@@ -70,8 +69,7 @@ def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over:
     done, begun = merged.tasks_done(), dict(merged.begun)
     if ranks is not None and saved.shares == ranks and not over and is_even(former, done, begun, ranks):
         tasks = former.length if saved.pieces else None
-        resumed = EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun)
-        resumed = msgspec.structs.replace(resumed, pieces=saved.pieces)
+        resumed = EpochResumed(job.name, merged.epoch, merged.done, merged.later, merged.begun, pieces=saved.pieces)
     else:
         pieces = [NOTHING] if over else left_of(former, done, begun)
         assert job.tables is not None
@@ -154,9 +152,10 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
         return
     shares = 0 if job.length is None or not turn.state.plan(job, number).equal else job.spec.ranks or 1
     tasks = None if job.length is None else job.tasks_of(epoch)  # states of an epoch that was cut are as those before
-    begun = EpochBegun(number, tasks, job.prints, held_back(job), epoch.reused, shares)
+    shape = msgspec.structs.replace(epoch.shape, shares=shares).fields()
     parts = parts_of(job.states.values(), number) if number == job.first else []
-    turn.to_consumer(job, consumer, msgspec.structs.replace(begun, pieces=epoch.pieces, anew=epoch.anew, parts=parts))
+    begun = EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, **shape)
+    turn.to_consumer(job, consumer, begun)
     tell_steps(turn, job, number, consumer)
     _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
     send_ends(turn, job, number, consumer)

@@ -84,9 +84,9 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             care=min(live.deaths, CARE),
             poison=[*job.poison, *live.poison],
             cache=use,
-            reused=epoch.reused,
             measure=job.caching.kind == "profile",
             parts=list(planned.pieces) if epoch.pieces else [],
+            **epoch.shape.for_runs(),
         ),
     )
     tell_read(turn, job, found.epoch, consumer, found.task)

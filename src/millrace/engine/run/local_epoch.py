@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from types import TracebackType
@@ -25,6 +25,7 @@ from millrace.errors import MillraceError, StateError, anew
 from millrace.graph.nodes import Graph, always_reused
 from millrace.planning.checkpoint import Checkpoint, Merged, PipelineIdentity, fit, identity, pack, parse_all
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share, start_of
+from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import FAN_IN, Piece, Plan, Task, make_plan
 from millrace.planning.remainder import left_of
 from millrace.planning.split_table import SplitTable
@@ -50,10 +51,10 @@ def join(parts: Iterable[Leftovers]) -> dict[int, list[Any]]:
 class LocalEpoch:
     """Tasks of one epoch as they run, one after the other."""
 
-    def __init__(self, program: Program, number: int, reused: int = -1, reuse: LocalCache | None = None) -> None:
+    def __init__(self, program: Program, number: int, shape: RunShape = FRESH, reuse: LocalCache | None = None) -> None:
         self.plan = program.plan
         self._reuse = reuse
-        self._program, self._number, self._reused = program, number, reused
+        self._program, self._number, self._shape = program, number, shape
         self._run: Run | None = None
         self._skipped = 0
         self.over = False
@@ -74,7 +75,7 @@ class LocalEpoch:
         nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
         with (
             nothing if self._reuse is None else self._reuse.using() as cache,
-            self._program.run(task, self._number, leftovers, skip=skip, reused=self._reused, **cache) as run,
+            self._program.run(task, self._number, leftovers, skip=skip, shape=self._shape, **cache) as run,
         ):
             self._run = run
             yield from run
@@ -233,7 +234,9 @@ def read(
         if each.shares and each.epoch == begin.epoch and not pieces:  # of ranks that got equally many elements
             pieces = left_of(divided, begin.tasks_done(), dict(begin.begun))
     if pieces:
-        begin = Merged(epoch=begin.epoch, reused=begin.reused)
+        begin = Merged(epoch=begin.epoch, reused=begin.reused, shares=1, pieces=pieces)
+    else:
+        begin = msgspec.structs.replace(begin, shares=0, pieces=[])
     program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, consecutive=True)
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
 
@@ -251,7 +254,6 @@ def read(
         identity=here,
         again=again,
         reuse=reuse,
-        pieces=pieces,
     )
 
 
@@ -277,7 +279,6 @@ class LocalIterator(Iterator[Any]):
         identity: of the pipeline and its data.
         again: another one that begins with these states.
         reuse: of what is kept.
-        pieces: what the program's plan divides; empty: the whole epoch.
     """
 
     def __init__(
@@ -291,17 +292,16 @@ class LocalIterator(Iterator[Any]):
         identity: Callable[[], PipelineIdentity],
         again: Callable[[Any], LocalIterator],
         reuse: LocalCache | None = None,
-        pieces: Sequence[Piece] = (),
     ) -> None:
         self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
-        self._epoch = LocalEpoch(program, begin.epoch, begin.reused, reuse)
+        self._epoch = LocalEpoch(program, begin.epoch, begin, reuse)
         part, parts = share or (0, 1)
         tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
         tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
         chunks = chunks_of(self._epoch, tasks, begin, tally)
         self._tally, self._loop = tally, Loop()
         self._elements = _elements(program, chunks, tally, self._loop, passes)
-        self._state = functools.partial(_state, tally, begin, program.seed, share, identity, pieces)
+        self._state = functools.partial(_state, tally, begin, program.seed, share, identity)
         self._lock = threading.RLock()
         self._failure: Exception | None = None
         self._back: tuple[Any, ...] = ()
@@ -425,7 +425,6 @@ def _state(
     seed: int,
     share: Share | None,
     identity: Callable[[], PipelineIdentity],
-    pieces: Sequence[Piece],
 ) -> Checkpoint:
     done, begun = tally.now()
     here = identity()
@@ -433,7 +432,6 @@ def _state(
     return Checkpoint(
         seed=seed,
         epoch=begin.epoch,
-        reused=begin.reused,
         alone=begin.alone,
         graph=here.graph,
         sources=here.sources,
@@ -445,8 +443,7 @@ def _state(
         rank=rank,
         ranks=ranks,
         helpers=share is not None,
-        shares=1 if pieces else 0,
-        pieces=[*pieces],
+        **begin.fields(),
     )
 
 

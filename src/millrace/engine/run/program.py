@@ -25,6 +25,7 @@ from millrace.graph.rewrites import rewritten, trailing_prefetch
 from millrace.graph.rewrites.fusion import Fused
 from millrace.graph.rewrites.trailing_prefetch import Ending
 from millrace.ops.stacking import Allocate
+from millrace.planning.epoch_shape import FRESH, RunShape
 from millrace.planning.plan import WHOLE, Piece, Plan, Task, plan_of
 from millrace.planning.split_table import SplitTable
 from millrace.planning.units import UnitMap
@@ -106,7 +107,7 @@ class Program:
         watch: Watch | None = None,
         *,
         skip: int = 0,
-        reused: int = -1,
+        shape: RunShape = FRESH,
         point: ActivePoint | None = None,
         kept: CacheWriter | None = None,
         owner: Hashable = None,
@@ -119,13 +120,13 @@ class Program:
             leftovers: for a tail: what its inputs left, joined in order, by node id.
             watch: for a task that has ended workers.
             skip: outputs to leave out at its beginning. Where units are outputs, they are not computed at all.
-            reused: number of a cache point below which all is as in the first epoch, beside those where it always is.
+            shape: of the epoch, beside the cache points below which it is as the first one in any case.
             point: the cache point in use.
             kept: where what is made there is kept; None: nowhere.
             owner: who runs it, of those that :meth:`expect` was told of.
         """
         if task.parts:
-            begin = functools.partial(self._part, task, epoch, watch, reused=reused, point=point, kept=kept)
+            begin = functools.partial(self._part, task, epoch, watch, shape=shape, point=point, kept=kept)
             return PartsRun(begin, task.parts, skip)
         if skip and self._exact and not (task.is_sequence or task.is_tail):
             start = min(task.start + skip, task.stop - 1)
@@ -140,7 +141,7 @@ class Program:
             leftovers=leftovers or {},
             watch=watch,
             owner=owner,
-            reused=self._reused if reused < 0 else {*self._reused, reused},
+            reused=self._reused if shape.reused < 0 else {*self._reused, shape.reused},
             point=point,
             kept=kept,
         )

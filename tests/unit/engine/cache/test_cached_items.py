@@ -18,6 +18,7 @@ from millrace.engine.cache.cached_items import ActivePoint
 from millrace.engine.run import local_epoch
 from millrace.graph.nodes import Autocache
 from millrace.planning.cache_point import frozen_by, is_random
+from millrace.planning.epoch_shape import FRESH, RunShape
 
 POINT = "0123456789abcdef"
 
@@ -34,13 +35,13 @@ def with_point(made: Any, store: MemoryStore, room: int = 1 << 40) -> tuple[Poin
     point = ActivePoint(
         number, bytes(16), random=any(is_random(made.graph.nodes[each]) for each in fixed), catalog=catalog
     )
-    reused = number if fixed else -1
+    shape = RunShape(reused=number) if fixed else FRESH
     kept: list[CacheWriter] = []
     run = made.run
 
     def caching_run(*arguments: Any, **options: Any) -> Any:
         kept.append(CacheWriter(store, POINT, room))
-        return run(*arguments, **{**options, "reused": reused}, point=point, kept=kept[-1])
+        return run(*arguments, **{**options, "shape": shape}, point=point, kept=kept[-1])
 
     made.run = caching_run
     return catalog, kept, number
@@ -51,7 +52,7 @@ def with_reuse(plain: Any, number: int) -> None:
     run = plain.run
 
     def first_run(*arguments: Any, **options: Any) -> Any:
-        return run(*arguments, **{**options, "reused": number})
+        return run(*arguments, **{**options, "shape": RunShape(reused=number)})
 
     plain.run = first_run
 

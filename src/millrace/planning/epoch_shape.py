@@ -1,0 +1,48 @@
+"""Shape of an epoch: what fixes it besides the pipeline, its data, the seed and the epoch's number.
+
+Events, messages, checkpoints and leases that tell of an epoch are subclasses, so that these fields lie among their own
+in whatever is sent or kept, and a field that is added here is in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from millrace.planning.plan import Piece
+
+
+class RunShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of an epoch's shape that each run of one of its tasks has to know.
+
+    Attributes:
+        reused: a cache point below which all is as in the first epoch; -1: none.
+    """
+
+    reused: int = -1
+
+    def for_runs(self) -> dict[str, Any]:
+        """Fields of this class, to make a lease with."""
+        return {name: getattr(self, name) for name in RunShape.__struct_fields__}
+
+
+FRESH = RunShape()
+"""Shape of runs in whose epoch nothing is as in the first one."""
+
+
+class EpochShape(RunShape, frozen=True, kw_only=True):
+    """Shape of an epoch: what fixes its elements, and how they are cut into tasks.
+
+    Attributes:
+        shares: the tasks are those of a plan that divides the epoch equally among so many ranks; 0: of a plan for any
+            number. It follows from the job, so that journals leave it out.
+        pieces: what that plan divides; empty: the whole epoch.
+    """
+
+    shares: int = 0
+    pieces: list[Piece] = []
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of this class, to make something with that tells of the epoch."""
+        return {name: getattr(self, name) for name in EpochShape.__struct_fields__}
