@@ -30,6 +30,7 @@ def _worker_joined(state: State, event: WorkerJoined) -> None:
     if worker is None:
         worker = Worker(event.worker, event.address, event.host, event.pid, event.cores, only=event.only)
         state.workers[event.worker] = worker
+        state.index.invalidate(event.only)  # its job has local workers from now on, perhaps
     worker.address = event.address
     worker.buffer_bytes = event.buffer_bytes
     worker.lost_at = None

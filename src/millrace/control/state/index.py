@@ -141,8 +141,10 @@ class StateIndex:
 
     def serving_changes(self, worker: str) -> None:
         """Forget who serves what, and what depends on a worker (by its id, "" for none) that is about to change."""
-        if worker in self._state.workers:
-            self.invalidate(self._state.workers[worker].job)
+        known = self._state.workers.get(worker)
+        if known is not None:
+            self.invalidate(known.job)
+            self.invalidate(known.only)
         self._serving = None
 
     def hands_changed(self, worker: Worker) -> None:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.control.control_driver import FakePlan, Service
 from tests.unit.control.scaling.test_job_scaling import BEAT_S, begun
@@ -418,6 +418,8 @@ def test_without_its_local_workers_it_uses_the_others_after_all():
     consumers=st.integers(1, 3),
     room=st.integers(1, 3),
 )
+# A worker that is local to a job comes: what the job's other workers may do is to be looked at anew.
+@example(seed=3, plan=(13, 4), kind="deterministic", target="local", consumers=2, room=2)
 def test_with_local_workers_every_task_is_read_once_and_nobody_waits_for_ever(
     seed, plan, kind, target, consumers, room
 ):
