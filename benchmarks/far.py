@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main
 from millrace import Dataset, LocalService
 from millrace.sources import storage
-from millrace.testing.far import far_server
+from millrace.testing.slow_server import far_server
 
 Read = Callable[[list[str], contextlib.ExitStack], Callable[[], Iterable[object]]]
 

@@ -23,7 +23,7 @@ from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.errors import MillraceError
 from millrace.testing.child_processes import NotFiredError, ended
-from millrace.testing.proxy import Orders, Proxy
+from millrace.testing.proxy import FaultQueue, Proxy
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 """Processes listen at the first; the second is where they are known to be, and a proxy listens."""
@@ -128,8 +128,8 @@ class Crew:
     """
 
     def __init__(self, folder: str, work_dir: str, cache_dir: str, cache_bytes: int) -> None:
-        self.control: Orders = collections.deque()
-        self.bulk: Orders = collections.deque()
+        self.control: FaultQueue = collections.deque()
+        self.bulk: FaultQueue = collections.deque()
         self.alone = asyncio.Lock()
         self.behind = False
         self.workers: list[Worker] = []

@@ -142,11 +142,11 @@ async def _succeeded(crew: Crew, before: Lives) -> None:
         await crew.succeeded(reader, process)
 
 
-def harm(kind: proxy.Kind, *, bulk: bool, least_s: float = 0.0, most_s: float = 0.0) -> Run:
+def harm(kind: proxy.FaultKind, *, bulk: bool, least_s: float = 0.0, most_s: float = 0.0) -> Run:
     """What a proxy does to a connection with the dispatcher, or with a worker (``bulk``)."""
 
     async def run(crew: Crew, rng: random.Random) -> str:
-        order = proxy.Harm(kind, rng.uniform(least_s, most_s), _BULK_BYTES if bulk else 2, spare=rng.randrange(8))
+        order = proxy.ProxyFault(kind, rng.uniform(least_s, most_s), _BULK_BYTES if bulk else 2, spare=rng.randrange(8))
         (crew.bulk if bulk else crew.control).append(order)
         try:
             size = await asyncio.wait_for(order.fired, GUARD_S)
@@ -192,14 +192,14 @@ KINDS: dict[str, tuple[float, Run]] = {
     "consumer killed": (30, kill_consumers),
     "consumer stopped": (15, stop_consumer),
     "consumer stopped, replaced": (10, replace_consumer),
-    "control connection cut": (25, harm(proxy.Kind.CUT, bulk=False)),
-    "control connection delayed": (15, harm(proxy.Kind.DELAY, bulk=False, least_s=0.1, most_s=3.0)),
-    "control connection half-open": (5, harm(proxy.Kind.HALF_OPEN, bulk=False, least_s=0.5, most_s=6.0)),
-    "control connection silent": (5, harm(proxy.Kind.SILENCE, bulk=False, least_s=0.5, most_s=6.0)),
-    "bulk connection cut": (30, harm(proxy.Kind.CUT, bulk=True)),
-    "bulk connection delayed": (15, harm(proxy.Kind.DELAY, bulk=True, least_s=0.1, most_s=3.0)),
-    "bulk connection half-open": (5, harm(proxy.Kind.HALF_OPEN, bulk=True, least_s=0.5, most_s=6.0)),
-    "bulk connection silent": (5, harm(proxy.Kind.SILENCE, bulk=True, least_s=0.5, most_s=6.0)),
+    "control connection cut": (25, harm(proxy.FaultKind.CUT, bulk=False)),
+    "control connection delayed": (15, harm(proxy.FaultKind.DELAY, bulk=False, least_s=0.1, most_s=3.0)),
+    "control connection half-open": (5, harm(proxy.FaultKind.HALF_OPEN, bulk=False, least_s=0.5, most_s=6.0)),
+    "control connection silent": (5, harm(proxy.FaultKind.SILENCE, bulk=False, least_s=0.5, most_s=6.0)),
+    "bulk connection cut": (30, harm(proxy.FaultKind.CUT, bulk=True)),
+    "bulk connection delayed": (15, harm(proxy.FaultKind.DELAY, bulk=True, least_s=0.1, most_s=3.0)),
+    "bulk connection half-open": (5, harm(proxy.FaultKind.HALF_OPEN, bulk=True, least_s=0.5, most_s=6.0)),
+    "bulk connection silent": (5, harm(proxy.FaultKind.SILENCE, bulk=True, least_s=0.5, most_s=6.0)),
     "disk full": (5, fill_disk),
     "worker killed as it keeps": (15, cache_faults.kill_keeper),
     "block damaged": (15, cache_faults.damage_block),

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.papers.report import main
 from millrace.blocks.store_benchmark import LARGEST, SMALLEST, calibrate
-from millrace.blocks.stores.block_store import Block, BlockStore
+from millrace.blocks.stores.block_store import BlockStore, OpenBlock
 from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.object_store import ObjectStore
 from millrace.clusters.child_process import worker_environment
@@ -82,7 +82,7 @@ def compare(store: BlockStore, *, cold: bool, seconds: float, count: int, larges
     }
 
 
-def read(block: Block, of: list[int], model: TransferCost, *, cold: bool) -> list[dict[str, float]]:
+def read(block: OpenBlock, of: list[int], model: TransferCost, *, cold: bool) -> list[dict[str, float]]:
     """Each size with its bytes, the seconds of a read, and what was predicted."""
     places = random.Random(6)
     learned, reads = model, []
@@ -96,7 +96,7 @@ def read(block: Block, of: list[int], model: TransferCost, *, cold: bool) -> lis
     return reads
 
 
-def _read(block: Block, start: int, size: int, *, cold: bool) -> float:
+def _read(block: OpenBlock, start: int, size: int, *, cold: bool) -> float:
     """Seconds of one read."""
     if cold:
         block.drop()

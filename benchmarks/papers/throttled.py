@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from millrace.blocks.stores import open_store as stores
-from millrace.blocks.stores.block_store import Block, BlockStore, Draft
+from millrace.blocks.stores.block_store import BlockStore, Draft, OpenBlock
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes
 
@@ -92,7 +92,7 @@ class _Draft:
 
 
 class _Block:
-    def __init__(self, block: Block, link: Link) -> None:
+    def __init__(self, block: OpenBlock, link: Link) -> None:
         self._block, self._link = block, link
         self.name, self.location, self.nbytes = block.name, block.location, block.nbytes
         self.version, self.drop, self.close = block.version, block.drop, block.close
@@ -117,7 +117,7 @@ class ThrottledStore:
         with self._store.draft() as draft:
             yield _Draft(draft, self._in)
 
-    def open(self, point: str, name: str) -> Block:
+    def open(self, point: str, name: str) -> OpenBlock:
         """As of the store."""
         return _Block(self._store.open(point, name), self._out)
 

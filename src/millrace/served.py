@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from millrace.client.epoch_iterator import EpochIterator
     from millrace.client.epoch_reader import ConsumerSession, EpochReader
     from millrace.clusters.local import LocalService
-    from millrace.clusters.local_workers import TrainingHost
+    from millrace.clusters.local_workers import LocalWorkers
     from millrace.elements.lent import SealedMemory
     from millrace.pipeline import Pipeline
     from millrace.wire.data.compression import Compression
@@ -119,7 +119,7 @@ class ServedPipeline(Readable):
         self._share_arrays()
         self._structure, self._bundle = ship(pipeline.graph, sharding)
         self._embedded: LocalService | None = None
-        self._local: TrainingHost | None = None
+        self._local: LocalWorkers | None = None
         self._session: ConsumerSession | None = None
         self._share: Share | None = None
         self._passes = EpochCursor()
@@ -487,14 +487,14 @@ class ServedPipeline(Readable):
             self._local.close()
         self._local = self._new_local(job, share)
 
-    def _new_local(self, job: str, share: Share | None) -> TrainingHost | None:
+    def _new_local(self, job: str, share: Share | None) -> LocalWorkers | None:
         """Workers of a job inside this host, if it is to have any."""
         if not self._local_workers:
             return None
 
-        from millrace.clusters.local_workers import TrainingHost, local_share
+        from millrace.clusters.local_workers import LocalWorkers, local_share
 
         count = local_share(self._local_workers, share, alone=self._parameters["target_workers"] == "local")
         if not count:
             return None
-        return TrainingHost(self.service_address(), job, count, self._token)
+        return LocalWorkers(self.service_address(), job, count, self._token)

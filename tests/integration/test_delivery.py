@@ -42,7 +42,7 @@ from millrace.protocol.messages import (
 )
 from millrace.wire.control.blob_transfer import digest_of
 from millrace.wire.data import compression as compressing
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.error_codec import error_of
 from millrace.worker.core.worker_inputs import SessionOpened
 from millrace.worker.task_manager import TaskManager
@@ -61,7 +61,7 @@ class Service:
         self.manager = TaskManager(
             self.hear, self.blobs.__getitem__, self.put, token=None, threads=1, buffer_bytes=buffer_bytes
         )
-        self.server = BulkServer("127.0.0.1", self.manager.serve)
+        self.server = DataServer("127.0.0.1", self.manager.serve)
         self.manager.address = self.server.address
         self.lease = 0
 
@@ -173,7 +173,7 @@ def all_tasks(service, tasks, epoch=0):
 def test_a_consumer_of_another_job_of_that_name_is_not_served():
     with (
         Service(mr.Dataset.range(10)) as service,
-        bulk_connect(service.server.address, None, 10.0) as connection,
+        open_data_connection(service.server.address, None, 10.0) as connection,
     ):
         connection.send(data_messages.Open("job", 0, "client", generation=7))
         with pytest.raises(mr.ServiceError):

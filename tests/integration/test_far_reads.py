@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millrace as mr
-from millrace.testing.far import FarServer, far_server
+from millrace.testing.slow_server import FarServer, far_server
 
 FILES = 200
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from millrace.dispatcher import worker_pool as fleets
-from millrace.dispatcher.worker_pool import Fleet
+from millrace.dispatcher.worker_pool import WorkerPool
 from millrace.errors import ServiceError
 
 DONE = "ended with exit status 0", True
@@ -69,7 +69,7 @@ def play(story, plan=0, **options):
         ended: list[tuple[str, str]] = []
         notices: list[str] = []
         cluster = Paper(**options)
-        fleet = Fleet(cluster, plan, on_end=lambda *end: ended.append(end), notice=notices.append)
+        fleet = WorkerPool(cluster, plan, on_end=lambda *end: ended.append(end), notice=notices.append)
         await fleet.start()
         await story(cluster, fleet)
         await fleet.close()

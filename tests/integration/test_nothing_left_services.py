@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import millrace as mr
-from millrace.testing.child_processes import gone
+from millrace.testing.child_processes import ends_within
 
 pytestmark = pytest.mark.timeout(90)
 WAIT_S = 60
@@ -122,7 +122,7 @@ def test_a_dispatcher_that_ends_takes_its_own_workers_along(how, processes):
         status, said = ended(dispatcher)
         assert status == (-how if how == signal.SIGKILL else 0)
         assert said == ""
-        assert all(gone(pid, WAIT_S) for pid in pids)
+        assert all(ends_within(pid, WAIT_S) for pid in pids)
         assert not any(map(listens, [address, *addresses]))
 
 
@@ -171,7 +171,7 @@ def test_a_worker_that_hangs_in_a_users_function_ends_all_the_same(how, processe
     training.send_signal(how)
     status, _ = ended(training)
     assert status == -how
-    assert all(gone(pid, WAIT_S) for pid in pids)
+    assert all(ends_within(pid, WAIT_S) for pid in pids)
 
 
 def test_a_training_script_outlives_its_worker_and_waits_for_another(processes):
@@ -299,7 +299,7 @@ def test_what_user_code_leaves_running_does_not_keep_a_service_from_closing():
         (pid,) = pids.epochs(1)
     assert service.closed
     os.kill(pid, signal.SIGKILL)
-    assert gone(pid, WAIT_S)
+    assert ends_within(pid, WAIT_S)
 
 
 @pytest.mark.parametrize("error", [ValueError("I/O operation on closed file."), BrokenPipeError()])

@@ -23,7 +23,7 @@ from millrace.dispatcher.work_dir import WorkDir
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, CacheError, ServiceError
 from millrace.wire import own_token
-from millrace.wire.data.data_connection import BulkServer
+from millrace.wire.data.data_connection import DataServer
 
 NOBODY = 65534
 
@@ -103,15 +103,16 @@ def test_who_took_the_port_is_told_nothing(theirs: Path):
 
 
 CONNECT = """
-with bulk_connect(sys.argv[1], "secret") as connection:
+with open_data_connection(sys.argv[1], "secret") as connection:
     print(connection._local is not None)
 """
 
 
 def test_memory_is_passed_to_processes_of_the_same_user(theirs: Path):
-    loaded = 'from millrace.wire.data.data_connection import bulk_connect; bulk_connect(sys.argv[1], "secret").close()'
+    loaded = "from millrace.wire.data.data_connection import open_data_connection\n"
+    loaded += 'open_data_connection(sys.argv[1], "secret").close()'
     arena = Arena(1 << 20)
-    with BulkServer("127.0.0.1", lambda connection: None, token="secret", arena=arena) as server:
+    with DataServer("127.0.0.1", lambda connection: None, token="secret", arena=arena) as server:
         out, err = as_nobody(theirs, CONNECT, server.address, loaded=loaded).communicate()
         assert out == "False\n", err
         out, err = as_nobody(

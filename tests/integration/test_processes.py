@@ -21,7 +21,7 @@ from millrace.cli import main
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
-from millrace.testing.child_processes import gone, runs
+from millrace.testing.child_processes import ends_within, runs
 from millrace.worker.worker import Worker
 
 WAIT_S = 30
@@ -29,7 +29,7 @@ WAIT_S = 30
 
 def wait_gone(pids):
     for pid in pids:
-        assert gone(pid, WAIT_S), f"process {pid} is still there"
+        assert ends_within(pid, WAIT_S), f"process {pid} is still there"
 
 
 def workers_of(service, count):

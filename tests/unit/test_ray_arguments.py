@@ -9,7 +9,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import main
-from millrace.cli.options import a_resource, amount
+from millrace.cli.options import amount, named_amount
 from millrace.clusters.service import Service
 
 
@@ -35,7 +35,7 @@ def connected(*, by_client: bool, cpus: float = 8) -> Any:
 
 def test_amounts_are_read():
     assert [amount("0"), amount("0.5"), amount("3")] == [0, 0.5, 3]
-    assert a_resource("near=the_data=2") == ("near=the_data", 2)
+    assert named_amount("near=the_data=2") == ("near=the_data", 2)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "two", "nan", "inf"])
@@ -47,7 +47,7 @@ def test_what_is_no_amount_is_refused(text):
 @pytest.mark.parametrize("text", ["near", "=1", ""])
 def test_a_resource_has_a_name_and_an_amount(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not NAME=AMOUNT"):
-        a_resource(text)
+        named_amount(text)
 
 
 def test_the_command_says_what_to_install(monkeypatch, capsys):

@@ -122,13 +122,10 @@ MODULES_TWICE: dict[str, str] = {}
 _MIRROR = "the simulation's copy of a real one, until it drives the real one"
 _TO_COME = "a room whose names are still to be put in order"
 CLASSES_TWICE = {
-    "Block": _TO_COME,  # blocks, policies, simulation
     "Cluster": _MIRROR,  # dispatcher, simulation
     "Consumer": _MIRROR,  # control, simulation
-    "Decided": _MIRROR,  # dispatcher, simulation
     "Dispatcher": _MIRROR,  # dispatcher, simulation
     "Epoch": _TO_COME,  # control, engine, frameworks
-    "Fleet": _MIRROR,  # dispatcher, simulation
     "Meter": _TO_COME,  # client, demo.py
     "Outcome": _TO_COME,  # client, simulation, simulation, simulation
     "Pipeline": _TO_COME,  # engine, pipeline.py, simulation

@@ -4,7 +4,7 @@ import pytest
 
 import millrace as mr
 from millrace.cli import main
-from millrace.clusters.service import between
+from millrace.clusters.service import worker_range
 
 
 @pytest.mark.parametrize("kind", [mr.LocalService, mr.RayService])
@@ -15,7 +15,7 @@ def test_numbers_that_make_no_sense_are_refused(kind, least, most):
 
 
 def test_others_are_not():
-    assert (between(0, 1, 8), between(4, 4, 8), between(2, None, 8), between(9, None, 8)) == (
+    assert (worker_range(0, 1, 8), worker_range(4, 4, 8), worker_range(2, None, 8), worker_range(9, None, 8)) == (
         (0, 1),
         (4, 4),
         (2, 8),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from millrace.blocks.block_format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
 from millrace.blocks.block_keys import KEY_BYTES, Keys, KeyTable, block_name
-from millrace.blocks.stores.block_store import Block
+from millrace.blocks.stores.block_store import OpenBlock
 from millrace.elements.codec import decode, row_layout
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.row_access import RowLayout, maker
@@ -101,7 +101,7 @@ def _sums(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return sums
 
 
-def read_index(block: Block, writer: str | None = None) -> BlockIndex:
+def read_index(block: OpenBlock, writer: str | None = None) -> BlockIndex:
     """Read the index at the end of a block, in one read, or two where it is long.
 
     Args:
@@ -202,7 +202,7 @@ class BlockReader:
         As :func:`read_index`.
     """
 
-    def __init__(self, block: Block, index: BlockIndex | None = None, reads: ReadCounter | None = None) -> None:
+    def __init__(self, block: OpenBlock, index: BlockIndex | None = None, reads: ReadCounter | None = None) -> None:
         self._block = block
         self._reads = reads or ReadCounter()
         self.index = read_index(block) if index is None else index
@@ -374,7 +374,7 @@ def _shared(rows: RowLayout) -> RowLayout:
     return rows
 
 
-def _read_exactly(block: Block, ranges: list[tuple[int, int]]) -> list[Bytes]:
+def _read_exactly(block: OpenBlock, ranges: list[tuple[int, int]]) -> list[Bytes]:
     found = block.read(ranges)
     for raw, (start, stop) in zip(found, ranges, strict=True):
         if len(raw) != stop - start:
@@ -382,7 +382,7 @@ def _read_exactly(block: Block, ranges: list[tuple[int, int]]) -> list[Bytes]:
     return found
 
 
-def _damaged(block: Block, what: str) -> BlockDamagedError:
+def _damaged(block: OpenBlock, what: str) -> BlockDamagedError:
     return BlockDamagedError(
         f"{block.location} is damaged: {what}. What it held is computed again; if this happens often, look at the "
         "disk, or at who else writes there"

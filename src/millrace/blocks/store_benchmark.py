@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from millrace.blocks.stores.block_store import Block, BlockStore
+from millrace.blocks.stores.block_store import BlockStore, OpenBlock
 from millrace.policies.caching.io_cost import TransferCost, fit, proportional
 
 POINT = "calibration"
@@ -82,7 +82,7 @@ def calibrate(
     free = store.free_bytes()
     largest = min(largest, LARGEST if free is None else max(SMALLEST, int(_FREE_SHARE * free)))
     try:
-        has_disk = _greet(store, name)
+        has_disk = _warm_up(store, name)
         if not has_disk:
             seconds *= _FAR
         size, took = _write(store, name, largest, _WRITING * seconds, clock)
@@ -103,7 +103,7 @@ def calibrate(
     return Calibration(read, cold, proportional(size, took), _checking(clock), threads)
 
 
-def _greet(store: BlockStore, name: str) -> bool:
+def _warm_up(store: BlockStore, name: str) -> bool:
     """Write and read a little, as the first access also pays for names, connections and credentials.
 
     The result is whether the store is on a disk.
@@ -138,7 +138,7 @@ def _write(store: BlockStore, name: str, largest: int, limit_s: float, clock: Ca
 
 def _reads(
     pool: ThreadPoolExecutor,
-    block: Block,
+    block: OpenBlock,
     largest: int,
     limit_s: float,
     threads: int,

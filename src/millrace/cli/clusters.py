@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millrace.cli.options import LOOPBACK, a_resource, amount, count_or_range, positive, size
+from millrace.cli.options import LOOPBACK, amount, count_or_range, named_amount, positive, size
 from millrace.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
     group.add_argument("--worker-memory", type=size, metavar="N", help="that Ray sets aside for each, e.g. 2GiB")
     group.add_argument(
         "--worker-resource",
-        type=a_resource,
+        type=named_amount,
         action="append",
         default=[],
         metavar="NAME=AMOUNT",

@@ -71,7 +71,9 @@ def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPB
     """Options about where to listen; ``host`` says where if nothing is said."""
     command.add_argument("--host", help=f"address to listen on (default {host}); others than loopback need a token")
     shown = str(port) if port else "any that is free"
-    command.add_argument("--port", type=a_port, default=port, metavar="N", help=f"port to listen on (default {shown})")
+    command.add_argument(
+        "--port", type=port_number, default=port, metavar="N", help=f"port to listen on (default {shown})"
+    )
     command.add_argument("--token", help=f"that peers must present (default: ${TOKEN}, or on loopback your own)")
 
 
@@ -136,7 +138,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def a_resource(text: str) -> tuple[str, float]:
+def named_amount(text: str) -> tuple[str, float]:
     """A name and how much of it."""
     name, separator, much = text.rpartition("=")
     if not (separator and name):
@@ -175,7 +177,7 @@ def trust(text: str) -> tuple[str, list[str]]:
     return reader, names
 
 
-def a_port(text: str) -> int:
+def port_number(text: str) -> int:
     """A port, or 0."""
     value = _whole(text)
     if not 0 <= value <= 65535:

@@ -25,7 +25,7 @@ from millrace.cli.options import (
     token_of,
     trust,
 )
-from millrace.cli.shutdown import end_with, last_chance, watch_parent
+from millrace.cli.shutdown import end_with, exit_soon, watch_parent
 from millrace.errors import PipelineError, ServiceError
 
 _FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.bundles")
@@ -242,5 +242,5 @@ def _worker(options: argparse.Namespace) -> int:
         worker.run(listening)
         status = 0
     finally:
-        last_chance(status)
+        exit_soon(status)
     return status

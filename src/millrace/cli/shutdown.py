@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-LAST_CHANCE_S = 5.0
+EXIT_S = 5.0
 """After its orderly end a process may still be held by a user's code; it does not wait longer than that."""
 
 
@@ -32,7 +32,7 @@ def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
     def ended(reason: str) -> None:
         stop(reason)
         stop(reason)
-        last_chance(1)
+        exit_soon(1)
 
     if parent_pipe:
         watch_parent(ended)
@@ -60,8 +60,8 @@ def watch_parent(ended: Callable[[str], object]) -> None:
     threading.Thread(target=watch, name="millrace-parent", daemon=True).start()
 
 
-def last_chance(status: int) -> None:
+def exit_soon(status: int) -> None:
     """Ends the process with ``status`` in a while, whatever runs in it: user code can't be interrupted otherwise."""
-    timer = threading.Timer(LAST_CHANCE_S, os._exit, (status,))
+    timer = threading.Timer(EXIT_S, os._exit, (status,))
     timer.daemon = True
     timer.start()

@@ -14,7 +14,7 @@ from millrace.protocol import data_messages
 from millrace.wire.backoff import delays
 from millrace.wire.data.buffer_pool import BufferPool
 from millrace.wire.data.compression import Compression
-from millrace.wire.data.data_connection import BulkConnection, bulk_connect
+from millrace.wire.data.data_connection import DataConnection, open_data_connection
 
 if TYPE_CHECKING:
     from millrace.client.shared_core import SharedCore
@@ -43,7 +43,7 @@ class WorkerConnections:
         self._memory = BufferPool(buffer_bytes // IDLE_PART)
         self._retry: set[str] = set()
         self._threads: dict[str, threading.Thread] = {}
-        self._connections: dict[str, BulkConnection] = {}
+        self._connections: dict[str, DataConnection] = {}
 
     def connect(self, address: str, *, again: bool) -> None:
         """Have a thread connect to a worker; if it tries ``again``, that thread is what asks."""
@@ -54,7 +54,7 @@ class WorkerConnections:
         elif not again:
             self._retry.add(address)
 
-    def connection(self, address: str) -> BulkConnection | None:
+    def connection(self, address: str) -> DataConnection | None:
         """The connection to a worker, if there is one."""
         return self._connections.get(address)
 
@@ -77,7 +77,7 @@ class WorkerConnections:
         while True:
             began = time.monotonic()
             try:
-                with bulk_connect(
+                with open_data_connection(
                     address, self._token, CONNECT_TIMEOUT_S, local=near, compression=self._compression
                 ) as connection:
                     self._receive(address, connection)
@@ -104,7 +104,7 @@ class WorkerConnections:
                 over = lambda: address in self._retry or not shared.core.wants(address)  # noqa: E731 (said once)
                 shared.changed.wait_for(over, next(pauses))
 
-    def _receive(self, address: str, connection: BulkConnection) -> None:
+    def _receive(self, address: str, connection: DataConnection) -> None:
         """Reads until the connection ends, which raises."""
         shared = self._shared
         connection.send(shared.core.opening())
@@ -126,7 +126,7 @@ class WorkerConnections:
                     del self._connections[address]
 
 
-def send(connection: BulkConnection, message: data_messages.ToServer) -> None:
+def send(connection: DataConnection, message: data_messages.ToServer) -> None:
     """Send to a worker; if that fails, the thread that receives on the connection sees it and connects anew."""
     try:
         connection.send(message)

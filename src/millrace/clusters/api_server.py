@@ -22,7 +22,7 @@ from millrace.wire.backoff import delays
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Folder in which every pod finds its service account."""
-PATIENCE_S = 60.0
+RETRY_S = 60.0
 """How long a request is tried again while the server throttles, fails or cannot be reached."""
 REQUEST_S = 15.0
 WATCH_S = 60
@@ -77,7 +77,7 @@ class ApiServer:
         namespace: str = "",
         *,
         account: str = ACCOUNT,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = RETRY_S,
         pauses: Callable[[], Iterator[float]] = lambda: delays(0.1, 5.0),
     ) -> None:
         self._account = account
@@ -85,7 +85,7 @@ class ApiServer:
         if not self.namespace:
             raise ServiceError(f"in which namespace? Name it with --namespace: there is no {account}/namespace here")
         self._url = (url or _own_url()).rstrip("/")
-        self.hurried = False
+        self.closing = False
         self._patience_s = patience_s
         self._pauses = pauses
         self._session: aiohttp.ClientSession | None = None
@@ -123,7 +123,7 @@ class ApiServer:
                         return json.loads(text)
                     reason = _refusal(method, path, answer.status, text)
                     denied = answer.status if answer.status in _DENIED else 0
-                    if answer.status not in _PASSING or (denied and self.hurried):
+                    if answer.status not in _PASSING or (denied and self.closing):
                         raise RefusedError(reason, answer.status)
                     # That many clients were told the same makes the jitter needed.
                     pause += _seconds(answer.headers.get("Retry-After", ""))

@@ -88,7 +88,7 @@ def spawn(
 _spawned: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _release_pipes() -> None:
     """In a forked child, e.g. a DataLoader's worker: the pipes are the parent's, and must close when it closes them."""
     pipes = [process.stdin for process in list(_spawned) if process.stdin is not None and not process.stdin.closed]
     if pipes:
@@ -98,7 +98,7 @@ def _let_go() -> None:
         os.close(nothing)
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_pipes)
 
 
 def hang_up(process: subprocess.Popen[bytes]) -> None:
@@ -125,7 +125,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def how_ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     """What an exit status of :class:`subprocess.Popen` says, e.g. ``was killed by SIGKILL``."""
     if status >= 0:
         return f"ended with exit status {status}"

@@ -71,7 +71,7 @@ class _Pod:
     restarts: int
     has_run: bool = False
     condemned: bool = False
-    told: bool = False
+    reported: bool = False
     deleted: bool = False
     leaving: bool = False
     complaint: str = ""
@@ -101,12 +101,12 @@ class KubernetesCluster:
         self._spare = 0
         self._selector = ""
         self._taking_over = asyncio.Lock()
-        self._settling = asyncio.Lock()
+        self._reconciling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._trouble = ""
-        self._looking: asyncio.Task[None] | None = None
+        self._creation_watch: asyncio.Task[None] | None = None
 
     def trouble(self) -> str:
         """Why there are fewer pods than were asked for, or no process in one; empty if nothing is wrong."""
@@ -131,7 +131,7 @@ class KubernetesCluster:
                     await self._take_over()
             claimed = min(self._spare, workers)
             self._spare -= claimed
-            await self._settle()
+            await self._reconcile()
         except BaseException:
             self._wanted -= workers
             self._spare += claimed
@@ -139,42 +139,42 @@ class KubernetesCluster:
 
     async def forgo(self, workers: int) -> int:
         """Has so many replicas fewer of those in which no process has run; pods that wait for a node go by name."""
-        begun = sum(1 for pod in self._pods.values() if pod.has_run and not pod.told)
+        begun = sum(1 for pod in self._pods.values() if pod.has_run and not pod.reported)
         given_up = min(workers, self._wanted, self._wanted + self._spare - begun)
         if given_up <= 0:
             return 0
-        for pod in [pod for pod in self._pods.values() if not (pod.has_run or pod.told)][-given_up:]:
-            pod.condemned = pod.told = True  # nobody asks for it any more
+        for pod in [pod for pod in self._pods.values() if not (pod.has_run or pod.reported)][-given_up:]:
+            pod.condemned = pod.reported = True  # nobody asks for it any more
         self._wanted -= given_up
-        await self._settle_quietly()
+        await self._try_reconcile()
         return given_up
 
     def running(self) -> list[str]:
         """Pods in which a process runs, but for those that are on their way out."""
-        return [pod.name for pod in self._pods.values() if pod.has_run and not (pod.told or pod.leaving)]
+        return [pod.name for pod in self._pods.values() if pod.has_run and not (pod.reported or pod.leaving)]
 
     async def stop(self, workers: Sequence[str]) -> None:
         """Ends these pods, with a second for their processes to go in, and waits until they have ended."""
         named = set(workers)
-        chosen = [pod for pod in self._pods.values() if pod.name in named and not pod.told]
+        chosen = [pod for pod in self._pods.values() if pod.name in named and not pod.reported]
         for pod in chosen:
             pod.condemned = True
-        await self._settle()
-        await self._see_end(chosen)
+        await self._reconcile()
+        await self._wait_for_end(chosen)
 
     async def close(self) -> None:
         """Ends all pods and waits for that. If the API server does not help, the log says what is left."""
-        self._closed = self._api.hurried = True
+        self._closed = self._api.closing = True
         try:
             if self._watching is not None:
                 async with asyncio.timeout(CLOSE_S):
                     self._wanted = self._spare = 0
-                    await self._settle()
+                    await self._reconcile()
                     while left := await self._left():
                         for pod in left:
                             pod.condemned = True
-                        await self._settle()
-                        await self._see_end(left)
+                        await self._reconcile()
+                        await self._wait_for_end(left)
         except (MillraceError, TimeoutError) as error:
             if isinstance(error, RefusedError) and error.status in _DELETED:
                 _logger.warning(
@@ -192,7 +192,7 @@ class KubernetesCluster:
                 str(error) or "they did not end in time",
             )
         finally:
-            tasks = [task for task in (self._watching, self._looking, *self._tasks) if task is not None]
+            tasks = [task for task in (self._watching, self._creation_watch, *self._tasks) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -219,10 +219,10 @@ class KubernetesCluster:
     async def _list(self) -> Any:
         return await self._api.request("GET", "/v1/pods", labelSelector=self._selector)
 
-    async def _settle(self) -> None:
+    async def _reconcile(self) -> None:
         """Makes the Deployment what is wanted, and condemned pods go."""
         pauses, raised = delays(0.05, 2.0), False
-        async with self._settling:
+        async with self._reconciling:
             while True:
                 if condemned := [pod for pod in self._pods.values() if pod.condemned and not pod.deleted]:
                     await self._each(condemned, self._delete)
@@ -230,17 +230,17 @@ class KubernetesCluster:
                 # Only now: whoever was told of an end has had the time to ask for another one.
                 if any(pod.condemned and not pod.deleted for pod in self._pods.values()):
                     continue  # lowered before these are gone, others would go
-                going = sum(1 for pod in self._pods.values() if pod.condemned and not pod.told)
+                going = sum(1 for pod in self._pods.values() if pod.condemned and not pod.reported)
                 target = max(0, self._wanted + self._spare - going)
                 there = scale["spec"].get("replicas", 0)
                 if there == target or await self._rescale(scale, target):
                     raised = there < target
                     break
                 await asyncio.sleep(next(pauses))  # a Deployment changes whenever one of its pods does
-        if raised and self._looking is None and not self._closed:
-            self._looking = asyncio.create_task(self._look_whether_created())
+        if raised and self._creation_watch is None and not self._closed:
+            self._creation_watch = asyncio.create_task(self._watch_creation())
 
-    async def _look_whether_created(self) -> None:
+    async def _watch_creation(self) -> None:
         """Says so while the Deployment has created fewer pods than it is to have, as where a quota is used up."""
         try:
             while True:
@@ -267,7 +267,7 @@ class KubernetesCluster:
                 if not trouble:
                     return
         finally:
-            self._looking = None
+            self._creation_watch = None
 
     async def _scale(self) -> Any:
         try:
@@ -291,7 +291,7 @@ class KubernetesCluster:
 
     async def _delete(self, pod: _Pod) -> None:
         # Whatever runs in one whose end was told is another process, and may leave in good order.
-        await self._delete_in(pod, None if pod.told else _AT_ONCE)
+        await self._delete_in(pod, None if pod.reported else _AT_ONCE)
         pod.deleted = True
 
     async def _delete_in(self, pod: _Pod, grace_s: int | None) -> None:
@@ -316,7 +316,7 @@ class KubernetesCluster:
             if failure is not None:
                 raise failure
 
-    async def _see_end(self, chosen: Sequence[_Pod]) -> None:
+    async def _wait_for_end(self, chosen: Sequence[_Pod]) -> None:
         """Waits until these have ended; a node that does not say so in time is not waited for."""
         waiting = [asyncio.ensure_future(pod.over.wait()) for pod in chosen]
         if not waiting:
@@ -342,43 +342,43 @@ class KubernetesCluster:
         match change:
             case ("LISTED", items):
                 self._listed(items)
-                self._settle_soon()  # the API server is there (again), and may not have heard all
+                self._reconcile_soon()  # the API server is there (again), and may not have heard all
             case ("DELETED", pod):
-                self._saw(pod)
-                self._lost(pod["metadata"]["uid"])
+                self._update(pod)
+                self._remove(pod["metadata"]["uid"])
             case (_, pod):
-                self._saw(pod)
+                self._update(pod)
 
     def _listed(self, items: list[Any]) -> None:
         for uid in self._pods.keys() - {pod["metadata"]["uid"] for pod in items}:
-            self._lost(uid)
+            self._remove(uid)
         for pod in sorted(items, key=lambda each: each["metadata"]["uid"] not in self._pods):  # what goes, what came
-            self._saw(pod)
+            self._update(pod)
 
-    def _saw(self, pod: dict[str, Any]) -> None:
+    def _update(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         known = self._pods.get(meta["uid"])
         if known is None:
             known = self._pods[meta["uid"]] = _Pod(meta["name"], meta["uid"], pods.restarts(pod))
         known.has_run = known.has_run or pods.has_run(pod)
-        how = pods.how_it_ended(pod, known.restarts)
+        how = pods.exit_reason(pod, known.restarts)
         if how or "deletionTimestamp" in meta:
-            self._leaves(known, replaced="deletionTimestamp" in meta and not pods.is_disrupted(pod))
+            self._mark_leaving(known, replaced="deletionTimestamp" in meta and not pods.is_disrupted(pod))
         if how and known.has_run:
-            self._tell(known, how, orderly=pods.went_in_order(pod, known.restarts))
-        complaint = pods.what_keeps_it(pod)
+            self._report_end(known, how, orderly=pods.ended_in_order(pod, known.restarts))
+        complaint = pods.waiting_reason(pod)
         if complaint and complaint != known.complaint:
             _logger.warning("pod %s does not run: %s", known.name, complaint)
         known.complaint = complaint
 
-    def _lost(self, uid: str) -> None:
+    def _remove(self, uid: str) -> None:
         pod = self._pods.pop(uid)
-        self._leaves(pod, replaced=True)
+        self._mark_leaving(pod, replaced=True)
         if pod.has_run:
-            self._tell(pod, "was ended with its pod, which was deleted", orderly=False)
+            self._report_end(pod, "was ended with its pod, which was deleted", orderly=False)
         pod.over.set()
 
-    def _leaves(self, pod: _Pod, *, replaced: bool) -> None:
+    def _mark_leaving(self, pod: _Pod, *, replaced: bool) -> None:
         """It begins to go; perhaps it is one that nobody has asked for, or whose place its ReplicaSet fills."""
         if pod.leaving:
             return
@@ -386,12 +386,12 @@ class KubernetesCluster:
         if pod.condemned:
             return
         if replaced:
-            pod.told = True
+            pod.reported = True
         elif self._spare:
-            pod.told = True
+            pod.reported = True
             self._spare -= 1
 
-    def _tell(self, pod: _Pod, how: str, *, orderly: bool) -> None:
+    def _report_end(self, pod: _Pod, how: str, *, orderly: bool) -> None:
         """Its process has ended: the pod goes, and whoever asked for it may ask for another one."""
         if pod.over.is_set():
             return
@@ -399,21 +399,21 @@ class KubernetesCluster:
         pod.condemned = True
         if self._closed:
             return
-        if not pod.told:
-            pod.told = True
+        if not pod.reported:
+            pod.reported = True
             self._wanted -= 1
             self._ended(pod.name, how, orderly)
-        self._settle_soon()
+        self._reconcile_soon()
 
-    def _settle_soon(self) -> None:
+    def _reconcile_soon(self) -> None:
         if not self._closed:
-            task = asyncio.ensure_future(self._settle_quietly())
+            task = asyncio.ensure_future(self._try_reconcile())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _settle_quietly(self) -> None:
+    async def _try_reconcile(self) -> None:
         try:
-            await self._settle()
+            await self._reconcile()
         except MillraceError as error:
             # Done when the watch is back, or with what is asked next.
             _logger.warning("Deployment %s is not what it should be: %s", self._name, error)

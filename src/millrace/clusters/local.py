@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from millrace.clusters.service import Service, between, keeping, limiting, scaling
+from millrace.clusters.service import Service, quota_options, scaling_options, storage_options, worker_range
 
 
 class LocalService(Service):
@@ -61,15 +61,15 @@ class LocalService(Service):
         threads: int | None = None,
     ) -> None:
         cores = os.cpu_count() or 1
-        least, most = between(min_workers, max_workers, cores)
+        least, most = worker_range(min_workers, max_workers, cores)
         threads = max(1, cores // most) if threads is None else threads
         super().__init__(
             [
                 *("--host", host, "--port", str(port)),
                 *("--local-workers", f"{least}-{most}", "--threads", str(threads)),
-                *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
-                *scaling(scaling_policy, prices),
-                *limiting(quotas),
+                *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
+                *scaling_options(scaling_policy, prices),
+                *quota_options(quotas),
             ],
             token,
         )

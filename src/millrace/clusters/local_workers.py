@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import NoReturn
 
-from millrace.clusters.child_process import hang_up, how_ended, reap, spawn
+from millrace.clusters.child_process import describe_exit, hang_up, reap, spawn
 from millrace.clusters.subprocesses import STDERR
 from millrace.engine.run.host_limits import siblings
 from millrace.errors import ShippingError
@@ -26,7 +26,7 @@ _REMEMBERED = 100
 _logger = logging.getLogger(__name__)
 
 
-class TrainingHost:
+class LocalWorkers:
     """Local workers of one job, as long as this object lives.
 
     Args:
@@ -43,9 +43,9 @@ class TrainingHost:
         self.job = job
         # Where the dispatcher sees this host: others may have to fetch from there what tasks leave over.
         command = ["worker", "--dispatcher", dispatcher, "--job", job, "--threads", "1", "--host", own_host(dispatcher)]
-        self._places = _Places(command, workers, {"MILLRACE_TOKEN": token} if token else {})
+        self._places = _RespawnedProcesses(command, workers, {"MILLRACE_TOKEN": token} if token else {})
         # Dropped without close(), which may happen in any thread, inside anything: only hang up.
-        self._finalizer = weakref.finalize(self, self._places.let_go)
+        self._finalizer = weakref.finalize(self, self._places.hang_up_all)
 
     @property
     def usable(self) -> bool:
@@ -61,7 +61,7 @@ class TrainingHost:
         raise ShippingError("workers of a training host cannot be pickled: another process starts its own")
 
 
-class _Places:
+class _RespawnedProcesses:
     """A number of processes of one kind: a thread for each starts it, waits for its end, and starts it again."""
 
     def __init__(self, command: list[str], count: int, extra: dict[str, str]) -> None:
@@ -97,12 +97,12 @@ class _Places:
         self._running.add(process)
         if self._gone:  # since before it was known here
             hang_up(process)
-        how = how_ended(process.wait())
+        how = describe_exit(process.wait())
         self._running.discard(process)
         hang_up(process)
         return "" if self._gone else how
 
-    def let_go(self) -> None:
+    def hang_up_all(self) -> None:
         """Has all of them end, without waiting for that, and without any lock."""
         if os.getpid() == self.owner:  # else forked: they are the parent's
             self._gone = True
@@ -113,7 +113,7 @@ class _Places:
         """Ends all of them and waits for that."""
         if os.getpid() != self.owner:
             return
-        self.let_go()
+        self.hang_up_all()
         self._over.set()
         for process in list(self._running):
             reap(process)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.clusters.child_process import how_ended
+from millrace.clusters.child_process import describe_exit
 
 _SIGNALLED = 128
 """A shell's way to say it: killed by a signal, whose number is what is above."""
@@ -23,7 +23,7 @@ def has_run(pod: dict[str, Any]) -> bool:
     return "running" in state or "terminated" in state or restarts(pod) > 0
 
 
-def how_it_ended(pod: dict[str, Any], restarts_before: int) -> str:
+def exit_reason(pod: dict[str, Any], restarts_before: int) -> str:
     """In words, how the process ended that ran after so many restarts; "" while it may run."""
     status, ended = pod.get("status", {}), _terminated(pod, restarts_before)
     cause = _disruption(status)
@@ -36,7 +36,7 @@ def how_it_ended(pod: dict[str, Any], restarts_before: int) -> str:
     return ""
 
 
-def went_in_order(pod: dict[str, Any], restarts_before: int) -> bool:
+def ended_in_order(pod: dict[str, Any], restarts_before: int) -> bool:
     """Whether the process that ran after so many restarts has ended with exit status 0, and its pod was not evicted."""
     ended = _terminated(pod, restarts_before)
     return ended is not None and ended.get("exitCode") == 0 and not _has_failed(pod["status"])
@@ -47,7 +47,7 @@ def is_disrupted(pod: dict[str, Any]) -> bool:
     return bool(_disruption(pod.get("status", {})))
 
 
-def what_keeps_it(pod: dict[str, Any]) -> str:
+def waiting_reason(pod: dict[str, Any]) -> str:
     """In words, why there is no process in it yet; "" if nothing is wrong."""
     waiting = _container(pod).get("state", {}).get("waiting", {})
     if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
@@ -80,7 +80,7 @@ def _has_failed(status: dict[str, Any]) -> bool:
 
 def _exit(ended: dict[str, Any]) -> str:
     code = int(ended.get("exitCode", 0))
-    words = how_ended(_SIGNALLED - code if code > _SIGNALLED else code)
+    words = describe_exit(_SIGNALLED - code if code > _SIGNALLED else code)
     return f"ran out of memory (OOMKilled: {words})" if ended.get("reason") == "OOMKilled" else words
 
 

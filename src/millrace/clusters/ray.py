@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from millrace.clusters.child_process import STOP_S, hang_up, how_ended, reap, spawn
+from millrace.clusters.child_process import STOP_S, describe_exit, hang_up, reap, spawn
 from millrace.clusters.subprocesses import STDERR
 from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import ServiceError
@@ -65,7 +65,7 @@ class RayCluster:
         self._options = ["--threads", str(max(1, int(num_cpus))), *options]
         self._token = token
         _join(ray_address)
-        self._holder = ray.remote(_Holder).options(
+        self._holder = ray.remote(_WorkerActor).options(
             num_cpus=num_cpus,
             memory=memory,
             resources=dict(resources or {}),
@@ -142,9 +142,9 @@ class RayCluster:
         try:
             self._nodes[name] = await actor.node.remote()
             status = await actor.wait.remote()
-            how, orderly = how_ended(status), status == 0
+            how, orderly = describe_exit(status), status == 0
         except RayError as error:
-            how, orderly = in_words(error, self._nodes.get(name, "")), False
+            how, orderly = actor_end_reason(error, self._nodes.get(name, "")), False
         self._nodes.pop(name, None)
         # Ray ends an actor that nobody holds once it has answered all calls.
         if self._actors.pop(name, None) is not None:  # else it was given up
@@ -175,7 +175,7 @@ def _join(address: str) -> None:
         raise ServiceError(f"the Ray cluster {where!r}{told} cannot be joined: {error}; {advice}") from error
 
 
-def in_words(error: RayError, node: str) -> str:
+def actor_end_reason(error: RayError, node: str) -> str:
     """How an actor ended: what Ray says about it, after the names of things that it begins with.
 
     Args:
@@ -191,7 +191,7 @@ def in_words(error: RayError, node: str) -> str:
     return f"ended with its actor on {node or 'Ray'}: {' '.join(others) or first}"
 
 
-class _Holder:
+class _WorkerActor:
     """In an actor: one worker process, which ends with it."""
 
     def __init__(self, name: str, dispatcher: str, options: Sequence[str], token: str | None) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from millrace.clusters.service import Service, between, keeping, limiting, scaling
+from millrace.clusters.service import Service, quota_options, scaling_options, storage_options, worker_range
 from millrace.errors import PipelineError, ServiceError
 
 
@@ -80,7 +80,7 @@ class RayService(Service):
         ray = _connected()
         resources = dict(resources or {})
         room = _room(ray, {"CPU": num_cpus, "memory": memory or 0, **resources}) if max_workers is None else 0
-        least, most = between(min_workers, max_workers, room)
+        least, most = worker_range(min_workers, max_workers, room)
         token = token or os.environ.get("MILLRACE_TOKEN") or secrets.token_hex(32)
         where = ray_address or (ray.get_runtime_context().gcs_address if ray else "auto")
         super().__init__(
@@ -92,9 +92,9 @@ class RayService(Service):
                 *(() if threads is None else ("--threads", str(threads))),
                 *(() if host is None else ("--host", host)),
                 *("--port", str(port)),
-                *keeping(cache_dir, cache_bytes, cache_compression, work_dir),
-                *scaling(scaling_policy, prices),
-                *limiting(quotas),
+                *storage_options(cache_dir, cache_bytes, cache_compression, work_dir),
+                *scaling_options(scaling_policy, prices),
+                *quota_options(quotas),
             ],
             token,
         )

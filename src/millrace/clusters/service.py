@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from millrace.blocks.disk_capacity import default_bytes
-from millrace.clusters.child_process import hang_up, how_ended, kill, reap, spawn
+from millrace.clusters.child_process import describe_exit, hang_up, kill, reap, spawn
 from millrace.errors import AddressInUseError, PipelineError, ServiceError, ShippingError
 from millrace.policies.scaling.scaling_policies import SERVICES
 from millrace.sources.storage import absolute
@@ -30,7 +30,7 @@ WRONG_USAGE = 2
 """Exit status of a command with wrong options; its last line says what is wrong with them."""
 
 
-def between(min_workers: int, max_workers: int | None, room: int) -> tuple[int, int]:
+def worker_range(min_workers: int, max_workers: int | None, room: int) -> tuple[int, int]:
     """How many workers a service has at least and at most.
 
     Args:
@@ -50,7 +50,7 @@ def between(min_workers: int, max_workers: int | None, room: int) -> tuple[int, 
     return least, most
 
 
-def keeping(
+def storage_options(
     cache_dir: str | None,
     cache_bytes: int | None,
     cache_compression: Literal["lz4", "zstd"] | None,
@@ -81,7 +81,7 @@ def keeping(
     ]
 
 
-def scaling(scaling_policy: str, prices: str | None) -> list[str]:
+def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
     """The options of ``millrace dispatcher`` for how many workers jobs get, from the arguments of the same names.
 
     Raises:
@@ -95,7 +95,7 @@ def scaling(scaling_policy: str, prices: str | None) -> list[str]:
     ]
 
 
-def limiting(quotas: Mapping[str, int] | None) -> list[str]:
+def quota_options(quotas: Mapping[str, int] | None) -> list[str]:
     """The options of ``millrace dispatcher`` for how many workers the jobs of tenants may have together.
 
     Args:
@@ -147,13 +147,13 @@ class Service:
             stderr=subprocess.PIPE,
             extra={"MILLRACE_TOKEN": token} if token else None,
         )
-        self._words = _Words(self._process)
+        self._words = _StderrReader(self._process)
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._words)
         try:
             # What reads from a service takes a while to load, as its processes do.
             importlib.import_module("millrace.client.epoch_reader")
-            self.address: str = _address_of(self._process, self._words)
+            self.address: str = _read_address(self._process, self._words)
         except BaseException:
             self.close()
             raise
@@ -214,12 +214,12 @@ def watch(address: str) -> Callable[[], str] | None:
 
     def gone() -> str:
         status = process.poll()
-        return "" if status is None else f"the service at {address} is gone: its dispatcher {how_ended(status)}"
+        return "" if status is None else f"the service at {address} is gone: its dispatcher {describe_exit(status)}"
 
     return gone
 
 
-class _Words:
+class _StderrReader:
     """What a process says on stderr: passed on to ours, the last lines kept."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -248,7 +248,7 @@ class _Words:
         self._process.stderr.close()
 
 
-def _address_of(process: subprocess.Popen[bytes], words: _Words) -> str:
+def _read_address(process: subprocess.Popen[bytes], words: _StderrReader) -> str:
     assert process.stdout is not None
     hurry = threading.Timer(START_S, kill, (process,))
     hurry.daemon = True
@@ -273,7 +273,7 @@ def _address_of(process: subprocess.Popen[bytes], words: _Words) -> str:
     return address
 
 
-def _end(owner: int, process: subprocess.Popen[bytes], words: _Words) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes], words: _StderrReader) -> None:
     if os.getpid() != owner:
         return  # forked: the service is the parent's
     hang_up(process)

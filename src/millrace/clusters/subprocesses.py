@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 
-from millrace.clusters.child_process import hang_up, how_ended, reap, spawn
+from millrace.clusters.child_process import describe_exit, hang_up, reap, spawn
 from millrace.dispatcher.cluster_contract import Ended
 from millrace.errors import ServiceError
 
@@ -117,7 +117,7 @@ class LocalCluster:
             closed = self._closed
         hang_up(process)
         if not closed:
-            self._ended(name, how_ended(status), status == 0)
+            self._ended(name, describe_exit(status), status == 0)
 
 
 async def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.dispatcher.blob_store import BlobStore
-from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
+from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
 from millrace.elements.lent import MemoryLoan
 from millrace.wire.control import blob_transfer as wire
 from millrace.wire.control.control_server import CallHandler
@@ -26,12 +26,12 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
 
     async def put(blob: wire.Blob) -> str:
         keep = functools.partial(store().put, blob.digest, blob.data)
-        await (once_there_is_room(keep, UnwritableError, lacks) if blob.waits else keep())
+        await (retry_while_short(keep, UnwritableError, lacks) if blob.waits else keep())
         store().promise(blob.digest)
         return blob.digest
 
     async def fetch(digest: str) -> bytes:
-        return await once_there_is_room(functools.partial(store().get, digest), ShortageError, lacks)
+        return await retry_while_short(functools.partial(store().get, digest), ShortageError, lacks)
 
     async def lend(offer: wire.BlobOffer) -> bool:
         here = store().borrow(offer.loan)

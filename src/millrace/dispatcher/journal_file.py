@@ -41,7 +41,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS groups (first INTEGER PRIMARY KEY, count INTEGER, at REAL, body BLOB, checksum BLOB);
 CREATE TABLE IF NOT EXISTS snapshots (sequence INTEGER PRIMARY KEY, at REAL, body BLOB, checksum BLOB);
 """
-_ENDINGS = ("-wal", "-shm", "-last", "")
+_SUFFIXES = ("-wal", "-shm", "-last", "")
 """Of the names of the files that make up a journal."""
 _decoder = msgspec.msgpack.Decoder(list[AnyEvent])
 
@@ -82,7 +82,7 @@ class MemoryJournal:
 
 
 @dataclasses.dataclass
-class Past:
+class JournalContents:
     """What a journal holds.
 
     Attributes:
@@ -104,7 +104,7 @@ class Past:
     lost: int = 0
 
 
-class Mark:
+class HighWaterMark:
     """The number of the last event that is durable, in a file of its own.
 
     It is written behind each group and synced now and then: a mark that is behind the journal is none the worse, and
@@ -198,7 +198,7 @@ class SqliteJournal:
 
     def __init__(self, path: str) -> None:
         # Used in one thread at a time: here, and from then on in the writer's.
-        self._mark = Mark(f"{path}-last")
+        self._mark = HighWaterMark(f"{path}-last")
         self._synced = 0
         # SQLite gives the log the mode of the file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -226,13 +226,13 @@ class SqliteJournal:
         """The next group should bring a snapshot."""
         return self._last - self._base >= SNAPSHOT_EVENTS
 
-    def read(self) -> Past:
+    def read(self) -> JournalContents:
         """Everything, up to the first thing that is wrong. To be called once, before the first :meth:`append`.
 
         Raises:
             OSError: there is no file descriptor left, say; it may be read later.
         """
-        past = Past()
+        past = JournalContents()
         broken = marred = ""
         mark = None
         try:
@@ -374,7 +374,7 @@ def move_journal(path: str, to: str) -> None:
     Raises:
         OSError: if that can't be done.
     """
-    for ending in _ENDINGS:
+    for ending in _SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             os.rename(path + ending, to + ending)
     sync_folder(os.path.dirname(path))
@@ -386,6 +386,6 @@ def remove_journal(path: str) -> None:
     Raises:
         OSError: if that can't be done.
     """
-    for ending in _ENDINGS:
+    for ending in _SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + ending)

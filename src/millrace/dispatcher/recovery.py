@@ -18,14 +18,14 @@ from millrace.control.membership.jobs import remove_job
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State
 from millrace.dispatcher.blob_store import BlobFolder
-from millrace.dispatcher.journal_file import Past, SqliteJournal, move_journal, remove_journal, set_aside
+from millrace.dispatcher.journal_file import JournalContents, SqliteJournal, move_journal, remove_journal, set_aside
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, unusable
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 
-LEFT_OUT = 1 << 32
+NUMBERS_SKIPPED = 1 << 32
 """Leases and turns, where a journal is gone on with that may be older than what was done since: none comes twice."""
-WHOLE = ".new"
+NEW_SUFFIX = ".new"
 """Behind the name of a journal that is to take another one's place."""
 
 _logger = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     """
     blobs = BlobFolder(work_dir.blobs)
     try:
-        _take_place(work_dir.journal)
+        _finish_exchange(work_dir.journal)
     except OSError as error:
         raise _unwritable(work_dir, error) from error
-    gone = _gone(work_dir.journal, blobs)
+    gone = _journal_lost(work_dir.journal, blobs)
     journal, past = _open(work_dir.journal)
     past.damage = gone or past.damage
     try:
@@ -57,7 +57,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
         damage = past.damage or damage
         missing = {job.name: why for job in state.jobs.values() if (why := _missing(job, blobs))}
         if recover:
-            go_on_older(state)
+            fence_off_newer(state)
         if journal is not None and not (damage or missing):
             journal.begin()
             if recover:
@@ -80,7 +80,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     for name, why in missing.items():
         remove_job(Turn(state, Observed(), past.at), state.jobs[name], why)
     try:
-        journal, aside = _begun_anew(work_dir.journal, past.at, dump(state))
+        journal, aside = _replace_journal(work_dir.journal, past.at, dump(state))
     except (OSError, sqlite3.Error, UnwritableError) as error:
         raise _unwritable(work_dir, error) from error
     _logger.warning(
@@ -96,7 +96,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
     return journal, state, past.at
 
 
-def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, str]:
+def _replace_journal(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, str]:
     """A journal with this alone in the place of the one there, and that one's new name: it moves once there is another.
 
     From when it has its second name it is whole, and a start that finds it under that goes on with it.
@@ -117,7 +117,7 @@ def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, s
         with contextlib.suppress(OSError):
             remove_journal(draft)
         raise
-    move_journal(draft, path + WHOLE)
+    move_journal(draft, path + NEW_SUFFIX)
     aside = _exchange(path)
     journal = SqliteJournal(path)
     try:
@@ -132,17 +132,17 @@ def _begun_anew(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, s
 def _exchange(path: str) -> str:
     """Puts the new journal in the place of the one there, if that still is; returns that one's new name, or ""."""
     aside = set_aside(path) if os.path.exists(path) else ""
-    move_journal(path + WHOLE, path)
+    move_journal(path + NEW_SUFFIX, path)
     return aside
 
 
-def _take_place(path: str) -> None:
+def _finish_exchange(path: str) -> None:
     """Ends what a dispatcher had begun that was ended while a new journal was to take the place of a damaged one."""
-    if os.path.exists(path + WHOLE):
+    if os.path.exists(path + NEW_SUFFIX):
         aside = _exchange(path)
         _logger.warning(
             "%s was to take its place when the dispatcher that was to go on with it (--recover) ended: it is now %s%s",
-            path + WHOLE,
+            path + NEW_SUFFIX,
             path,
             f", and the damaged one {aside}" if aside else "",
         )
@@ -153,7 +153,7 @@ def _unwritable(work_dir: WorkDir, error: OSError | sqlite3.Error | UnwritableEr
     return ShortageError(f"{what}: {error}") if isinstance(error, UnwritableError) else unusable(what, error)
 
 
-def _gone(path: str, blobs: BlobFolder) -> str:
+def _journal_lost(path: str, blobs: BlobFolder) -> str:
     """A sentence if there was a journal, and is none any more; empty if there is one, or never was."""
     if os.path.exists(path) and os.path.getsize(path):
         return ""
@@ -163,13 +163,13 @@ def _gone(path: str, blobs: BlobFolder) -> str:
     return f"it is {'empty' if os.path.exists(path) else 'gone'}, though {(traces or [blobs.path])[0]} is there"
 
 
-def _open(path: str) -> tuple[SqliteJournal | None, Past]:
+def _open(path: str) -> tuple[SqliteJournal | None, JournalContents]:
     try:
         journal = SqliteJournal(path)
     except (OSError, sqlite3.OperationalError) as error:
         raise unusable(f"the journal {path} cannot be opened", error) from error
     except sqlite3.DatabaseError as error:
-        return None, Past(damage=str(error))
+        return None, JournalContents(damage=str(error))
     try:
         return journal, journal.read()
     except OSError as error:
@@ -177,14 +177,14 @@ def _open(path: str) -> tuple[SqliteJournal | None, Past]:
         raise unusable(f"the journal {path} cannot be read", error) from error
 
 
-def go_on_older(state: State) -> None:
+def fence_off_newer(state: State) -> None:
     """What was done since the state was so, by choice never happened: it is another service's, and proves nothing."""
-    state.next_lease += LEFT_OUT
-    state.turns += LEFT_OUT
+    state.next_lease += NUMBERS_SKIPPED
+    state.turns += NUMBERS_SKIPPED
     state.service = ""
 
 
-def rebuild(fresh: Callable[[], State], past: Past) -> tuple[State, str]:
+def rebuild(fresh: Callable[[], State], past: JournalContents) -> tuple[State, str]:
     """The state after what is good, and what is wrong with the first thing that isn't."""
     state = fresh()
     try:

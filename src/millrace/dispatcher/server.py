@@ -31,16 +31,16 @@ from millrace.dispatcher.blob_calls import blob_calls
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
-from millrace.dispatcher.decided import Decided
 from millrace.dispatcher.journal_file import Journal, MemoryJournal
 from millrace.dispatcher.own_use import own_use
+from millrace.dispatcher.pending_decision import PendingDecision
 from millrace.dispatcher.recovery import restore
-from millrace.dispatcher.sessions import close, failed, look_for_namesake, send
-from millrace.dispatcher.shortage import ShortageError, UnwritableError, once_there_is_room
+from millrace.dispatcher.sessions import close, internal_error, send, warn_of_duplicate_name
+from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
 from millrace.dispatcher.status_report import status
-from millrace.dispatcher.store_janitor import Shelf
+from millrace.dispatcher.store_janitor import StoreJanitor
 from millrace.dispatcher.work_dir import WorkDir
-from millrace.dispatcher.worker_pool import Fleet, runs
+from millrace.dispatcher.worker_pool import WorkerPool, process_exists
 from millrace.errors import ProtocolError
 from millrace.policies.prices import PriceTable
 from millrace.policies.scaling.scaling_policies import Kind
@@ -138,7 +138,7 @@ class Dispatcher:
             prices=prices,
             trust={reader: list(writers) for reader, writers in (trust or {}).items()},
         )
-        self._shelf = Shelf(cache_dir, self._feed) if cache_dir else None
+        self._store_janitor = StoreJanitor(cache_dir, self._feed) if cache_dir else None
         self._fresh_state = functools.partial(State, settings, planner)
         self._state = self._fresh_state()
         self._observed = Observed()
@@ -151,7 +151,7 @@ class Dispatcher:
         self._blob_bytes = blob_bytes
         self._blobs = BlobStore(blob_bytes)
         self._ready = asyncio.Event()
-        self._fleet = Fleet(
+        self._worker_pool = WorkerPool(
             cluster,
             least if cluster is not None and least == most else 0,
             on_end=lambda worker, how: self._feed(inp.WorkerEnded(worker, how)),
@@ -159,8 +159,8 @@ class Dispatcher:
         )
         self._workers: dict[str, Session] = {}
         self._clients: dict[str, Session] = {}
-        self._decided: list[Decided] = []
-        self._some_decided = asyncio.Event()
+        self._pending: list[PendingDecision] = []
+        self._some_pending = asyncio.Event()
         self._checks: list[asyncio.Future[str]] = []
         self._broken = asyncio.Event()
         self.failure = ""
@@ -171,7 +171,7 @@ class Dispatcher:
             message=_PEERS,
             check=checker(_PEERS),
             calls={
-                **blob_calls(lambda: self._blobs, self._lacks),
+                **blob_calls(lambda: self._blobs, self._resource_missing),
                 WHY: CallHandler(str, self._why),
                 STATUS: CallHandler(float | None, self._status),
                 REMOVE_BLOCKS: CallHandler(list[str], self._remove_blocks),
@@ -190,16 +190,16 @@ class Dispatcher:
         """
         try:
             if self._work_path is not None:
-                await once_there_is_room(self._restore, ShortageError, self._lacks)
-            if self._shelf is not None:
-                await self._shelf.open()
+                await retry_while_short(self._restore, ShortageError, self._resource_missing)
+            if self._store_janitor is not None:
+                await self._store_janitor.open()
             self.address = await self._server.start()
             self._feed(inp.Started(self.address, uuid.uuid4().hex))
             self._ready.set()
             self._tasks = [asyncio.create_task(self._commit()), asyncio.create_task(self._tick())]
             for task in self._tasks:
                 task.add_done_callback(self._loop_ended)
-            await self._fleet.start()
+            await self._worker_pool.start()
         except BaseException:
             await self.stop()
             raise
@@ -218,7 +218,7 @@ class Dispatcher:
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
         for worker in self._state.workers.values():
             if worker.retiring:
-                self._fleet.leaves(worker.id)
+                self._worker_pool.leaves(worker.id)
         jobs = self._state.jobs.values()
         needed = ((job.name, digest) for job in jobs for digest in (*job.spec.blobs, job.tables_digest))
         self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
@@ -238,10 +238,10 @@ class Dispatcher:
 
     async def stop(self, grace: float = 1.0) -> None:
         """End the workers it started, tell everybody else, and stop listening. Harmless if done before."""
-        await self._fleet.close()
+        await self._worker_pool.close()
         await self._server.stop(grace)
-        if self._shelf is not None:
-            await self._shelf.close()
+        if self._store_janitor is not None:
+            await self._store_janitor.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -262,21 +262,21 @@ class Dispatcher:
             # A bug. Events up to it have been applied and must be kept; the sender is told, everybody else goes on.
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
-                blame.close(failed(error))
+                blame.close(internal_error(error))
         for event in turn.events:
             if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
-                self._fleet.leaves(event.worker)
+                self._worker_pool.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
         actions = [(action, self._session_of(action)) for action in merged(turn.actions)]
-        self._decided.append(Decided(turn.events, turn.encoded, actions))
+        self._pending.append(PendingDecision(turn.events, turn.encoded, actions))
         if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
-            self._some_decided.set()
+            self._some_pending.set()
 
     async def _commit(self) -> None:
         while True:
-            await self._some_decided.wait()
-            self._some_decided.clear()
-            decided, self._decided = self._decided, []
+            await self._some_pending.wait()
+            self._some_pending.clear()
+            decided, self._pending = self._pending, []
             checks = len(self._checks)
             events = [event for each in decided for event in each.encoded]
             # Now: the next input changes the state.
@@ -290,16 +290,16 @@ class Dispatcher:
                     except Exception as error:  # a bug: the action is void, its peer is told, everybody else goes on
                         _logger.exception("could not do %r", type(action).__name__)
                         if session is not None:
-                            session.close(failed(error))
+                            session.close(internal_error(error))
                 self._hold(each.events)
                 each.log()
             self._answer(checks, "")
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Write, however long it takes: meanwhile nothing is answered, and no new job is taken."""
-        await once_there_is_room(write, UnwritableError, self._stands_still)
+        await retry_while_short(write, UnwritableError, self._journal_stalled)
 
-    def _stands_still(self, why: str) -> None:
+    def _journal_stalled(self, why: str) -> None:
         if not why:
             _logger.warning("the journal is written again")
         elif not self._unwritable:
@@ -308,7 +308,7 @@ class Dispatcher:
         self._unwritable = why
         self._answer(len(self._checks), why)
 
-    def _lacks(self, why: str) -> None:
+    def _resource_missing(self, why: str) -> None:
         """It is short of something that it needs to begin, or to go on with some jobs; others are not concerned."""
         if not why:
             _logger.warning("there is room again")
@@ -361,30 +361,30 @@ class Dispatcher:
             case act.CloseClient(failure=reason):
                 close(session, reason)
             case act.StopWorkers(workers=workers, reason=reason):
-                self._fleet.stop(workers, reason)
+                self._worker_pool.stop(workers, reason)
             case act.ResizeFleet(workers=count):
-                self._fleet.resize(count)
+                self._worker_pool.resize(count)
             case act.EndService(reason=reason):
                 self._end(reason)
             case act.DropBlobs(job=job):
                 self._blobs.drop(job)
             case act.ListStore() | act.DeleteBlocks():
-                if self._shelf is not None:
-                    self._shelf.do(action)
+                if self._store_janitor is not None:
+                    self._store_janitor.do(action)
 
     async def _tick(self) -> None:
         # Deadlines are a few seconds away at least; looking this often is exact enough and costs nothing.
         period = min(1.0, self._state.settings.heartbeat_s / 4)
         while True:
             await asyncio.sleep(period)
-            self._bury()
-            self._feed(inp.Tick(self._fleet.running()))
+            self._report_dead_workers()
+            self._feed(inp.Tick(self._worker_pool.running()))
 
-    def _bury(self) -> None:
+    def _report_dead_workers(self) -> None:
         """Workers of this host that are away need not be waited for once their processes have ended."""
         host = platform.node()
         for worker in list(self._state.workers.values()):
-            if worker.lost_at is not None and worker.host == host and worker.pid and not runs(worker.pid):
+            if worker.lost_at is not None and worker.host == host and worker.pid and not process_exists(worker.pid):
                 self._feed(inp.WorkerEnded(worker.id, "ended"))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Dispatcher:
             return
         if isinstance(first, msg.WorkerHello):
             if first.worker in self._workers and (before := self._state.workers.get(first.worker)) is not None:
-                look_for_namesake(first, before)
+                warn_of_duplicate_name(first, before)
             await self._converse(session, self._workers, first.worker, first, self._worker_said, inp.WorkerSessionLost)
         elif isinstance(first, msg.JoinJob):
             await self._converse(session, self._clients, first.client, first, self._client_said, inp.ClientSessionLost)
@@ -468,7 +468,7 @@ class Dispatcher:
             return self._unwritable
         check: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._checks.append(check)
-        self._some_decided.set()
+        self._some_pending.set()
         return await check
 
     async def _why(self, client: str) -> str:
@@ -486,8 +486,8 @@ class Dispatcher:
             self._clock.now(),
             work_dir=self._work_dir.path if self._work_dir is not None else None,
             unwritable=self._unwritable,
-            plan=self._fleet.plan,
-            requested=self._fleet.requested,
-            why=self._fleet.trouble,
+            plan=self._worker_pool.plan,
+            requested=self._worker_pool.requested,
+            why=self._worker_pool.trouble,
             dispatcher=own_use(self._clock.now() - self._state.started),
         )

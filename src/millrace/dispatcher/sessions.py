@@ -40,12 +40,12 @@ def close(session: Session | None, failure: msg.Failure | None) -> None:
         session.close(error_of(failure) if failure is not None else None)
 
 
-def failed(error: Exception) -> ServiceError:
+def internal_error(error: Exception) -> ServiceError:
     """What a peer is told whose message brought a bug to light."""
     return ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log")
 
 
-def look_for_namesake(hello: msg.WorkerHello, before: Worker) -> None:
+def warn_of_duplicate_name(hello: msg.WorkerHello, before: Worker) -> None:
     """Warn if a worker says hello under the name of another one that has a session."""
     if (before.host, before.pid) != (hello.host, hello.pid):
         _logger.warning(

@@ -34,7 +34,7 @@ def unusable(what: str, error: OSError | sqlite3.Error) -> ServiceError:
     return (ShortageError if error.errno in SHORTAGES else ServiceError)(f"{what}: {error.strerror}")
 
 
-async def once_there_is_room(
+async def retry_while_short(
     attempt: Callable[[], Awaitable[T]], kind: type[ServiceError], said: Callable[[str], None]
 ) -> T:
     """What ``attempt()`` gives once it no longer fails for a shortage: tried every few seconds, up to half a minute.

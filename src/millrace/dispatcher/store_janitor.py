@@ -21,7 +21,7 @@ from millrace.protocol.cache_messages import KeptBlock
 _logger = logging.getLogger(__name__)
 
 
-class Shelf:
+class StoreJanitor:
     """One thing at a time, in the order in which it was asked for. Belongs to the event loop.
 
     Args:
@@ -34,7 +34,7 @@ class Shelf:
         self._store: BlockStore | None = None
         self._failed = False
         self._stay: set[tuple[str, str]] = set()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-shelf")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="millrace-store")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:

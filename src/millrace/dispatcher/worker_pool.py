@@ -21,12 +21,12 @@ from millrace.policies.scaling.respawn import respawn_at
 _REMEMBERED = 100
 _LEAVING = 10_000
 """Workers that are known to leave, at most: of those that are not the cluster's nobody tells the end."""
-_AGAIN_S = 10.0
+_RETRY_S = 10.0
 """After which a cluster that could not start workers is asked again."""
 _logger = logging.getLogger(__name__)
 
 
-class Fleet:
+class WorkerPool:
     """The workers that a cluster runs for this service. Belongs to the event loop.
 
     Args:
@@ -158,7 +158,7 @@ class Fleet:
             self.why = str(error)
             _logger.error("the cluster failed: %s", error)  # noqa: TRY400 - the message says it all
             if self._starting is None and not self._closed:
-                self._starting = asyncio.get_running_loop().call_later(_AGAIN_S, self._refill)
+                self._starting = asyncio.get_running_loop().call_later(_RETRY_S, self._refill)
         else:
             self.why = ""
 
@@ -183,7 +183,7 @@ def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arg
         loop.call_soon_threadsafe(call, *args)
 
 
-def runs(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Whether there is such a process on this machine."""
     try:
         os.kill(pid, 0)

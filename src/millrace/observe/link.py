@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import IO
 
-from millrace.wire.data.link_benchmark import BATCH_BYTES, LinkReport, Row
+from millrace.wire.data.link_benchmark import BATCH_BYTES, LinkFigure, LinkReport
 
 MEGA = 1e6
 
@@ -68,7 +68,7 @@ def _sockets(count: int) -> str:
     return "1 socket" if count == 1 else f"{count} sockets"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: LinkFigure) -> tuple[str, ...]:
     return (
         row.way,
         str(row.sockets),

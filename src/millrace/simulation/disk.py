@@ -8,7 +8,7 @@ import msgspec
 
 from millrace.control.journal.event import Event
 from millrace.control.journal.replay import AnyEvent
-from millrace.dispatcher.journal_file import Past
+from millrace.dispatcher.journal_file import JournalContents
 
 _DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
 
@@ -74,11 +74,11 @@ class Disk:
         copy._snapshots = [(last, snapshot) for last, snapshot in self._snapshots if last <= copy.last]
         return copy
 
-    def read(self) -> Past:
+    def read(self) -> JournalContents:
         """All of it, as a journal would give it."""
         base, snapshot = self._snapshots[-1] if self._snapshots else (0, None)
         events = [_DECODER.decode(body) for first, body, _ in self._groups if first > base]
-        return Past(snapshot, events, base, self.last, self.at)
+        return JournalContents(snapshot, events, base, self.last, self.at)
 
 
 def encoded(events: Sequence[Event]) -> bytes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from millrace.control.journal.snapshot import dump
 from millrace.control.state.state import State
-from millrace.dispatcher.recovery import go_on_older
+from millrace.dispatcher.recovery import fence_off_newer
 from millrace.simulation.disk import Disk, encoded
 from millrace.simulation.virtual_network import Violation
 
@@ -40,7 +40,7 @@ class Witnesses:
     def go_on(self, disk: Disk, state: State) -> bool:
         """Have it go on with it all the same, once; False if the disk is full."""
         if self.refused and not self._gone_on:
-            go_on_older(state)
+            fence_off_newer(state)
             self._gone_on = disk.write(encoded([]), 0, disk.at, dump(state))
         return self._gone_on or not self.refused
 

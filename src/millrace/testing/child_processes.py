@@ -31,7 +31,7 @@ def runs(pid: int) -> bool:
     return state_of(pid) not in {"", "Z"}
 
 
-def gone(pid: int, seconds: float) -> bool:
+def ends_within(pid: int, seconds: float) -> bool:
     """Waits for the end of any process, not only of a child; False: it is still there after so many seconds."""
     try:
         handle = os.pidfd_open(pid)

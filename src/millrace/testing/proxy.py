@@ -1,7 +1,7 @@
 """A TCP proxy that harms what passes through it: cuts in the middle of a frame, delays, half-open connections.
 
-A :class:`Harm` waits in a queue for its victim: the first connection, of all that share the queue, through which a
-large enough piece passes. So what was harmed had bytes in flight, and whoever ordered it learns how many.
+A :class:`ProxyFault` waits in a queue for its connection: the first one, of all that share the queue, through which a
+large enough piece passes. So a faulty connection had bytes in flight, and whoever ordered the fault learns how many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECE_BYTES = 64 << 10
 _CONNECT_S = 5.0
 
 
-class Kind(enum.Enum):
+class FaultKind(enum.Enum):
     """What is done to a connection."""
 
     CUT = "cut"
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 
 
 @dataclasses.dataclass
-class Harm:
+class ProxyFault:
     """One fault.
 
     Attributes:
@@ -44,14 +44,14 @@ class Harm:
         fired: bytes in flight when it was done.
     """
 
-    kind: Kind
+    kind: FaultKind
     seconds: float = 0.0
     least: int = 2
     spare: int = 0
     fired: asyncio.Future[int] = dataclasses.field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-Orders = collections.deque[Harm]
+FaultQueue = collections.deque[ProxyFault]
 """Harms that wait for their victims, in order."""
 
 
@@ -68,7 +68,7 @@ class Proxy:
         passed: bytes that it has forwarded.
     """
 
-    def __init__(self, target: tuple[str, int], orders: Orders, bytes_s: float | None = None) -> None:
+    def __init__(self, target: tuple[str, int], orders: FaultQueue, bytes_s: float | None = None) -> None:
         self.port = 0
         self.passed = 0
         self._target = target
@@ -135,7 +135,7 @@ class Proxy:
             harm = self._ordered(len(piece))
             if harm is not None:
                 harm.fired.set_result(len(piece))
-                await _suffer(harm, piece, sink, back, silent)
+                await _apply(harm, piece, sink, back, silent)
             self.passed += len(piece)
             if self._bytes_s is not None:
                 await asyncio.sleep(len(piece) / self._bytes_s)
@@ -145,7 +145,7 @@ class Proxy:
             await asyncio.Event().wait()  # the other direction says when it is over
         sink.write_eof()
 
-    def _ordered(self, size: int) -> Harm | None:
+    def _ordered(self, size: int) -> ProxyFault | None:
         """The next harm, if it is this piece's turn."""
         while self._orders and self._orders[0].fired.done():  # given up by who ordered it
             self._orders.popleft()
@@ -161,20 +161,20 @@ class _OverError(Exception):
     """A connection was cut."""
 
 
-async def _suffer(
-    harm: Harm, piece: bytes, sink: asyncio.StreamWriter, back: asyncio.StreamWriter, silent: asyncio.Event
+async def _apply(
+    harm: ProxyFault, piece: bytes, sink: asyncio.StreamWriter, back: asyncio.StreamWriter, silent: asyncio.Event
 ) -> None:
     """Returns if the piece may go on."""
-    if harm.kind in (Kind.CUT, Kind.HALF_OPEN):
+    if harm.kind in (FaultKind.CUT, FaultKind.HALF_OPEN):
         sink.write(piece[: len(piece) // 2])
         await sink.drain()
-    if harm.kind in (Kind.SILENCE, Kind.HALF_OPEN):
+    if harm.kind in (FaultKind.SILENCE, FaultKind.HALF_OPEN):
         silent.set()
-    if harm.kind is Kind.HALF_OPEN:
+    if harm.kind is FaultKind.HALF_OPEN:
         back.transport.abort()
-    if harm.kind is not Kind.CUT:
+    if harm.kind is not FaultKind.CUT:
         await asyncio.sleep(harm.seconds)
-    if harm.kind is not Kind.DELAY:
+    if harm.kind is not FaultKind.DELAY:
         raise _OverError
 
 

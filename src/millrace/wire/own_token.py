@@ -52,7 +52,7 @@ def own_token() -> str:
     reasons = []
     for folder in _folders():
         try:
-            return _kept(folder)
+            return _load_or_draw(folder)
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror or error}")
     raise ServiceError(
@@ -69,7 +69,7 @@ def _folders() -> list[str]:
     return [*folders, os.path.join(tempfile.gettempdir(), f".millrace-{os.geteuid()}")]
 
 
-def _kept(folder: str) -> str:
+def _load_or_draw(folder: str) -> str:
     make_private(folder)
     path = os.path.join(folder, "token")
     while True:
@@ -122,7 +122,7 @@ def _listeners(host: str, port: int) -> set[int]:
     The tables begin with who listens, as the kernel's Documentation/networking/proc_net_tcp.rst says. Who is connected
     comes after that, thousands at times, and is not read.
     """
-    found, hosts = set(), _reaching(host)
+    found, hosts = set(), _listening_addresses(host)
     for table in TABLES:
         with contextlib.suppress(OSError), open(table, "rb", buffering=_ROWS_BYTES) as rows:
             next(rows, None)
@@ -136,7 +136,7 @@ def _listeners(host: str, port: int) -> set[int]:
     return found
 
 
-def _reaching(host: str) -> set[_Ip] | None:
+def _listening_addresses(host: str) -> set[_Ip] | None:
     """Addresses to listen on to be reached at ``host``; None: at whichever, as it is a name."""
     try:
         ip = ipaddress.ip_address(host)

@@ -10,7 +10,7 @@ from typing import Any
 from millrace.errors import MillraceError, ProtocolError
 from millrace.protocol import data_messages
 from millrace.protocol.messages import TaskRef
-from millrace.wire.data.data_connection import BulkConnection, bulk_connect
+from millrace.wire.data.data_connection import DataConnection, open_data_connection
 from millrace.worker.core.worker_inputs import Input, PeerCame, PeerLeft, PeerSaid
 
 FETCH_TIMEOUT_S = 10.0
@@ -20,7 +20,7 @@ FETCH_TIMEOUT_S = 10.0
 class PeerConnection:
     """A consumer, or a tail's worker, that is connected to this worker. What it is sent is bounded by its credit."""
 
-    def __init__(self, connection: BulkConnection) -> None:
+    def __init__(self, connection: DataConnection) -> None:
         self._connection = connection
         self._queue: queue.SimpleQueue[tuple[data_messages.ToReader, Sequence[Any]] | None] = queue.SimpleQueue()
 
@@ -74,7 +74,7 @@ def fetch_leftovers(
     Raises:
         ServiceError: if it can't be asked.
     """
-    with bulk_connect(address, token, FETCH_TIMEOUT_S, local=False, sockets=1) as connection:
+    with open_data_connection(address, token, FETCH_TIMEOUT_S, local=False, sockets=1) as connection:
         answers = []
         for ref in refs:
             connection.send(data_messages.FetchLeftovers(ref))

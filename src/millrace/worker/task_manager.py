@@ -33,7 +33,7 @@ from millrace.protocol.messages import (
     WorkerReport,
 )
 from millrace.wire.backoff import delays
-from millrace.wire.data.data_connection import BulkConnection
+from millrace.wire.data.data_connection import DataConnection
 from millrace.wire.error_codec import failure_of
 from millrace.worker.cache_access import CacheAccess
 from millrace.worker.core import worker_actions as act
@@ -253,7 +253,7 @@ class TaskManager:
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
-    def serve(self, connection: BulkConnection) -> None:
+    def serve(self, connection: DataConnection) -> None:
         """Serves one consumer or one tail's worker, until it goes."""
         PeerConnection(connection).serve(self.feed)
 

@@ -35,7 +35,7 @@ from millrace.wire.backoff import delays
 from millrace.wire.control.blob_transfer import fetch_blob, fetch_memory, put_blob
 from millrace.wire.control.control_client import ClientSession, ControlChannel
 from millrace.wire.control.rpc import UnsendableError, about_job
-from millrace.wire.data.data_connection import BulkServer
+from millrace.wire.data.data_connection import DataServer
 from millrace.wire.error_codec import error_of, failure_of
 from millrace.worker.core.worker_inputs import Drain, SessionClosed, SessionOpened, TimeUp
 from millrace.worker.task_manager import JOIN_S, TaskManager
@@ -125,7 +125,7 @@ class Worker:
             AuthenticationError, VersionMismatchError: the dispatcher will never take this worker.
             AddressInUseError: the port to listen on is taken.
         """
-        server = BulkServer(self._host, self._tasks.serve, port=self._port, token=self._token, arena=self._arena)
+        server = DataServer(self._host, self._tasks.serve, port=self._port, token=self._token, arena=self._arena)
         self._tasks.address = format_address(self._advertised, server.port)
         threads = [
             threading.Thread(target=self._converse, name="millrace-session", daemon=True),

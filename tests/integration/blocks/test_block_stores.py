@@ -18,7 +18,7 @@ from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.object_store import ObjectStore
 from millrace.errors import BlockMissingError, StoreFullError
-from millrace.testing.faulty_stores import POINT, BlockStoreSuite, get, put
+from millrace.testing.block_store_suite import POINT, BlockStoreSuite, get, put
 from millrace.testing.s3 import s3_bucket
 
 

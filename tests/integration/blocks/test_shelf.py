@@ -12,7 +12,7 @@ from millrace.blocks.stores.file_store import FileStore
 from millrace.control import inputs as inp
 from millrace.control.actions import DeleteBlocks, ListStore
 from millrace.control.state.cache_state import place_of
-from millrace.dispatcher.store_janitor import Shelf
+from millrace.dispatcher.store_janitor import StoreJanitor
 from millrace.protocol.cache_messages import KeptBlock
 
 PLACE = "ab" * 16
@@ -36,7 +36,7 @@ def put(store: FileStore, point: str, writer: str = "", *, whole: bool = True) -
 async def asked(folder: Path, *actions: ListStore | DeleteBlocks) -> list[inp.Input]:
     """What a shelf answers."""
     answers: list[inp.Input] = []
-    shelf = Shelf(str(folder), answers.append)
+    shelf = StoreJanitor(str(folder), answers.append)
     await shelf.open()
     for action in actions:
         shelf.do(action)
@@ -89,7 +89,7 @@ def test_a_store_that_is_gone_is_not_one_without_blocks(tmp_path, caplog):
 
     async def removed_meanwhile() -> list[inp.Input]:
         answers: list[inp.Input] = []
-        shelf = Shelf(str(folder), answers.append)
+        shelf = StoreJanitor(str(folder), answers.append)
         await shelf.open()
         shutil.rmtree(folder)
         shelf.do(ListStore([7], {}))
@@ -109,7 +109,7 @@ def test_what_a_measurement_left_behind_is_removed_as_the_service_starts_and_let
 
     async def measured_meanwhile() -> list[inp.Input]:
         answers: list[inp.Input] = []
-        shelf = Shelf(str(tmp_path), answers.append)
+        shelf = StoreJanitor(str(tmp_path), answers.append)
         await shelf.open()
         put(store, POINT, whole=False)
         shelf.do(ListStore([], {}))

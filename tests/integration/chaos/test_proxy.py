@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from millrace.testing.proxy import Harm, Kind, Orders, Proxy
+from millrace.testing.proxy import FaultKind, FaultQueue, Proxy, ProxyFault
 
 PIECE = bytes(range(256)) * 40
 End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def connected(orders: Orders) -> AsyncIterator[tuple[End, End]]:
+async def connected(orders: FaultQueue) -> AsyncIterator[tuple[End, End]]:
     """Both ends of a connection through a proxy."""
     accepted: asyncio.Queue[End] = asyncio.Queue()
     server = await asyncio.start_server(lambda *end: accepted.put_nowait(end), "127.0.0.1")
@@ -30,9 +30,9 @@ async def connected(orders: Orders) -> AsyncIterator[tuple[End, End]]:
         server.close()
 
 
-def through(check: Callable[[End, End, Orders], Awaitable[None]]) -> None:
+def through(check: Callable[[End, End, FaultQueue], Awaitable[None]]) -> None:
     async def run() -> None:
-        orders: Orders = collections.deque()
+        orders: FaultQueue = collections.deque()
         async with asyncio.timeout(20), connected(orders) as (one, other):
             await check(one, other, orders)
 
@@ -48,7 +48,7 @@ async def lost(end: End) -> bytes:
 
 
 def test_what_is_not_harmed_arrives_and_so_does_its_end():
-    async def check(one: End, other: End, orders: Orders) -> None:
+    async def check(one: End, other: End, orders: FaultQueue) -> None:
         for source, sink in ((one, other), (other, one)):
             source[1].write(PIECE)
             assert await sink[0].readexactly(len(PIECE)) == PIECE
@@ -63,8 +63,8 @@ def test_what_is_not_harmed_arrives_and_so_does_its_end():
 
 
 def test_a_cut_comes_in_the_middle_of_a_piece_that_is_large_enough():
-    async def check(one: End, other: End, orders: Orders) -> None:
-        harm = Harm(Kind.CUT, least=len(PIECE), spare=1)
+    async def check(one: End, other: End, orders: FaultQueue) -> None:
+        harm = ProxyFault(FaultKind.CUT, least=len(PIECE), spare=1)
         orders.append(harm)
         for piece in (b"small", PIECE):
             one[1].write(piece)
@@ -78,8 +78,8 @@ def test_a_cut_comes_in_the_middle_of_a_piece_that_is_large_enough():
 
 
 def test_a_delay_loses_nothing():
-    async def check(one: End, other: End, orders: Orders) -> None:
-        harm = Harm(Kind.DELAY, seconds=0.05)
+    async def check(one: End, other: End, orders: FaultQueue) -> None:
+        harm = ProxyFault(FaultKind.DELAY, seconds=0.05)
         orders.append(harm)
         one[1].write(PIECE)
         await harm.fired
@@ -92,8 +92,8 @@ def test_a_delay_loses_nothing():
 
 
 def test_half_open_is_known_to_the_sender_and_not_to_the_receiver():
-    async def check(one: End, other: End, orders: Orders) -> None:
-        orders.append(Harm(Kind.HALF_OPEN, seconds=60))
+    async def check(one: End, other: End, orders: FaultQueue) -> None:
+        orders.append(ProxyFault(FaultKind.HALF_OPEN, seconds=60))
         one[1].write(PIECE)
         assert await other[0].readexactly(len(PIECE) // 2) == PIECE[: len(PIECE) // 2]
         assert await lost(one) == b""
@@ -104,22 +104,22 @@ def test_half_open_is_known_to_the_sender_and_not_to_the_receiver():
     through(check)
 
 
-@pytest.mark.parametrize("kind", [Kind.SILENCE, Kind.HALF_OPEN])
-def test_what_is_silent_ends_in_time(kind: Kind):
-    async def check(one: End, other: End, orders: Orders) -> None:
-        orders.append(Harm(kind, seconds=0.05))
+@pytest.mark.parametrize("kind", [FaultKind.SILENCE, FaultKind.HALF_OPEN])
+def test_what_is_silent_ends_in_time(kind: FaultKind):
+    async def check(one: End, other: End, orders: FaultQueue) -> None:
+        orders.append(ProxyFault(kind, seconds=0.05))
         one[1].write(PIECE)
         other[1].write(b"lost")
         came = await lost(other)
-        assert came == (b"" if kind is Kind.SILENCE else PIECE[: len(PIECE) // 2])
+        assert came == (b"" if kind is FaultKind.SILENCE else PIECE[: len(PIECE) // 2])
         assert await lost(one) in (b"", b"lost")
 
     through(check)
 
 
 def test_harms_that_were_given_up_strike_nobody():
-    async def check(one: End, other: End, orders: Orders) -> None:
-        orders.append(Harm(Kind.CUT))
+    async def check(one: End, other: End, orders: FaultQueue) -> None:
+        orders.append(ProxyFault(FaultKind.CUT))
         orders[0].fired.cancel()
         one[1].write(PIECE)
         assert await other[0].readexactly(len(PIECE)) == PIECE

@@ -121,7 +121,7 @@ class Stage:
 async def gone(pids: list[int]) -> None:
     """Waits until all of these processes have ended."""
     for pid in pids:
-        assert await asyncio.to_thread(child_processes.gone, pid, PATIENCE_S), f"process {pid} is still there"
+        assert await asyncio.to_thread(child_processes.ends_within, pid, PATIENCE_S), f"process {pid} is still there"
 
 
 async def play(story: Callable[[Stage], Awaitable[None]], factory: Factory) -> None:

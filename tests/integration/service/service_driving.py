@@ -20,7 +20,7 @@ from tests.integration.own_host import OWN_HOST
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.elements import codec
-from millrace.testing.child_processes import gone
+from millrace.testing.child_processes import ends_within
 from millrace.testing.proxy import Proxy
 
 Link = Callable[..., Proxy]
@@ -137,7 +137,7 @@ def wait_for_end(process: subprocess.Popen[bytes]) -> int:
 
 def wait_until_gone(pid: int) -> None:
     """Waits for the end of any process that is about to end."""
-    assert gone(pid, WAIT_S), f"process {pid} is still there"
+    assert ends_within(pid, WAIT_S), f"process {pid} is still there"
 
 
 def job_of(status: dict[str, Any], name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.elements import file_mapping, shared
 from millrace.elements.file_mapping import OpenFile
 from millrace.errors import ProtocolError
-from millrace.wire.data.fd_passing import LocalEnd
+from millrace.wire.data.fd_passing import FdChannel
 
 # Alone: two of these failed once beside other tests, and never by themselves; the cause is not known yet.
 pytestmark = [
@@ -137,7 +137,7 @@ def test_what_a_cache_has_is_looked_at_in_its_blocks_unless_it_was_written_to(tm
 
 @pytest.mark.parametrize("own_service", [1], indirect=True)
 def test_a_consumer_without_a_free_descriptor_reads_on_through_a_socket(own_service, monkeypatch, caplog):
-    receive, refused = LocalEnd.receive, list[bool]()
+    receive, refused = FdChannel.receive, list[bool]()
 
     def full(self, *arguments):
         if len(refused) >= 3:
@@ -148,7 +148,7 @@ def test_a_consumer_without_a_free_descriptor_reads_on_through_a_socket(own_serv
         refused.append(False)
         return receive(self, *arguments)
 
-    monkeypatch.setattr(LocalEnd, "receive", full)
+    monkeypatch.setattr(FdChannel, "receive", full)
     with pipeline().distribute(own_service.address) as dataset:
         for _ in range(2):
             firsts = sorted(int(batch[0, 0, 0, 0]) for batch in dataset)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from millrace.errors import ServiceUnreachableError
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.link_benchmark import SendBatches, serve_link
 
 COMMAND = [sys.executable, "-m", "millrace", "bench", "link"]
@@ -71,7 +71,7 @@ def test_ctrl_c_ends_the_measuring_end():
         asked.set()
         connection.receive(ORDER)
 
-    with BulkServer("127.0.0.1", silent, token="right") as server:
+    with DataServer("127.0.0.1", silent, token="right") as server:
         process: Any = subprocess.Popen([*COMMAND, server.address], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         try:
             assert asked.wait(60)
@@ -91,7 +91,7 @@ def test_one_end_must_be_chosen():
 
 
 def test_orders_are_bounded():
-    with serve_link("127.0.0.1", 0, None) as server, bulk_connect(server.address) as connection:
+    with serve_link("127.0.0.1", 0, None) as server, open_data_connection(server.address) as connection:
         connection.send(SendBatches(1 << 40))
         with pytest.raises(ServiceUnreachableError):
             connection.receive(ORDER)

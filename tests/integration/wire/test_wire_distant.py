@@ -16,7 +16,7 @@ import pytest
 
 from millrace.errors import ServiceUnreachableError
 from millrace.wire.data import handshake
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.striping import Striped, round_trip_s
 
 TUNNEL = Path(__file__).with_name("tunnel.py")
@@ -50,7 +50,7 @@ def near(address, compression):
     """Reads batches, says what it saw, then waits for one that the link never brings."""
     # A dead link is noticed after 2 s, not 20.
     handshake._KEEPALIVE.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=1)
-    with bulk_connect(address, TOKEN, compression=None if compression == "-" else compression) as connection:
+    with open_data_connection(address, TOKEN, compression=None if compression == "-" else compression) as connection:
         sockets = connection._sock._sockets if isinstance(connection._sock, Striped) else [connection._sock]
         assert round_trip_s(sockets[0]) >= 2 * DELAY_S
         for number in range(BATCHES):
@@ -67,7 +67,7 @@ def near(address, compression):
 
 
 def far(_, __):
-    server = BulkServer("0.0.0.0", give, token=TOKEN)
+    server = DataServer("0.0.0.0", give, token=TOKEN)
     say(server.port)
     sys.stdin.read()
 

@@ -15,9 +15,9 @@ from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachab
 from millrace.wire.address import format_address
 from millrace.wire.auth import OWN
 from millrace.wire.data import data_connection, striping
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.frames import receive_frame, send_frame
-from millrace.wire.data.handshake import Hello, greet
+from millrace.wire.data.handshake import Hello, exchange_hello
 from millrace.wire.data.striping import Striped, StripePart, round_trip_s, same_host
 from millrace.wire.own_token import own_token
 
@@ -58,8 +58,8 @@ def pairs(count):
 def test_payloads_of_any_size(sockets, compression):
     rng = np.random.default_rng(0)
     with (
-        BulkServer("127.0.0.1", echo, token="secret") as server,
-        bulk_connect(server.address, "secret", sockets=sockets, compression=compression) as connection,
+        DataServer("127.0.0.1", echo, token="secret") as server,
+        open_data_connection(server.address, "secret", sockets=sockets, compression=compression) as connection,
         ThreadPoolExecutor() as pool,
     ):
         for size in (0, 1, 63, 100_000, 262_144, 9_633_792):
@@ -72,8 +72,8 @@ def test_payloads_of_any_size(sockets, compression):
 
 def test_frames_of_several_threads_do_not_mix():
     with (
-        BulkServer("127.0.0.1", echo) as server,
-        bulk_connect(server.address, sockets=3) as connection,
+        DataServer("127.0.0.1", echo) as server,
+        open_data_connection(server.address, sockets=3) as connection,
         ThreadPoolExecutor(4) as pool,
     ):
         sent = [pool.submit(connection.send, Ping(i), [bytes([i]) * 300_000, bytes([i]) * 7]) for i in range(60)]
@@ -97,8 +97,8 @@ def test_a_socket_that_stalls_holds_up_no_other():
 
 @pytest.mark.parametrize("action", ["receive", "send"])
 def test_close_wakes_a_thread_that_blocks(action):
-    with BulkServer("127.0.0.1", lambda connection: connection.receive(PING)) as server, ThreadPoolExecutor() as pool:
-        connection = bulk_connect(server.address, sockets=4)
+    with DataServer("127.0.0.1", lambda connection: connection.receive(PING)) as server, ThreadPoolExecutor() as pool:
+        connection = open_data_connection(server.address, sockets=4)
         sockets = parts(connection)
         started = threading.Event()
 
@@ -126,7 +126,7 @@ def test_the_death_of_one_socket_ends_the_connection(which):
         finally:
             ended.set()
 
-    with BulkServer("127.0.0.1", serve) as server, bulk_connect(server.address, sockets=4) as connection:
+    with DataServer("127.0.0.1", serve) as server, open_data_connection(server.address, sockets=4) as connection:
         parts(connection)[which].shutdown(socket.SHUT_RDWR)
         with pytest.raises(ServiceUnreachableError, match=r"lost the connection with 127\.0\.0\.1:"):
             while True:
@@ -136,9 +136,9 @@ def test_the_death_of_one_socket_ends_the_connection(which):
 
 
 def test_every_socket_says_the_token():
-    with BulkServer("127.0.0.1", echo, token="secret") as server:
+    with DataServer("127.0.0.1", echo, token="secret") as server:
         with pytest.raises(AuthenticationError, match="refused the token"):
-            bulk_connect(server.address, "Secret", sockets=3)
+            open_data_connection(server.address, "Secret", sockets=3)
         with pytest.raises(AuthenticationError, match="refused the token"):
             said(server, Hello(OWN, "wrong", part=StripePart("a", 1, 2)))
         assert not server._lobby._waiting
@@ -148,7 +148,7 @@ def said(server, hello):
     """A socket whose hello was welcomed."""
     sock = socket.create_connection(("127.0.0.1", server.port))
     try:
-        greet(sock, hello, time.monotonic() + PROMPTLY_S)
+        exchange_hello(sock, hello, time.monotonic() + PROMPTLY_S)
     except BaseException:
         sock.close()
         raise
@@ -158,7 +158,7 @@ def said(server, hello):
 def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
     with (
-        BulkServer("127.0.0.1", echo) as server,
+        DataServer("127.0.0.1", echo) as server,
         said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock,
     ):
         sock.settimeout(PROMPTLY_S)
@@ -171,29 +171,29 @@ def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
 def test_closing_the_server_ends_the_waiting_at_once(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)  # else the test would end all the same
     with (
-        BulkServer("127.0.0.1", echo) as server,
+        DataServer("127.0.0.1", echo) as server,
         said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))) as sock,
     ):
         server.close()
         assert sock.recv(1) == b""
-    assert not any(thread.name.startswith("millrace-bulk") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("millrace-data") for thread in threading.enumerate())
 
 
 def test_a_connection_of_many_sockets_costs_the_server_one_thread(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 600)
     before = set(threading.enumerate())
-    with BulkServer("127.0.0.1", echo) as server, bulk_connect(server.address, sockets=4) as connection:
+    with DataServer("127.0.0.1", echo) as server, open_data_connection(server.address, sockets=4) as connection:
         connection.send(Ping(1))
         connection.receive(PING)
         serving = [thread for thread in set(threading.enumerate()) - before if thread not in server._acceptors]
         for thread in serving:
-            if thread.name != f"millrace-bulk-{format_address(*parts(connection)[0].getsockname()[:2])}":
+            if thread.name != f"millrace-data-{format_address(*parts(connection)[0].getsockname()[:2])}":
                 thread.join(PROMPTLY_S)
         assert len([thread for thread in serving if thread.is_alive()]) == 1
 
 
 def test_the_same_socket_twice_is_hung_up():
-    with BulkServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))):
+    with DataServer("127.0.0.1", echo) as server, said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2))):
         with pytest.raises(EOFError):
             said(server, Hello(OWN, own_token(), part=StripePart("a", 1, 2)))
         with said(
@@ -205,17 +205,17 @@ def test_the_same_socket_twice_is_hung_up():
 
 def test_parts_out_of_range_are_refused():
     with (
-        BulkServer("127.0.0.1", echo) as server,
+        DataServer("127.0.0.1", echo) as server,
         pytest.raises(ProtocolError, match=r"socket . of 9 was offered; a connection has at most 8"),
     ):
-        bulk_connect(server.address, sockets=9)
+        open_data_connection(server.address, sockets=9)
 
 
 def test_many_connections_at_once_find_their_own_sockets():
-    with BulkServer("127.0.0.1", echo) as server, ThreadPoolExecutor(8) as pool:
+    with DataServer("127.0.0.1", echo) as server, ThreadPoolExecutor(8) as pool:
 
         def use(number):
-            with bulk_connect(server.address, sockets=3) as connection:
+            with open_data_connection(server.address, sockets=3) as connection:
                 connection.send(Ping(number), [bytes([number]) * 800_000])
                 header, payload = connection.receive(PING)
                 return header.number == number and payload.tobytes() == bytes([number]) * 800_000
@@ -225,15 +225,15 @@ def test_many_connections_at_once_find_their_own_sockets():
 
 def test_unknown_compressions_are_refused():
     with (
-        BulkServer("127.0.0.1", echo) as server,
+        DataServer("127.0.0.1", echo) as server,
         pytest.raises(ServiceUnreachableError, match="did not welcome this process"),
     ):
-        bulk_connect(server.address, compression="gzip")  # type: ignore[arg-type]
+        open_data_connection(server.address, compression="gzip")  # type: ignore[arg-type]
 
 
 def test_what_the_kernel_says_of_a_connection():
-    with BulkServer("127.0.0.1", echo) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
+    with DataServer("127.0.0.1", echo) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
         assert same_host(sock)
         assert 0 < round_trip_s(sock) < PROMPTLY_S
-        with bulk_connect(server.address) as connection:
+        with open_data_connection(server.address) as connection:
             assert isinstance(connection._sock, socket.socket)

@@ -11,7 +11,7 @@ import msgspec
 from millrace.errors import ServiceError
 from millrace.wire.control.control_client import ControlChannel
 from millrace.wire.control.control_server import ControlServer
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataServer, open_data_connection
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +45,7 @@ def _serve(connection):
 
 
 def bulk_server(_):
-    server = BulkServer("127.0.0.1", _serve)
+    server = DataServer("127.0.0.1", _serve)
     say(server.address)
     threading.Event().wait()
 
@@ -78,7 +78,7 @@ def interrupted_reading(address):
 
 
 def interrupted_bulk(address):
-    connection = bulk_connect(address)
+    connection = open_data_connection(address)
     connection.send(Ping(1))
     connection.receive(msgspec.msgpack.Decoder(Ping))
     say("reading")

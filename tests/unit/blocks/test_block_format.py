@@ -26,7 +26,7 @@ from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.elements import file_mapping
 from millrace.elements.tree import flatten
 from millrace.errors import BlockDamagedError, CodecError, StoreFullError
-from millrace.testing.faulty_stores import POINT, get, put
+from millrace.testing.block_store_suite import POINT, get, put
 
 KEYS = [hashlib.blake2b(bytes([number]), digest_size=KEY_BYTES).digest() for number in range(200)]
 COMPRESSIONS = [None, "lz4", "zstd"]

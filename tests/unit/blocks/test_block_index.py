@@ -15,7 +15,7 @@ from millrace.blocks.block_writer import BlockWriter
 from millrace.blocks.stores.block_store import BlockStore
 from millrace.blocks.stores.file_store import FileStore
 from millrace.blocks.stores.memory_store import MemoryStore
-from millrace.testing.faulty_stores import POINT, put
+from millrace.testing.block_store_suite import POINT, put
 
 KEYS = [hashlib.blake2b(bytes([number]), digest_size=KEY_BYTES).digest() for number in range(200)]
 

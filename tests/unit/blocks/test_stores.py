@@ -16,7 +16,7 @@ from millrace.blocks.stores.open_store import open_store
 from millrace.elements import file_mapping
 from millrace.errors import BlockMissingError, CacheError, PipelineError, StoreFullError
 from millrace.sources import storage
-from millrace.testing.faulty_stores import POINT, BlockStoreSuite, get, put
+from millrace.testing.block_store_suite import POINT, BlockStoreSuite, get, put
 
 
 class TestMemory(BlockStoreSuite):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.clusters.pods import has_run, how_it_ended, restarts, went_in_order, what_keeps_it
+from millrace.clusters.pods import ended_in_order, exit_reason, has_run, restarts, waiting_reason
 
 LOST = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "NoExecute"}
 AWAY = {"terminated": {"exitCode": 1, "reason": "Error"}}
@@ -55,7 +55,7 @@ def ended(code, reason="Error"):
     ],
 )
 def test_how_a_process_ended_that_had_been_started_anew_twice(given, words):
-    assert how_it_ended(given, 2) == words
+    assert exit_reason(given, 2) == words
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_how_a_process_ended_that_had_been_started_anew_twice(given, words):
     ],
 )
 def test_which_process_went_in_good_order(given, so):
-    assert went_in_order(given, 2) is so
+    assert ended_in_order(given, 2) is so
 
 
 def test_what_has_run():
@@ -100,4 +100,4 @@ def test_what_has_run():
     ],
 )
 def test_what_keeps_a_process_from_starting(given, words):
-    assert what_keeps_it(given) == words
+    assert waiting_reason(given) == words

@@ -10,7 +10,7 @@ from millrace.control.journal.consumer_events import ConsumerJoined, EpochBegan
 from millrace.control.journal.job_events import JobCreated
 from millrace.control.journal.snapshot import dump, load
 from millrace.control.journal.task_events import TaskLeased
-from millrace.dispatcher.recovery import go_on_older
+from millrace.dispatcher.recovery import fence_off_newer
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import Told
 
@@ -216,7 +216,7 @@ def test_an_older_journal_that_is_gone_on_with_by_choice_is_another_service():
     service, peer = leased("the first life")
     put_back(service, next(n for n, event in enumerate(service.events) if isinstance(event, EpochBegan)))
     known = service.state.next_lease
-    go_on_older(service.state)
+    fence_off_newer(service.state)
     service.say(inp.Started("here:1", "the chosen life"))
     assert service.state.service == service.state.life.name == "the chosen life"
     assert not come_back(service, peer, 1000, 5)

@@ -23,7 +23,7 @@ from millrace.control.journal.snapshot import dump
 from millrace.control.journal.worker_events import WorkerJoined
 from millrace.control.state.state import State
 from millrace.dispatcher.blob_store import BlobFolder
-from millrace.dispatcher.journal_file import Mark, SqliteJournal
+from millrace.dispatcher.journal_file import HighWaterMark, SqliteJournal
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError
 from millrace.dispatcher.work_dir import WorkDir
@@ -218,7 +218,7 @@ def test_a_mark_that_cannot_be_read_now_is_read_later(left, tmp_path, monkeypatc
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mark, "read", no_descriptor)
+        patch.setattr(HighWaterMark, "read", no_descriptor)
         with pytest.raises(ShortageError, match="Too many open files"):
             started(copy)
     assert full(started(copy))

@@ -1,15 +1,15 @@
 import io
 
 from millrace.observe import link
-from millrace.wire.data.link_benchmark import LinkReport, Row
+from millrace.wire.data.link_benchmark import LinkFigure, LinkReport
 
 
 def report(plain=100e6, ours=90e6, lz4=50e6, sockets=1, near=False, window=2e6, round_trip=0.02):
     rows = [
-        Row("plain sockets", sockets, "random bytes", None, plain, [plain]),
-        Row("millrace", sockets, "random bytes", None, ours, [ours]),
-        Row("millrace", sockets, "token ids", None, ours, [ours]),
-        Row("millrace", sockets, "token ids", "lz4", lz4, [lz4]),
+        LinkFigure("plain sockets", sockets, "random bytes", None, plain, [plain]),
+        LinkFigure("millrace", sockets, "random bytes", None, ours, [ours]),
+        LinkFigure("millrace", sockets, "token ids", None, ours, [ours]),
+        LinkFigure("millrace", sockets, "token ids", "lz4", lz4, [lz4]),
     ]
     return LinkReport("far:5051", near, round_trip, window, sockets, rows)
 

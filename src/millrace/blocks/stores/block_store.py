@@ -49,7 +49,7 @@ class Draft(Protocol):
         """
 
 
-class Block(Protocol):
+class OpenBlock(Protocol):
     """Open block: it can be read even if it is deleted meanwhile, where the store can do that.
 
     Attributes:
@@ -100,7 +100,7 @@ class BlockStore(Protocol):
             As :meth:`Draft.write`.
         """
 
-    def open(self, point: str, name: str) -> Block:
+    def open(self, point: str, name: str) -> OpenBlock:
         """Open a block, to be closed.
 
         Raises:

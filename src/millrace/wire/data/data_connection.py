@@ -1,7 +1,7 @@
 """Bulk data: frames over plain TCP, blocking sockets, one thread per connection.
 
 A connection starts with a hello of the connecting side (token, versions) and a welcome of the other; then both may
-send frames as they like. :class:`BulkConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``.
+send frames as they like. :class:`DataConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``.
 
 On one host memory is passed instead of copied (:mod:`.local`). The welcome names a Unix socket in Linux's abstract
 namespace, where the server listens too; who can connect to it is on the same host and in the same network namespace,
@@ -47,10 +47,18 @@ from millrace.errors import MillraceError, ProtocolError, ServiceUnreachableErro
 from millrace.wire.address import format_address, listen, parse_address
 from millrace.wire.auth import OWN, check_exposure, check_protocol, check_token, check_token_form
 from millrace.wire.data.compression import Compression
-from millrace.wire.data.fd_passing import LocalEnd
+from millrace.wire.data.fd_passing import FdChannel
 from millrace.wire.data.frames import DEFAULT_LIMIT, ReadAhead, Receiver, aligned_buffer, receive_frame, send_frame
-from millrace.wire.data.handshake import Hello, greet, receive_hello, welcome
-from millrace.wire.data.striping import Lobby, Striped, StripePart, round_trip_s, same_host, sockets_for, window_bytes
+from millrace.wire.data.handshake import Hello, exchange_hello, receive_hello, send_welcome
+from millrace.wire.data.striping import (
+    PendingSockets,
+    Striped,
+    StripePart,
+    round_trip_s,
+    same_host,
+    sockets_for,
+    window_bytes,
+)
 from millrace.wire.error_codec import failure_of
 from millrace.wire.own_token import check_listener, resolve
 
@@ -77,7 +85,7 @@ H = TypeVar("H")
 Stream = socket.socket | Striped
 
 
-class BulkConnection:
+class DataConnection:
     """Open connection. ``send`` may be called by several threads, ``receive`` by one, ``close`` by any.
 
     Attributes:
@@ -85,7 +93,7 @@ class BulkConnection:
     """
 
     def __init__(
-        self, sock: Stream, peer: str, local: LocalEnd | None = None, compression: Compression | None = None
+        self, sock: Stream, peer: str, local: FdChannel | None = None, compression: Compression | None = None
     ) -> None:
         self.peer = peer
         self._sock = sock
@@ -141,7 +149,7 @@ class BulkConnection:
                 return self._local.receive(decoder, allocate, limit)
             return receive_frame(self._receiver, decoder, allocate, limit)
 
-    def become(self, sock: Stream, compression: Compression | None) -> None:
+    def switch_to(self, sock: Stream, compression: Compression | None) -> None:
         """Go on over ``sock``, which this one's is a part of, and compress what is sent; for this module."""
         with self._state:
             self._sock = sock
@@ -196,7 +204,7 @@ class BulkConnection:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise ShippingError("a BulkConnection cannot be pickled: send its address and connect again on the other side")
+        raise ShippingError("a DataConnection cannot be pickled: send its address and connect again on the other side")
 
 
 def _receiver(sock: Stream) -> Receiver:
@@ -204,7 +212,7 @@ def _receiver(sock: Stream) -> Receiver:
     return ReadAhead(sock) if isinstance(sock, socket.socket) else sock
 
 
-class BulkServer:
+class DataServer:
     """Server that runs ``on_connection(connection)`` in a thread per peer that was let in.
 
     The connection is closed when the callback returns. An error that it raises is logged and ends its connection only.
@@ -225,7 +233,7 @@ class BulkServer:
     def __init__(
         self,
         host: str,
-        on_connection: Callable[[BulkConnection], object],
+        on_connection: Callable[[DataConnection], object],
         *,
         port: int = 0,
         token: str | None = None,
@@ -241,15 +249,15 @@ class BulkServer:
         self._token = token
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._serving: dict[BulkConnection, threading.Thread] = {}
+        self._serving: dict[DataConnection, threading.Thread] = {}
         self._listeners = [listener]
-        self._lobby = Lobby()
+        self._pending = PendingSockets()
         self._local_name = ""
         if arena is not None and AVAILABLE:
             self._local_name = f"millrace-{uuid.uuid4().hex}"
             self._listeners.append(_listen_locally(self._local_name))
         self._acceptors = [
-            threading.Thread(target=self._accept, args=(each,), name=f"millrace-bulk-{self.port}", daemon=True)
+            threading.Thread(target=self._accept, args=(each,), name=f"millrace-data-{self.port}", daemon=True)
             for each in self._listeners
         ]
         for acceptor in self._acceptors:
@@ -268,7 +276,7 @@ class BulkServer:
             listener.close()
         with self._lock:
             serving = dict(self._serving)
-        self._lobby.close()
+        self._pending.close()
         for connection in serving:
             connection.close()
         for thread in serving.values():
@@ -296,11 +304,11 @@ class BulkServer:
                 sock.close()
                 continue
             if sock.family == _AF_UNIX:
-                connection = BulkConnection(sock, "this host", LocalEnd(sock, self._arena))
+                connection = DataConnection(sock, "this host", FdChannel(sock, self._arena))
             else:
-                connection = BulkConnection(sock, format_address(*address[:2]))
+                connection = DataConnection(sock, format_address(*address[:2]))
             thread = threading.Thread(
-                target=self._serve, args=(connection, sock), name=f"millrace-bulk-{connection.peer}", daemon=True
+                target=self._serve, args=(connection, sock), name=f"millrace-data-{connection.peer}", daemon=True
             )
             refused = f"{MAX_CONNECTIONS} connections are open"
             with self._lock:
@@ -315,15 +323,15 @@ class BulkServer:
             _logger.warning("refused %s: %s", connection.peer, refused)
             connection.close()
 
-    def _serve(self, connection: BulkConnection, sock: socket.socket) -> None:
+    def _serve(self, connection: DataConnection, sock: socket.socket) -> None:
         try:
             with connection.borrowed("welcome"):
                 part = self._let_in(connection, sock)
                 if part is not None and part.index:
-                    with self._lobby.waiting(part, sock, HELLO_TIMEOUT_S) as lent:
-                        welcome(lent)
+                    with self._pending.waiting(part, sock, HELLO_TIMEOUT_S) as lent:
+                        send_welcome(lent)
                     return
-                welcome(sock, local="" if sock.family == _AF_UNIX else self._local_name)
+                send_welcome(sock, local="" if sock.family == _AF_UNIX else self._local_name)
             self._on_connection(connection)
         except ServiceUnreachableError as error:
             _logger.debug("%s left: %s", connection.peer, error)
@@ -336,7 +344,7 @@ class BulkServer:
             with self._lock:
                 del self._serving[connection]
 
-    def _let_in(self, connection: BulkConnection, sock: socket.socket) -> StripePart | None:
+    def _let_in(self, connection: DataConnection, sock: socket.socket) -> StripePart | None:
         hello = receive_hello(sock, HELLO_TIMEOUT_S)
         part = hello.part
         try:
@@ -345,10 +353,10 @@ class BulkServer:
             if part is not None:
                 part.check()
             if part is None or part.index == 0:
-                others = self._lobby.collect(part) if part is not None else []
-                connection.become(Striped([sock, *others]) if others else sock, hello.compression)
+                others = self._pending.collect(part) if part is not None else []
+                connection.switch_to(Striped([sock, *others]) if others else sock, hello.compression)
         except MillraceError as error:
-            welcome(sock, failure_of(error))
+            send_welcome(sock, failure_of(error))
             raise
         return part
 
@@ -371,7 +379,7 @@ def _listen_locally(name: str) -> socket.socket:
     return listener
 
 
-def bulk_connect(
+def open_data_connection(
     address: str,
     token: str | None = None,
     timeout: float = 10.0,
@@ -379,8 +387,8 @@ def bulk_connect(
     local: bool = True,
     compression: Compression | None = None,
     sockets: int | None = None,
-) -> BulkConnection:
-    """Connect to a :class:`BulkServer`.
+) -> DataConnection:
+    """Connect to a :class:`DataServer`.
 
     Args:
         address: ``host:port``.
@@ -420,7 +428,7 @@ def bulk_connect(
 
     def join(part: StripePart) -> socket.socket:
         sock = dial()
-        greet(sock, Hello(OWN, token, part=part), deadline)
+        exchange_hello(sock, Hello(OWN, token, part=part), deadline)
         return sock
 
     try:
@@ -433,13 +441,13 @@ def bulk_connect(
             part, *parts = [StripePart(identity, index, count) for index in range(count)]
             with ThreadPoolExecutor(count - 1, "millrace-dial") as pool:
                 others = list(pool.map(join, parts))
-        name = greet(first, Hello(OWN, token, compression, part), deadline).local
+        name = exchange_hello(first, Hello(OWN, token, compression, part), deadline).local
         nearer = _connect_locally(name, token, deadline) if local and name else None
         if nearer is None:
-            return BulkConnection(Striped([first, *others]) if others else first, where, compression=compression)
+            return DataConnection(Striped([first, *others]) if others else first, where, compression=compression)
         for sock in opened:
             sock.close()
-        return BulkConnection(nearer, where, LocalEnd(nearer))
+        return DataConnection(nearer, where, FdChannel(nearer))
     except BaseException as error:
         for sock in opened:
             sock.close()
@@ -465,7 +473,7 @@ def _connect_locally(name: str, token: str | None, deadline: float) -> socket.so
             _logger.debug("no shared memory with %s: %s", name, _reason(error))
             sock.close()
             return None
-        greet(sock, Hello(OWN, token), deadline)
+        exchange_hello(sock, Hello(OWN, token), deadline)
     except BaseException as error:
         sock.close()
         if isinstance(error, (EOFError, ConnectionError)) and not isinstance(error, MillraceError):

@@ -1,9 +1,9 @@
 """Descriptor passing: on one host large buffers stay where they are, and the peer is told where that is.
 
-Each frame of :mod:`.frames` is preceded by a *slip*: 4 bytes of length (little-endian), then a msgpack
-:class:`Slip`. It says of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or
-of the frame's own payload, which holds the rest. File descriptors of segments that the peer has not seen travel with
-the slip's first byte. Slips the other way carry the loans that are over.
+Each frame of :mod:`.frames` is preceded by 4 bytes of length (little-endian) and a msgpack :class:`Preamble`. It says
+of which parts the payload is made: bytes of shared memory (:mod:`millrace.elements.shared`), or of the frame's own
+payload, which holds the rest. File descriptors of segments that the peer has not seen travel with the preamble's first
+byte. Preambles the other way carry the loans that are over.
 
 A frame without a payload of its own is sent by one call and received by one, so that it wakes the peer once.
 
@@ -62,7 +62,7 @@ class PayloadPart(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class Preamble(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Message before a frame.
 
     Attributes:
@@ -86,10 +86,10 @@ class Slip(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Slip)
+_decoder = msgspec.msgpack.Decoder(Preamble)
 
 
-class LocalEnd:
+class FdChannel:
     """One end of a connection over a Unix socket. One thread at a time sends, one receives.
 
     Args:
@@ -102,7 +102,7 @@ class LocalEnd:
         self._ahead = ReadAhead(sock, self._fetch)
         self._descriptors: list[int] = []
         self._arena = arena
-        self._window = BorrowedSegments()
+        self._borrowed = BorrowedSegments()
         self._lent: dict[int, Segment] = {}
         self._shown: set[int] = set()
         self._numbers = count()
@@ -110,14 +110,14 @@ class LocalEnd:
     def send(self, header: msgspec.Struct, buffers: Iterable[Buffer | np.ndarray[Any, Any]] = ()) -> int:
         """Send like :func:`millrace.wire.data.frames.send_frame`; what is lent must not be written any more."""
         views = [_bytes_of(view) for view in (memoryview(cast("Buffer", buffer)) for buffer in buffers) if view.nbytes]
-        returned, doubtful = self._window.take_ended()
-        load = _Load() if self._arena is None else self._load(self._arena, views)
+        returned, doubtful = self._borrowed.take_ended()
+        load = _PayloadLayout() if self._arena is None else self._lay_out(self._arena, views)
         while True:
-            slip = _encoder.encode(
-                Slip(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges)
+            preamble = _encoder.encode(
+                Preamble(load.parts, load.loans, load.segments, load.gone, returned, doubtful, load.ranges)
             )
             inline = load.inline if load.parts else views
-            head = _LENGTH.pack(len(slip)) + slip + encode_head(header, sum(map(len, inline)))
+            head = _LENGTH.pack(len(preamble)) + preamble + encode_head(header, sum(map(len, inline)))
             try:
                 self._send(memoryview(head), load.descriptors + [file.fd for file in load.files])
                 break
@@ -125,7 +125,7 @@ class LocalEnd:
                 # Consumers that stand still have so many of this user's waiting as one process may have open.
                 if error.errno != errno.ETOOMANYREFS or not load.files:
                     raise
-                load.keep_files(views)
+                load.inline_files(views)
         send_all(self._sock, [view.data for view in inline])
         return sum(map(len, views))
 
@@ -135,8 +135,8 @@ class LocalEnd:
         if rest:
             send_all(self._sock, [rest])
 
-    def _load(self, arena: Arena, views: list[Bytes]) -> _Load:
-        load = _Load()
+    def _lay_out(self, arena: Arena, views: list[Bytes]) -> _PayloadLayout:
+        load = _PayloadLayout()
         if sum(map(len, views)) < _COPIED_TOTAL:
             return load
         if gone := arena.removed(self._shown):
@@ -145,10 +145,10 @@ class LocalEnd:
         places = [self._lend(arena, view, load) if len(view) >= _COPIED_PIECE else None for view in views]
         self._show(views, places, load)
         self._copy(arena, views, places, load)
-        load.lay(views, places)
+        load.assign(views, places)
         return load
 
-    def _lend(self, arena: Arena, view: Bytes, load: _Load) -> tuple[int, int] | None:
+    def _lend(self, arena: Arena, view: Bytes, load: _PayloadLayout) -> tuple[int, int] | None:
         """Lend ``view``, if it can be lent from where it lies: (loan, start)."""
         if len(load.descriptors) + len(load.files) == MAX_DESCRIPTORS:
             return None
@@ -165,7 +165,7 @@ class LocalEnd:
             load.descriptors.append(segment.fd)
         return loan, start
 
-    def _show(self, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
+    def _show(self, views: list[Bytes], places: list[tuple[int, int] | None], load: _PayloadLayout) -> None:
         """Pass the files that hold the larger views that are not lent, where there are such."""
         others = [(i, view) for i, view in enumerate(views) if places[i] is None and len(view) >= _COPIED_PIECE]
         for found in file_mapping.mapped_ranges(others):
@@ -177,7 +177,9 @@ class LocalEnd:
             for index, start in found.views:
                 places[index] = number, start
 
-    def _copy(self, arena: Arena, views: list[Bytes], places: list[tuple[int, int] | None], load: _Load) -> None:
+    def _copy(
+        self, arena: Arena, views: list[Bytes], places: list[tuple[int, int] | None], load: _PayloadLayout
+    ) -> None:
         """Lend copies of the larger views that are neither lent nor in files, if there is room."""
         at = size = 0
         copies: list[tuple[int, int]] = []
@@ -208,72 +210,74 @@ class LocalEnd:
         """Receive like :func:`millrace.wire.data.frames.receive_frame`; a payload may be a :class:`ScatteredBuffer`.
 
         Raises:
-            ProtocolError: also if a slip says what cannot be.
+            ProtocolError: also if a preamble says what cannot be.
         """
-        slip = self._receive_slip()
-        files = [(each, OpenFile(self._descriptors.pop(0))) for each in slip.ranges]
-        if sum(size for _, _, size in slip.ranges) > 2 * limit:  # what lies between those that are wanted comes along
+        preamble = self._receive_preamble()
+        files = [(each, OpenFile(self._descriptors.pop(0))) for each in preamble.ranges]
+        if (
+            sum(size for _, _, size in preamble.ranges) > 2 * limit
+        ):  # what lies between those that are wanted comes along
             raise ProtocolError(f"the peer passed files with far more than {limit} bytes")
         header, payload = receive_frame(self._ahead, decoder, allocate, limit)
         if self._descriptors and not self._ahead.waiting:
             raise ProtocolError(f"{len(self._descriptors)} file descriptors came that the peer did not announce")
-        for over, retire in ((slip.returned, False), (slip.doubtful, True)):
+        for over, retire in ((preamble.returned, False), (preamble.doubtful, True)):
             for loan in over:
                 segment = self._lent.pop(loan, None)
                 if segment is None or self._arena is None:
                     raise ProtocolError(f"the peer gave back loan {loan}, which it does not have")
                 self._arena.give_back(segment, retire=retire)
-        if slip.parts:
-            payload = self._put_together(slip, files, payload, limit)
-        for number in slip.gone:
-            self._window.forget(number)
+        if preamble.parts:
+            payload = self._put_together(preamble, files, payload, limit)
+        for number in preamble.gone:
+            self._borrowed.forget(number)
         return header, payload
 
     def _put_together(
-        self, slip: Slip, files: list[tuple[tuple[int, int, int], OpenFile]], inline: Any, limit: int
+        self, preamble: Preamble, files: list[tuple[tuple[int, int, int], OpenFile]], inline: Any, limit: int
     ) -> ScatteredBuffer:
-        if sum(part.size for part in slip.parts) > limit:
+        if sum(part.size for part in preamble.parts) > limit:
             raise ProtocolError(f"the peer announced a payload of over {limit} bytes")
-        lent = {loan: self._window.view(segment, loan) for loan, segment in slip.loans}
+        lent = {loan: self._borrowed.view(segment, loan) for loan, segment in preamble.loans}
         lent |= {number: file_mapping.map_or_read(file, start, start + size) for (number, start, size), file in files}
         lent[_INLINE] = _bytes_of(memoryview(inline))
         pieces = []
-        for part in slip.parts:
+        for part in preamble.parts:
             source = lent.get(part.loan)
             if source is None or part.start < 0 or part.size < 0 or part.start + part.size > len(source):
                 raise ProtocolError(f"the peer announced bytes that it did not pass: {part}")
             pieces.append(source[part.start : part.start + part.size])
         return ScatteredBuffer(pieces)
 
-    def _receive_slip(self) -> Slip:
+    def _receive_preamble(self) -> Preamble:
         prefix = bytearray(_LENGTH.size)
         receive_all(self._ahead, memoryview(prefix), "")
         (length,) = _LENGTH.unpack(prefix)
         if length > _MAX_SLIP_BYTES:
-            raise ProtocolError(f"the peer announced a slip of {length} bytes")
+            raise ProtocolError(f"the peer announced a preamble of {length} bytes")
         encoded = bytearray(length)
-        receive_all(self._ahead, memoryview(encoded), " inside a slip")
+        receive_all(self._ahead, memoryview(encoded), " inside a preamble")
         try:
-            slip = _decoder.decode(encoded)
+            preamble = _decoder.decode(encoded)
         except msgspec.MsgspecError as error:
-            raise ProtocolError(f"the peer sent a malformed slip: {error}") from error
-        passed = len(slip.segments) + len(slip.ranges)
+            raise ProtocolError(f"the peer sent a malformed preamble: {error}") from error
+        passed = len(preamble.segments) + len(preamble.ranges)
         if passed > len(self._descriptors):
             raise ProtocolError(f"{len(self._descriptors)} file descriptors came for {passed} segments and files")
-        for number, size in slip.segments:
+        for number, size in preamble.segments:
             if size <= 0:
                 raise ProtocolError(f"the peer passed a segment of {size} bytes")
-            self._window.adopt(number, size, self._descriptors.pop(0))
-        return slip
+            self._borrowed.adopt(number, size, self._descriptors.pop(0))
+        return preamble
 
     def _fetch(self, view: memoryview) -> int:
-        """Receive what there is, and keep the descriptors that come along until their slip has been read.
+        """Receive what there is, and keep the descriptors that come along until their preamble has been read.
 
         The kernel ends what it gives at once behind the bytes that descriptors came with.
         """
         received, ancillary, flags, _ = self._sock.recvmsg_into([view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         self._descriptors += _descriptors(ancillary)
-        # Those of a slip that has come in part may wait, and those of the next.
+        # Those of a preamble that has come in part may wait, and those of the next.
         if len(self._descriptors) > 2 * MAX_DESCRIPTORS:
             raise ProtocolError("the peer passed more file descriptors than it announced")
         if flags & socket.MSG_CTRUNC:
@@ -287,13 +291,13 @@ class LocalEnd:
             _, segment = self._lent.popitem()
             assert self._arena is not None
             self._arena.give_back(segment, retire=True)
-        self._window = BorrowedSegments()
+        self._borrowed = BorrowedSegments()
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
-class _Load:
-    """Load of a frame, as it is put together; the attributes are those of :class:`Slip`, and what comes along."""
+class _PayloadLayout:
+    """Load of a frame, as it is put together; the attributes are those of :class:`Preamble`, and what comes along."""
 
     def __init__(self) -> None:
         self.parts: list[PayloadPart] = []
@@ -307,7 +311,7 @@ class _Load:
         self._inline_size = 0
         self._places: list[tuple[int, int] | None] = []
 
-    def lay(self, views: list[Bytes], places: list[tuple[int, int] | None]) -> None:
+    def assign(self, views: list[Bytes], places: list[tuple[int, int] | None]) -> None:
         """Lay out the payload, if any of it lies elsewhere: what has no place goes along."""
         self._places = places
         if any(places):
@@ -316,13 +320,13 @@ class _Load:
                 self._add(view, place, at)
                 at += len(view)
 
-    def keep_files(self, views: list[Bytes]) -> None:
+    def inline_files(self, views: list[Bytes]) -> None:
         """Leave out all files: bytes that lie in one go with the frame."""
         kept = {number for number, _, _ in self.ranges}
         for each in (self.ranges, self.files, self.parts, self.inline):
             each.clear()
         self._inline_size = 0
-        self.lay(views, [None if place is None or place[0] in kept else place for place in self._places])
+        self.assign(views, [None if place is None or place[0] in kept else place for place in self._places])
 
     def _add(self, view: Bytes, place: tuple[int, int] | None, at: int) -> None:
         """Add the next bytes of the payload, which start at its byte ``at``."""

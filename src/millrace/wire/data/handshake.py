@@ -50,7 +50,7 @@ _hello_decoder = msgspec.msgpack.Decoder(Hello)
 _welcome_decoder = msgspec.msgpack.Decoder(Welcome)
 
 
-def greet(sock: socket.socket, hello: Hello, deadline: float) -> Welcome:
+def exchange_hello(sock: socket.socket, hello: Hello, deadline: float) -> Welcome:
     """Send ``hello`` and wait for the welcome, until ``deadline`` (of ``time.monotonic``) at most.
 
     Raises:
@@ -58,9 +58,9 @@ def greet(sock: socket.socket, hello: Hello, deadline: float) -> Welcome:
         ProtocolError: what answers is not millrace.
         EOFError, OSError: the connection broke, or the time is over.
     """
-    tune(sock)
+    set_socket_options(sock)
     send_frame(sock, hello)
-    answer, _ = receive_frame(_Hurried(sock, deadline), _welcome_decoder, limit=0, header_limit=_HELLO_BYTES)
+    answer, _ = receive_frame(_DeadlineSocket(sock, deadline), _welcome_decoder, limit=0, header_limit=_HELLO_BYTES)
     if answer.failure is not None:
         raise error_of(answer.failure)
     sock.settimeout(None)
@@ -74,14 +74,14 @@ def receive_hello(sock: socket.socket, seconds: float) -> Hello:
         ProtocolError: it is not millrace.
         EOFError, OSError: the connection broke, or the time is over.
     """
-    tune(sock)
-    hurried = _Hurried(sock, time.monotonic() + seconds)
+    set_socket_options(sock)
+    hurried = _DeadlineSocket(sock, time.monotonic() + seconds)
     hello, _ = receive_frame(hurried, _hello_decoder, limit=0, header_limit=_HELLO_BYTES)
     sock.settimeout(None)
     return hello
 
 
-def welcome(sock: socket.socket, failure: Failure | None = None, local: str = "") -> None:
+def send_welcome(sock: socket.socket, failure: Failure | None = None, local: str = "") -> None:
     """Answer a hello.
 
     Raises:
@@ -90,7 +90,7 @@ def welcome(sock: socket.socket, failure: Failure | None = None, local: str = ""
     send_frame(sock, Welcome(OWN, failure, local))
 
 
-class _Hurried:
+class _DeadlineSocket:
     """Socket whose next receives have to be done by ``deadline``, however the peer trickles."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -105,7 +105,7 @@ class _Hurried:
         return self._sock.recv_into(buffer, nbytes, flags)
 
 
-def tune(sock: socket.socket) -> None:
+def set_socket_options(sock: socket.socket) -> None:
     """Set the options of a new TCP socket; see ``data_connection`` for why these and nothing else."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return  # whoever holds the other end is on this host: its death closes it

@@ -15,7 +15,7 @@ import numpy as np
 from millrace.errors import ProtocolError
 from millrace.wire.data.buffer_pool import BufferPool
 from millrace.wire.data.compression import Compression
-from millrace.wire.data.data_connection import BulkConnection, BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataConnection, DataServer, open_data_connection
 from millrace.wire.data.striping import MAX_SOCKETS, round_trip_s, same_host, sockets_for, window_bytes
 
 BATCH_BYTES = 64 * 224 * 224 * 3
@@ -40,7 +40,7 @@ class SendBatches(msgspec.Struct, frozen=True, tag="Order"):
     tokens: bool = False
 
 
-class Row(msgspec.Struct, frozen=True):
+class LinkFigure(msgspec.Struct, frozen=True):
     """One way of using the link.
 
     Attributes:
@@ -77,23 +77,23 @@ class LinkReport(msgspec.Struct, frozen=True):
     round_trip_s: float
     window_bytes: float | None
     sockets: int
-    rows: list[Row]
+    rows: list[LinkFigure]
 
 
 _orders = msgspec.msgpack.Decoder(SendBatches)
 
 
-def serve_link(host: str, port: int, token: str | None) -> BulkServer:
+def serve_link(host: str, port: int, token: str | None) -> DataServer:
     """Serve the end that sends; runs until it is closed.
 
     Raises:
-        AddressInUseError, AuthenticationError, ServiceError: as of :class:`BulkServer`.
+        AddressInUseError, AuthenticationError, ServiceError: as of :class:`DataServer`.
     """
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, BATCH_BYTES, np.uint8)
     tokens = (rng.zipf(1.3, BATCH_BYTES // 4) % 50_000).astype(np.int32).view(np.uint8)
 
-    def answer(connection: BulkConnection) -> None:
+    def answer(connection: DataConnection) -> None:
         while True:
             order, _ = connection.receive(_orders, limit=0)
             if not 0 <= order.batches <= _MOST_BATCHES:
@@ -110,7 +110,7 @@ def serve_link(host: str, port: int, token: str | None) -> BulkServer:
                 else:
                     connection.send(order, [batch])
 
-    return BulkServer(host, answer, port=port, token=token)
+    return DataServer(host, answer, port=port, token=token)
 
 
 def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: int = 3) -> LinkReport:
@@ -123,14 +123,14 @@ def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: 
         rounds: in which the ways take turns; figures are medians.
 
     Raises:
-        ServiceUnreachableError, AuthenticationError, VersionMismatchError, ProtocolError: as of ``bulk_connect``.
+        As :func:`~millrace.wire.data.data_connection.open_data_connection`.
     """
     with ExitStack() as stack:
         # First in, last out: its threads end when the connections are closed, also after Ctrl-C.
         pool = stack.enter_context(ThreadPoolExecutor(MAX_SOCKETS, "millrace-link"))
 
-        def connect(sockets: int, compression: Compression | None = None) -> BulkConnection:
-            made = bulk_connect(address, token, local=False, compression=compression, sockets=sockets)
+        def connect(sockets: int, compression: Compression | None = None) -> DataConnection:
+            made = open_data_connection(address, token, local=False, compression=compression, sockets=sockets)
             return stack.enter_context(made)
 
         plain = [connect(1) for _ in range(MAX_SOCKETS)]
@@ -152,11 +152,11 @@ def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: 
         for _ in range(rounds):
             for way, receive in ways.items():
                 rates[way].append(_rate(receive, sizes[way]))
-    rows = [Row(*way, statistics.median(found), found) for way, found in rates.items()]
+    rows = [LinkFigure(*way, statistics.median(found), found) for way, found in rates.items()]
     return LinkReport(plain[0].peer, near, round_trip, window if np.isfinite(window) else None, best, rows)
 
 
-def _round_trip(connection: BulkConnection) -> float:
+def _round_trip(connection: DataConnection) -> float:
     times = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -166,7 +166,7 @@ def _round_trip(connection: BulkConnection) -> float:
     return statistics.median(times)
 
 
-def _plain(pool: ThreadPoolExecutor, connections: list[BulkConnection]) -> Callable[[int], int]:
+def _plain(pool: ThreadPoolExecutor, connections: list[DataConnection]) -> Callable[[int], int]:
     def receive(batches: int) -> int:
         each = -(-batches // len(connections))
         list(pool.map(lambda connection: _receive_plain(connection, each), connections))
@@ -175,7 +175,7 @@ def _plain(pool: ThreadPoolExecutor, connections: list[BulkConnection]) -> Calla
     return receive
 
 
-def _receive_plain(connection: BulkConnection, batches: int) -> None:
+def _receive_plain(connection: DataConnection, batches: int) -> None:
     connection.send(SendBatches(batches, plain=True))
     buffer = np.empty(BATCH_BYTES, np.uint8).data
     with connection.borrowed("receive") as sock:
@@ -188,7 +188,7 @@ def _receive_plain(connection: BulkConnection, batches: int) -> None:
                 view = view[received:]
 
 
-def _framed(connection: BulkConnection, order: SendBatches) -> Callable[[int], int]:
+def _framed(connection: DataConnection, order: SendBatches) -> Callable[[int], int]:
     pool = BufferPool(4 * BATCH_BYTES)
 
     def receive(batches: int) -> int:

@@ -218,7 +218,7 @@ class StripePart(msgspec.Struct, frozen=True):
             )
 
 
-class Lobby:
+class PendingSockets:
     """Waiting room of sockets for the first one of their connection. Thread-safe."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from millrace.blocks.block_reader import BlockReader
 from millrace.blocks.stores.memory_store import MemoryStore
 from millrace.engine.cache import cache_writer as kept_module
 from millrace.engine.cache.cache_writer import CacheWriter
-from millrace.testing.faulty_stores import POINT
+from millrace.testing.block_store_suite import POINT
 
 KEYS = [hashlib.blake2b(bytes([number]), digest_size=16).digest() for number in range(100)]
 ROOM = 1 << 40

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
 from millrace.wire.data import striping
-from millrace.wire.data.striping import MAX_SOCKETS, Lobby, StripePart, sockets_for, stripe, window_bytes
+from millrace.wire.data.striping import MAX_SOCKETS, PendingSockets, StripePart, sockets_for, stripe, window_bytes
 
 SLICE = 5
 
@@ -88,4 +88,4 @@ def test_parts_that_cannot_be(index, count):
 
 def test_nothing_is_collected_before_all_have_come():
     with pytest.raises(ProtocolError, match="a connection of 3 sockets came before all of them were there"):
-        Lobby().collect(StripePart("a", 0, 3))
+        PendingSockets().collect(StripePart("a", 0, 3))

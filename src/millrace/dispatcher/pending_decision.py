@@ -16,7 +16,7 @@ from millrace.wire.control.control_server import Session
 _logger = logging.getLogger(__name__)
 
 
-class Decided(NamedTuple):
+class PendingDecision(NamedTuple):
     """What follows from one input.
 
     Attributes:

@@ -23,10 +23,10 @@ from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena
 from millrace.errors import AuthenticationError, ProtocolError, ServiceUnreachableError
 from millrace.wire.auth import OWN
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
-from millrace.wire.data.fd_passing import LocalEnd, Slip
+from millrace.wire.data.data_connection import DataServer, open_data_connection
+from millrace.wire.data.fd_passing import FdChannel, Preamble
 from millrace.wire.data.frames import LAYOUT, MAGIC, ReadAhead
-from millrace.wire.data.handshake import Hello, greet
+from millrace.wire.data.handshake import Hello, exchange_hello
 
 pytestmark = pytest.mark.skipif(not shared.AVAILABLE, reason="this platform cannot pass memory")
 
@@ -48,7 +48,7 @@ class Giver:
         self.arena = Arena(limit)
         self.answer = answer
         self.notes = []
-        self.server = BulkServer("127.0.0.1", self.serve, arena=self.arena, **options)
+        self.server = DataServer("127.0.0.1", self.serve, arena=self.arena, **options)
 
     def serve(self, connection):
         while True:
@@ -101,7 +101,7 @@ def test_what_the_client_sees_is_the_servers_memory():
         made.append(arena.allocate((MIB,), np.dtype(np.uint8)))
         return codec.encode([{"x": made[-1]}])
 
-    with Giver(answer) as giver, bulk_connect(giver.server.address) as connection:
+    with Giver(answer) as giver, open_data_connection(giver.server.address) as connection:
         for number in range(3):
             (element,) = codec.decode(ask(connection, number))
             theirs = memory_at(os.getpid(), made[-1].ctypes.data)
@@ -113,7 +113,10 @@ def test_what_the_client_sees_is_the_servers_memory():
 
 def test_small_messages_are_sent_as_they_are():
     elements = [5, "text"]
-    with Giver(lambda arena, number: codec.encode(elements)) as giver, bulk_connect(giver.server.address) as connection:
+    with (
+        Giver(lambda arena, number: codec.encode(elements)) as giver,
+        open_data_connection(giver.server.address) as connection,
+    ):
         payload = ask(connection, 5)
         assert not isinstance(payload, ScatteredBuffer)
         assert codec.decode(payload) == elements
@@ -122,7 +125,10 @@ def test_small_messages_are_sent_as_they_are():
 
 def test_what_lies_elsewhere_is_copied_once_and_aligned():
     elements = [{"a": np.arange(40_000.0) + i, "b": np.full((3, 100, 70), i, np.float32), "c": i} for i in range(5)]
-    with Giver(lambda arena, number: codec.encode(elements)) as giver, bulk_connect(giver.server.address) as connection:
+    with (
+        Giver(lambda arena, number: codec.encode(elements)) as giver,
+        open_data_connection(giver.server.address) as connection,
+    ):
         for number in range(4):
             decoded = codec.decode(ask(connection, number))
             assert decoded[0]["a"].ctypes.data % 64 == 0
@@ -135,7 +141,7 @@ def test_what_lies_elsewhere_is_copied_once_and_aligned():
 
 
 def test_batches_that_are_kept_never_change():
-    with Giver(batch, limit=6 * MIB) as giver, bulk_connect(giver.server.address) as connection:
+    with Giver(batch, limit=6 * MIB) as giver, open_data_connection(giver.server.address) as connection:
         kept = []
         for number in range(60):
             (element,) = codec.decode(ask(connection, number))
@@ -148,7 +154,7 @@ def test_batches_that_are_kept_never_change():
 
 
 def test_a_batch_that_was_let_go_makes_room_for_the_next():
-    with Giver(batch, limit=2 * MIB) as giver, bulk_connect(giver.server.address) as connection:
+    with Giver(batch, limit=2 * MIB) as giver, open_data_connection(giver.server.address) as connection:
         seen = set()
         for number in range(20):
             (element,) = codec.decode(ask(connection, number))
@@ -159,9 +165,9 @@ def test_a_batch_that_was_let_go_makes_room_for_the_next():
 
 def test_views_outlive_connection_and_server():
     with Giver(batch) as giver:
-        with bulk_connect(giver.server.address) as connection:
+        with open_data_connection(giver.server.address) as connection:
             kept = [codec.decode(ask(connection, number))[0]["x"] for number in range(5)]
-        with bulk_connect(giver.server.address) as connection:
+        with open_data_connection(giver.server.address) as connection:
             for number in range(5, 30):
                 ask(connection, number)
     for number, x in enumerate(kept):
@@ -179,9 +185,9 @@ def test_a_message_is_sent_again_as_it_was():
         return messages[number]
 
     with Giver(answer) as giver:
-        with bulk_connect(giver.server.address) as connection:
+        with open_data_connection(giver.server.address) as connection:
             first = codec.decode(ask(connection, 4))[0]["x"]
-        with bulk_connect(giver.server.address) as connection:
+        with open_data_connection(giver.server.address) as connection:
             second = codec.decode(ask(connection, 4))[0]["x"]
             third = codec.decode(ask(connection, 4))[0]["x"]
             second[:] = 9
@@ -193,7 +199,7 @@ def test_many_pieces_at_once():
     def answer(arena, number):
         return codec.encode([[arena.allocate((300_000,), np.dtype(np.uint8)) for _ in range(100)], number])
 
-    with Giver(answer) as giver, bulk_connect(giver.server.address) as connection:
+    with Giver(answer) as giver, open_data_connection(giver.server.address) as connection:
         for number in range(3):
             arrays, told = codec.decode(ask(connection, number))
             assert told == number
@@ -204,26 +210,26 @@ def test_a_server_elsewhere_is_reached_by_tcp():
     """Where the Unix socket that is named can't be seen, as in a container of its own."""
     with Giver(batch) as giver:
         giver.server._local_name = "nobody-listens-here"
-        with bulk_connect(giver.server.address) as connection:
+        with open_data_connection(giver.server.address) as connection:
             payload = ask(connection, 3)
             assert not isinstance(payload, ScatteredBuffer)
             assert (codec.decode(payload)[0]["x"] == 3).all()
 
 
 def test_memory_is_not_shared_unless_asked_for():
-    with Giver(batch) as giver, bulk_connect(giver.server.address, local=False) as connection:
+    with Giver(batch) as giver, open_data_connection(giver.server.address, local=False) as connection:
         assert not isinstance(ask(connection, 3), ScatteredBuffer)
 
 
 def test_the_token_is_demanded_there_too():
     with Giver(batch, token="secret") as giver:
-        with bulk_connect(giver.server.address, "secret") as connection:
+        with open_data_connection(giver.server.address, "secret") as connection:
             assert isinstance(ask(connection, 3), ScatteredBuffer)
         sock = socket.socket(socket.AF_UNIX)
         with sock:
             sock.connect(f"\0{giver.server._local_name}")
             with pytest.raises(AuthenticationError):
-                greet(sock, Hello(OWN), time.monotonic() + 5)
+                exchange_hello(sock, Hello(OWN), time.monotonic() + 5)
 
 
 CLIENT = """
@@ -231,13 +237,13 @@ import json, sys
 import numpy as np
 import msgspec
 from millrace.elements import codec
-from millrace.wire.data.data_connection import bulk_connect
+from millrace.wire.data.data_connection import open_data_connection
 
 class Note(msgspec.Struct, frozen=True, tag=True):
     number: int = 0
 
 kept = []
-with bulk_connect(sys.argv[1]) as connection:
+with open_data_connection(sys.argv[1]) as connection:
     for number in range(3):
         connection.send(Note(number))
         _, payload = connection.receive(msgspec.msgpack.Decoder(Note))
@@ -257,13 +263,13 @@ def test_a_client_that_is_killed_gives_everything_back():
             assert memory_at(client.pid, json.loads(client.stdout.readline())[0])
             client.send_signal(signal.SIGKILL)
             client.communicate()
-        with bulk_connect(giver.server.address) as connection:
+        with open_data_connection(giver.server.address) as connection:
             held = [codec.decode(ask(connection, number))[0]["x"] for number in range(3)]
             assert len({memory_at(os.getpid(), x.ctypes.data) for x in held}) == 3
 
 
 def test_a_forked_child_keeps_what_it_saw():
-    with Giver(batch, limit=3 * MIB) as giver, bulk_connect(giver.server.address) as connection:
+    with Giver(batch, limit=3 * MIB) as giver, open_data_connection(giver.server.address) as connection:
         (element,) = codec.decode(ask(connection, 7))
         go, done = os.pipe(), os.pipe()
         child = os.fork()
@@ -288,8 +294,8 @@ def test_a_forked_child_keeps_what_it_saw():
 # -- garbage -----------------------------------------------------------------------------------------------------------
 
 
-def slip_of(**fields):
-    encoded = msgspec.msgpack.encode(Slip(**fields))
+def preamble_of(**fields):
+    encoded = msgspec.msgpack.encode(Preamble(**fields))
     return struct.pack("<I", len(encoded)) + encoded
 
 
@@ -300,7 +306,7 @@ def received(data, descriptors=()):
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
         ours.sendmsg([data], rights)
         ours.shutdown(socket.SHUT_WR)
-        with contextlib.closing(LocalEnd(theirs)) as end:
+        with contextlib.closing(FdChannel(theirs)) as end:
             return end.receive(NOTE, bytearray, 1 << 20)
 
 
@@ -310,21 +316,21 @@ FRAME = struct.pack("<4sHHIQ", MAGIC, LAYOUT, 0, len(msgspec.msgpack.encode(Note
 
 
 def test_a_frame_without_a_payload():
-    assert received(slip_of() + FRAME)[0] == Note(1)
+    assert received(preamble_of() + FRAME)[0] == Note(1)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (struct.pack("<I", 1 << 30), "slip of"),
-        (struct.pack("<I", 3) + b"abc", "malformed slip"),
-        (slip_of(segments=[(0, 4096)]) + FRAME, "file descriptors"),
-        (slip_of(ranges=[(0, 0, 4096)]) + FRAME, "file descriptors"),
-        (slip_of(loans=[(0, 5)], parts=[(0, 0, 10)]) + FRAME, "segment 5"),
-        (slip_of(parts=[(0, 0, 10)]) + FRAME, "did not pass"),
-        (slip_of(parts=[(-1, 0, 10)]) + FRAME, "did not pass"),
-        (slip_of(parts=[(-1, 0, 1 << 40)]) + FRAME, "over"),
-        (slip_of(returned=[3]) + FRAME, "gave back loan 3"),
+        (struct.pack("<I", 1 << 30), "preamble of"),
+        (struct.pack("<I", 3) + b"abc", "malformed preamble"),
+        (preamble_of(segments=[(0, 4096)]) + FRAME, "file descriptors"),
+        (preamble_of(ranges=[(0, 0, 4096)]) + FRAME, "file descriptors"),
+        (preamble_of(loans=[(0, 5)], parts=[(0, 0, 10)]) + FRAME, "segment 5"),
+        (preamble_of(parts=[(0, 0, 10)]) + FRAME, "did not pass"),
+        (preamble_of(parts=[(-1, 0, 10)]) + FRAME, "did not pass"),
+        (preamble_of(parts=[(-1, 0, 1 << 40)]) + FRAME, "over"),
+        (preamble_of(returned=[3]) + FRAME, "gave back loan 3"),
     ],
 )
 def test_what_cannot_be_is_refused(data, message):
@@ -353,7 +359,12 @@ class CountingSocket(socket.socket):
 def test_a_frame_without_a_payload_of_its_own_takes_one_call_at_each_end():
     arena = Arena(64 << 20)
     ours, theirs = (CountingSocket(fileno=each.detach()) for each in socket.socketpair())
-    with ours, theirs, contextlib.closing(LocalEnd(ours, arena)) as end, contextlib.closing(LocalEnd(theirs)) as other:
+    with (
+        ours,
+        theirs,
+        contextlib.closing(FdChannel(ours, arena)) as end,
+        contextlib.closing(FdChannel(theirs)) as other,
+    ):
         lent = arena.allocate((1 << 19,), np.dtype(np.uint8))
         for number, buffers in enumerate(([], [lent], [])):
             end.send(Note(number), buffers)
@@ -367,7 +378,7 @@ def test_descriptors_that_nobody_announced_are_closed():
     mine = os.open("/dev/null", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ProtocolError, match="1 file descriptors came that"):
-        received(slip_of() + FRAME, [mine])
+        received(preamble_of() + FRAME, [mine])
     assert len(os.listdir("/proc/self/fd")) == before
     os.close(mine)
 
@@ -376,7 +387,7 @@ def test_a_peer_that_goes_on_passing_descriptors_is_cut_off():
     mine = os.open("/dev/null", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair()
-    end = LocalEnd(theirs)
+    end = FdChannel(theirs)
     with ours, theirs:
         ours.sendall(struct.pack("<I", 1000))
         for _ in range(5):
@@ -389,11 +400,11 @@ def test_a_peer_that_goes_on_passing_descriptors_is_cut_off():
 
 
 @pytest.mark.parametrize("size", [5, 37, 700, 4096])
-def test_slips_and_descriptors_find_each_other_however_they_arrive(size):
+def test_preambles_and_descriptors_find_each_other_however_they_arrive(size):
     """Frames with and without segments, of which a read gives so many bytes at most."""
     arena = Arena(64 << 20)
     ours, theirs = socket.socketpair()
-    sending, receiving = LocalEnd(ours, arena), LocalEnd(theirs)
+    sending, receiving = FdChannel(ours, arena), FdChannel(theirs)
     receiving._ahead = ReadAhead(theirs, receiving._fetch, size)
     rng = np.random.default_rng(0)
     with ours, theirs:
@@ -435,7 +446,7 @@ def test_what_lies_in_a_file_is_mapped_by_the_client(block, tmp_path):
             x[number:] = 7  # as a function that a user wrote may do
         return codec.encode([{"x": x, "y": np.arange(MIB)}])
 
-    with Giver(answer) as giver, bulk_connect(giver.server.address) as connection:
+    with Giver(answer) as giver, open_data_connection(giver.server.address) as connection:
         kept = []
         for number in (0, 1000, 0):
             (element,) = codec.decode(ask(connection, number))
@@ -455,7 +466,7 @@ def ends(sending=socket.socket, receiving=socket.socket):
     ours, theirs = socket.socketpair()
     one = sending(fileno=ours.detach())
     other = receiving(fileno=theirs.detach())
-    return LocalEnd(one, Arena(64 * MIB)), LocalEnd(other), one, other
+    return FdChannel(one, Arena(64 * MIB)), FdChannel(other), one, other
 
 
 @pytest.mark.skipif(not file_mapping.AVAILABLE, reason="only newer Linux can tell whether a page is there")
@@ -528,36 +539,36 @@ def test_a_process_without_a_free_descriptor_is_told_so():
 
 def test_ranges_far_larger_than_what_may_come_are_refused(block):
     with pytest.raises(ProtocolError, match="far more"):
-        received(slip_of(ranges=[(5, 0, 3 * MIB)], parts=[(5, 0, 20)]) + FRAME, [block.fd])
+        received(preamble_of(ranges=[(5, 0, 3 * MIB)], parts=[(5, 0, 20)]) + FRAME, [block.fd])
 
 
 @pytest.mark.parametrize(("start", "size"), [(3 * MIB + 1, MIB), (4 * MIB, 1), (-1, 10), (0, -1), (0, 0)])
 def test_a_range_that_the_file_has_not_is_refused(block, start, size):
     with pytest.raises(ProtocolError, match="does not hold"):
-        received(slip_of(ranges=[(5, start, size)], parts=[(5, 0, 10)]) + FRAME, [block.fd])
+        received(preamble_of(ranges=[(5, start, size)], parts=[(5, 0, 10)]) + FRAME, [block.fd])
 
 
 def test_parts_outside_a_range_are_refused(block):
     with pytest.raises(ProtocolError, match="did not pass"):
-        received(slip_of(ranges=[(5, 0, 100)], parts=[(5, 90, 20)]) + FRAME, [block.fd])
+        received(preamble_of(ranges=[(5, 0, 100)], parts=[(5, 90, 20)]) + FRAME, [block.fd])
 
 
 def test_memory_that_is_none_is_refused():
     mine = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises((ProtocolError, OSError)):
-        received(slip_of(segments=[(0, 4096)]) + FRAME, [mine])
+        received(preamble_of(segments=[(0, 4096)]) + FRAME, [mine])
     os.close(mine)
 
 
 @pytest.mark.parametrize("stop", [0, 2, 5, 12])
 def test_a_peer_that_ends_in_the_middle(stop):
     with pytest.raises(EOFError, match="closed the connection"):
-        received((slip_of(returned=[1, 2, 3, 4, 5, 6, 7, 8]) + FRAME)[:stop])
+        received((preamble_of(returned=[1, 2, 3, 4, 5, 6, 7, 8]) + FRAME)[:stop])
 
 
 def test_close_wakes_both_ends():
     with Giver(batch) as giver:
-        connection = bulk_connect(giver.server.address)
+        connection = open_data_connection(giver.server.address)
         waiting = threading.Event()
 
         def receive():

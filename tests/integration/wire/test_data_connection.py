@@ -24,7 +24,7 @@ from millrace.errors import (
 )
 from millrace.wire.auth import Identity
 from millrace.wire.data import data_connection
-from millrace.wire.data.data_connection import BulkServer, bulk_connect
+from millrace.wire.data.data_connection import DataServer, open_data_connection
 from millrace.wire.data.frames import MAGIC, receive_frame, send_frame
 
 PROMPTLY_S = 5.0
@@ -49,13 +49,13 @@ def bulk_echo(connection):
 
 
 @pytest.fixture
-def bulk_server() -> Iterator[BulkServer]:
-    with BulkServer("127.0.0.1", bulk_echo) as server:
+def bulk_server() -> Iterator[DataServer]:
+    with DataServer("127.0.0.1", bulk_echo) as server:
         yield server
 
 
 def bulk_works(server):
-    with bulk_connect(server.address) as connection:
+    with open_data_connection(server.address) as connection:
         connection.send(Ping(5), [b"abc"])
         header, payload = connection.receive(PING)
         assert (header, payload.tobytes()) == (Ping(5), b"abc")
@@ -63,7 +63,7 @@ def bulk_works(server):
 
 def test_bulk_payloads_of_any_size(bulk_server):
     rng = np.random.default_rng(0)
-    with bulk_connect(bulk_server.address) as connection, ThreadPoolExecutor() as pool:
+    with open_data_connection(bulk_server.address) as connection, ThreadPoolExecutor() as pool:
         for size in (0, 1, 63, 100_000, 30_000_000):
             parts = np.array_split(rng.integers(0, 256, size, np.uint8), 7)
             sending = pool.submit(connection.send, Ping(size), parts)
@@ -73,13 +73,13 @@ def test_bulk_payloads_of_any_size(bulk_server):
 
 
 def test_thousands_of_buffers_in_a_frame(bulk_server):
-    with bulk_connect(bulk_server.address) as connection:
+    with open_data_connection(bulk_server.address) as connection:
         connection.send(Ping(1), [bytes([i % 251]) for i in range(5000)])
         assert connection.receive(PING)[1].tobytes() == bytes(i % 251 for i in range(5000))
 
 
 def test_frames_of_several_threads_do_not_mix(bulk_server):
-    with bulk_connect(bulk_server.address) as connection, ThreadPoolExecutor(4) as pool:
+    with open_data_connection(bulk_server.address) as connection, ThreadPoolExecutor(4) as pool:
         sent = [pool.submit(connection.send, Ping(i), [bytes([i]) * 10_000, bytes([i]) * 7]) for i in range(100)]
         for _ in sent:
             header, payload = connection.receive(PING)
@@ -88,14 +88,14 @@ def test_frames_of_several_threads_do_not_mix(bulk_server):
 
 
 def test_bulk_tokens():
-    with BulkServer("127.0.0.1", bulk_echo, token="secret") as server:
-        with bulk_connect(server.address, "secret") as connection:
+    with DataServer("127.0.0.1", bulk_echo, token="secret") as server:
+        with open_data_connection(server.address, "secret") as connection:
             connection.send(Ping(1))
             assert connection.receive(PING)[0] == Ping(1)
         with pytest.raises(AuthenticationError, match="refused the token"):
-            bulk_connect(server.address, "Secret")
+            open_data_connection(server.address, "Secret")
         with pytest.raises(AuthenticationError, match="refused the token"):
-            bulk_connect(server.address)
+            open_data_connection(server.address)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_bulk_tokens():
     [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), MAGIC, MAGIC + b"\x01\0\0\0" + b"\xff" * 12, b"\0" * 100_000],
 )
 def test_garbage_does_not_hurt_a_bulk_server(bulk_server, garbage):
-    with bulk_connect(bulk_server.address) as bystander:
+    with open_data_connection(bulk_server.address) as bystander:
         with (
             socket.create_connection(("127.0.0.1", bulk_server.port)) as sock,
             contextlib.suppress(ConnectionError),  # it may hang up before it has read all
@@ -115,7 +115,7 @@ def test_garbage_does_not_hurt_a_bulk_server(bulk_server, garbage):
 
 
 def test_garbage_after_the_hello(bulk_server):
-    with bulk_connect(bulk_server.address) as connection:
+    with open_data_connection(bulk_server.address) as connection:
         connection._sock.sendmsg([b"x" * 100])
         with pytest.raises(ServiceUnreachableError, match=r"lost the connection with 127\.0\.0\.1:"):
             connection.receive(PING)
@@ -124,7 +124,7 @@ def test_garbage_after_the_hello(bulk_server):
 
 def test_whoever_says_no_hello_is_hung_up(monkeypatch):
     monkeypatch.setattr(data_connection, "HELLO_TIMEOUT_S", 0.2)
-    with BulkServer("127.0.0.1", bulk_echo) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
+    with DataServer("127.0.0.1", bulk_echo) as server, socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(b"MR")
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
@@ -134,16 +134,16 @@ def test_whoever_says_no_hello_is_hung_up(monkeypatch):
 def test_too_many_connections(monkeypatch):
     monkeypatch.setattr(data_connection, "MAX_CONNECTIONS", 2)
     with (
-        BulkServer("127.0.0.1", bulk_echo) as server,
-        bulk_connect(server.address),
-        bulk_connect(server.address),
+        DataServer("127.0.0.1", bulk_echo) as server,
+        open_data_connection(server.address),
+        open_data_connection(server.address),
         pytest.raises(ServiceUnreachableError, match="did not welcome this process"),
     ):
-        bulk_connect(server.address, timeout=2)
+        open_data_connection(server.address, timeout=2)
 
 
 def test_a_payload_over_the_limit_closes_the_connection(bulk_server):
-    with bulk_connect(bulk_server.address) as connection:
+    with open_data_connection(bulk_server.address) as connection:
         connection.send(Ping(1), [b"12345"])
         with pytest.raises(ProtocolError, match="a payload of 5 bytes; at most 4 are accepted"):
             connection.receive(PING, limit=4)
@@ -153,7 +153,7 @@ def test_a_payload_over_the_limit_closes_the_connection(bulk_server):
 
 
 def test_a_header_over_the_limit_is_not_sent(bulk_server):
-    with bulk_connect(bulk_server.address) as connection:
+    with open_data_connection(bulk_server.address) as connection:
         with pytest.raises(ProtocolError, match="put large parts into the payload"):
             connection.send(Ping(1, b"." * (1 << 20)))
         connection.send(Ping(2))
@@ -164,7 +164,7 @@ def test_an_allocation_that_fails_closes_the_connection(bulk_server):
     def allocate(size):
         raise MemoryError(f"no room for {size} bytes")
 
-    with bulk_connect(bulk_server.address) as connection:
+    with open_data_connection(bulk_server.address) as connection:
         connection.send(Ping(1), [b"12345"])
         with pytest.raises(MemoryError, match="no room for 5 bytes"):
             connection.receive(PING, allocate)
@@ -173,8 +173,8 @@ def test_an_allocation_that_fails_closes_the_connection(bulk_server):
 
 @pytest.mark.parametrize("action", ["receive", "send"])
 def test_close_wakes_a_thread_that_blocks(action):
-    with BulkServer("127.0.0.1", wait) as server, ThreadPoolExecutor() as pool:
-        connection = bulk_connect(server.address)
+    with DataServer("127.0.0.1", wait) as server, ThreadPoolExecutor() as pool:
+        connection = open_data_connection(server.address)
         started = threading.Event()
 
         def block():
@@ -193,19 +193,19 @@ def test_close_wakes_a_thread_that_blocks(action):
 
 
 def test_closing_the_server_ends_its_threads():
-    server = BulkServer("127.0.0.1", bulk_echo)
-    connections = [bulk_connect(server.address) for _ in range(20)]
-    assert sum(thread.name.startswith("millrace-bulk") for thread in threading.enumerate()) == 21
+    server = DataServer("127.0.0.1", bulk_echo)
+    connections = [open_data_connection(server.address) for _ in range(20)]
+    assert sum(thread.name.startswith("millrace-data") for thread in threading.enumerate()) == 21
     server.close()
     server.close()
-    assert not any(thread.name.startswith("millrace-bulk") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("millrace-data") for thread in threading.enumerate())
     for connection in connections:
         with pytest.raises(ServiceUnreachableError, match=r"the peer closed the connection|reset"):
             connection.receive(PING)
 
 
 def test_a_killed_bulk_server_is_noticed(peer):
-    with peer("bulk_server") as (process, address), bulk_connect(address) as connection:
+    with peer("bulk_server") as (process, address), open_data_connection(address) as connection:
         connection.send(Ping(1))
         assert connection.receive(PING)[1].tobytes() == b"x" * 10
         process.kill()
@@ -220,8 +220,8 @@ def test_a_bug_in_the_callback_ends_one_connection(caplog):
             raise KeyError("oops")
         connection.send(header, [b"abc"])
 
-    with BulkServer("127.0.0.1", fail) as server:
-        with bulk_connect(server.address) as connection:
+    with DataServer("127.0.0.1", fail) as server:
+        with open_data_connection(server.address) as connection:
             connection.send(Ping(13))
             with pytest.raises(ServiceUnreachableError):
                 connection.receive(PING)
@@ -241,7 +241,7 @@ def test_frames_over_a_real_socket_pair():
 
 def test_connections_cannot_be_pickled(bulk_server):
     with (
-        bulk_connect(bulk_server.address) as connection,
+        open_data_connection(bulk_server.address) as connection,
         pytest.raises(ShippingError, match="cannot be pickled: send its address"),
     ):
         pickle.dumps(connection)
@@ -257,30 +257,30 @@ def test_ctrl_c_while_bulk_data_is_awaited(peer):
 def test_other_protocols_are_refused(bulk_server, monkeypatch):
     monkeypatch.setattr(data_connection, "OWN", Identity(protocol=99))
     with pytest.raises(VersionMismatchError, match="this process protocol 99"):
-        bulk_connect(bulk_server.address)
+        open_data_connection(bulk_server.address)
 
 
 def test_addresses(bulk_server):
     with pytest.raises(AddressInUseError, match=f"cannot listen on {bulk_server.address}: .* or port 0 for any"):
-        BulkServer("127.0.0.1", print, port=bulk_server.port)
+        DataServer("127.0.0.1", print, port=bulk_server.port)
     with pytest.raises(AuthenticationError, match=r"refused to listen on \[::\]:0 without a token"):
-        BulkServer("::", print)
+        DataServer("::", print)
     with pytest.raises(ServiceError, match=r"cannot listen on 192\.0\.2\.1:0: .* Use an address of this machine"):
-        BulkServer("192.0.2.1", print, token="secret")
+        DataServer("192.0.2.1", print, token="secret")
     with pytest.raises(ServiceError, match="'nowhere' is not an address: the port is missing"):
-        bulk_connect("nowhere")
+        open_data_connection("nowhere")
     with pytest.raises(ServiceUnreachableError, match=r"nobody answered at 127\.0\.0\.1:1 within 10 s: Conn"):
-        bulk_connect("127.0.0.1:1")
+        open_data_connection("127.0.0.1:1")
 
 
 def test_ipv6():
     try:
-        server = BulkServer("::1", lambda connection: connection.send(Ping(1)))
+        server = DataServer("::1", lambda connection: connection.send(Ping(1)))
     except ServiceError as error:
         pytest.skip(str(error))
     with server:
         assert server.address.startswith("[::1]:")
-        with bulk_connect(server.address) as connection:
+        with open_data_connection(server.address) as connection:
             assert connection.receive(PING)[0] == Ping(1)
 
 
@@ -289,12 +289,12 @@ def test_a_peer_for_whom_no_thread_can_start_is_refused_alone(monkeypatch, bulk_
     failures = iter([RuntimeError("can't start new thread")])
 
     def failing(thread):
-        if thread.name.startswith("millrace-bulk-127") and (error := next(failures, None)) is not None:
+        if thread.name.startswith("millrace-data-127") and (error := next(failures, None)) is not None:
             raise error
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", failing)
     with pytest.raises(ServiceUnreachableError):
-        bulk_connect(bulk_server.address)
+        open_data_connection(bulk_server.address)
     assert "can't start new thread" in caplog.text
     bulk_works(bulk_server)
