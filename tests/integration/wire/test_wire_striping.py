@@ -141,7 +141,7 @@ def test_every_socket_says_the_token():
             open_data_connection(server.address, "Secret", sockets=3)
         with pytest.raises(AuthenticationError, match="refused the token"):
             said(server, Hello(OWN, "wrong", part=StripePart("a", 1, 2)))
-        assert not server._lobby._waiting
+        assert not server._pending._waiting
 
 
 def said(server, hello):
@@ -163,7 +163,7 @@ def test_sockets_whose_first_never_comes_are_hung_up(monkeypatch):
     ):
         sock.settimeout(PROMPTLY_S)
         assert sock.recv(1) == b""
-        assert not server._lobby._waiting
+        assert not server._pending._waiting
         with pytest.raises(ProtocolError, match="a connection of 2 sockets came before all of them were there"):
             said(server, Hello(OWN, own_token(), part=StripePart("a", 0, 2)))
 
