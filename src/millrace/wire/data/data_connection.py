@@ -17,7 +17,7 @@ to the kernel's autotuning: a size set by hand switches it off and is capped at 
 Acknowledgements are the kernel's, too: TCP_QUICKACK forgets itself after a few packets, and nothing here waits for
 one. Where a round trip is long, a connection is made of several sockets (:mod:`~millrace.wire.data.striping`).
 
-TLS would wrap each TCP socket in :func:`~millrace.wire.data.handshake.tune`, right after it is connected or accepted
+TLS would wrap each TCP socket in :func:`~millrace.wire.data.handshake.set_socket_options`, right after it is connected or accepted
 and
 before the hello, so that the token is hidden as well. Frames need ``sendmsg`` and ``recv_into`` of it and no more. It
 should then end in a helper process that passes memory: decryption in the trainer's process competes for the
