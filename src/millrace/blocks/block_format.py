@@ -29,14 +29,10 @@ MAGIC = b"millrace"
 VERSION = 1
 MESSAGE_BYTES = 64 << 10
 """Bytes up to which small elements are collected into a message: with less, the cost of a message would show; with
-more,
-random access to single elements would read too many others."""
+more, random access to single elements would read too many others."""
 
 TRAILER = struct.Struct("<8sIIQ")
 """Magic, version, checksum of the index, bytes of the index."""
-
-CODECS: dict[Compression, tuple[str, int | None]] = {"lz4": ("lz4_raw", None), "zstd": ("zstd", 1)}
-"""Arrow's name and level of each compression."""
 
 
 class Index(msgspec.Struct, frozen=True, array_like=True):

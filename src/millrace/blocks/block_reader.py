@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from millrace.blocks.block_format import CODECS, MAGIC, TRAILER, VERSION, Index, decode_index
+from millrace.blocks.block_format import MAGIC, TRAILER, VERSION, Index, decode_index
 from millrace.blocks.block_keys import KEY_BYTES, Keys, KeyTable, block_name
 from millrace.blocks.stores.block_store import OpenBlock
 from millrace.elements.codec import decode, row_layout
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.row_access import RowLayout, maker
 from millrace.errors import BlockDamagedError, CodecError
-from millrace.wire.data.compression import Compression
+from millrace.wire.data.compression import CODES, Compression, codec_of
 
 _FEW_ROWS = 4
 """Most rows of one message that are read one by one, where a message has many."""
@@ -358,13 +358,10 @@ class BlockReader:
 
     def _expanded(self, message: int, raw: Bytes, length: int) -> Bytes:
         """Decompress a message."""
-        from pyarrow import Codec
-
         try:
-            assert self.index.compression is not None
-            name, _ = CODECS[self.index.compression]
-            return np.frombuffer(Codec(name).decompress(raw, length), np.uint8)
-        except (AssertionError, OSError, ValueError, MemoryError) as error:
+            codec = codec_of(CODES[self.index.compression or ""])
+            return np.frombuffer(codec.decompress(raw, length), np.uint8)
+        except (KeyError, OSError, ValueError, MemoryError) as error:
             raise _damaged(self._block, f"message {message} cannot be expanded: {error}") from error
 
 

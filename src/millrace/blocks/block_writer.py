@@ -9,19 +9,17 @@ from zlib import crc32
 
 import numpy as np
 
-from millrace.blocks.block_format import CODECS, MAGIC, MESSAGE_BYTES, TRAILER, VERSION, BlockInfo, Index, encode_index
+from millrace.blocks.block_format import MAGIC, MESSAGE_BYTES, TRAILER, VERSION, BlockInfo, Index, encode_index
 from millrace.blocks.block_keys import KEY_BYTES, block_name
 from millrace.elements.codec import encode
 from millrace.elements.encode_columns import Piece
 from millrace.elements.layout import ALIGNMENT
 from millrace.elements.tree import nbytes_of
-from millrace.wire.data.compression import Compression
+from millrace.wire.data.compression import CODES, Compression, codec_of, compressed
 
 _ITEM_BYTES = KEY_BYTES + 4
 _MESSAGE_HEAD_BYTES = 2048
 """Estimated bytes of a message and its row of the index, without the elements."""
-_WORTH = 0.9
-"""Share of its size above which a compressed message is stored as it is."""
 _COMPRESSED_MAX = 1 << 30
 """Largest message in bytes that LZ4 compresses."""
 
@@ -151,12 +149,7 @@ class BlockWriter:
         """Compress the message, if that is wanted and worth it."""
         if self._compression is None:
             return None
-        from pyarrow import Codec
-
-        name, level = CODECS[self._compression]
-        raw = b"".join(pieces)
-        smaller = memoryview(Codec(name, compression_level=level).compress(raw)).cast("B")
-        return smaller if smaller.nbytes <= _WORTH * len(raw) else None
+        return compressed(codec_of(CODES[self._compression]), b"".join(pieces))
 
     def _put(self, piece: Piece) -> None:
         self._file.write(piece)

@@ -54,18 +54,6 @@ def test_other_protocols_are_refused(dispatcher, monkeypatch):
             channel.connect()
 
 
-def test_the_dispatcher_may_refuse_for_reasons_of_its_own(serving):
-    def admit(identity):
-        if identity.python != "2.7":
-            raise VersionMismatchError(f"Python {identity.python} and 2.7")
-
-    with serving(admit=admit) as dispatcher, ControlChannel(dispatcher.address) as channel:
-        with pytest.raises(VersionMismatchError, match=f"^Python {OWN.python} and 2.7$"):
-            channel.connect()
-        with pytest.raises(VersionMismatchError):
-            next(channel.open_session(Ping))
-
-
 def test_foreign_grpc_clients_get_a_plain_status(dispatcher):
     with grpc.insecure_channel(dispatcher.address) as foreign, pytest.raises(grpc.RpcError) as caught:
         foreign.unary_unary("/other.Service/Method")(b"", timeout=PROMPTLY_S)

@@ -39,12 +39,6 @@ class TestDirectory(BlockStoreSuite):
         return FileStore(store.location)
 
 
-class TestDurableDirectory(TestDirectory):
-    @pytest.fixture
-    def store(self, tmp_path):
-        return FileStore(str(tmp_path), durable=True)
-
-
 class TestObjects(BlockStoreSuite):
     @pytest.fixture
     def store(self):

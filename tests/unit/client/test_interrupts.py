@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from millrace.planning.epoch_cursor import EpochCursor
 from millrace.protocol.data_messages import Delivery
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import EpochBegun, EpochEnds, JobJoined, JoinJob, StepsReady
-from millrace.wire.control.control_client import _Outbox
+from millrace.wire.control.control_client import ClientSession
 
 
 def interrupted(action, prepare=lambda: None):
@@ -84,9 +85,10 @@ def test_taking_from_a_core(free):
 
 
 def test_sending(free):
-    outbox = _Outbox(lambda: None)
-    for _ in interrupted(lambda: outbox.put(b"message")):
-        assert free(outbox._lock)
+    ready = SimpleNamespace(check_usable=lambda: None)
+    session = ClientSession(ready, lambda messages: SimpleNamespace(add_done_callback=lambda done: None), Any)
+    for _ in interrupted(lambda: session.send(b"message")):
+        assert free(session._sending)
 
 
 def test_taking_what_was_computed_ahead(free):

@@ -45,23 +45,20 @@ _COPIED_BYTES = 80 << 10
 class FileStore:
     """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) in a folder, with a folder for each point.
 
-    A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So the drafts
-    of
-    a process of this host that died can be told from those that another one is writing, and are removed when the store
-    is
-    opened.
+    A draft is a file of the folder ``.drafts``, named by host and process, and locked by who writes it. So drafts of a
+    process of this host that died are told from those that another one is writing, and are removed when the store is
+    opened. A block that the machine's end left incomplete is found damaged when it is read, and computed again: that
+    costs less than a sync for each.
 
     Args:
         path: of the folder; it is made if it isn't there, and becomes its owner's alone, unless it holds other files.
-        durable: publish when a block is on the disk.
 
     Raises:
         CacheError: the folder cannot be made or written to.
     """
 
-    def __init__(self, path: str, *, durable: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self.location = os.path.abspath(path)
-        self._durable = durable
         self._drafts = os.path.join(self.location, _DRAFTS)
         with _errors(self.location):
             make_private(self.location, lambda name: name == _DRAFTS or bool(_POINT.fullmatch(name)))
@@ -81,7 +78,7 @@ class FileStore:
     @contextlib.contextmanager
     def draft(self) -> Iterator[_Draft]:
         """Begin a draft: a file in the folder for drafts."""
-        draft = _Draft(self.location, self._drafts, durable=self._durable)
+        draft = _Draft(self.location, self._drafts)
         try:
             yield draft
         finally:
@@ -124,9 +121,8 @@ class FileStore:
 
 
 class _Draft:
-    def __init__(self, root: str, folder: str, *, durable: bool) -> None:
+    def __init__(self, root: str, folder: str) -> None:
         self._root = root
-        self._durable = durable
         self._waiting: deque[memoryview] = deque()
         self._count = 0  # of their bytes
         while True:
@@ -169,14 +165,9 @@ class _Draft:
         path = os.path.join(folder, name)
         self._flush(self._count)
         with _errors(path):
-            if self._durable:
-                os.fsync(self._file.fileno())
             os.makedirs(folder, mode=0o700, exist_ok=True)
             os.rename(self._path, path)
             self._file.close()
-            if self._durable:
-                for each in (folder, self._root):
-                    _sync_folder(each)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):  # some file systems say only now what could not be written
@@ -265,14 +256,6 @@ def _opened(path: str) -> int:
         os.close(handle)
         raise OSError(errno.EINVAL, "this is no file, so it is no block")
     return handle
-
-
-def _sync_folder(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -8,18 +8,14 @@ from millrace.blocks.stores.object_store import ObjectStore
 from millrace.sources.storage import is_remote, local_path
 
 
-def open_store(location: str, *, durable: bool = False) -> BlockStore:
+def open_store(location: str) -> BlockStore:
     """Open the store at a path (of any mounted file system), or at ``s3://``, ``gs://``, ``az://`` or ``memory://``.
 
     Args:
         location: a folder, which is made if it isn't there, or a bucket with or without a prefix.
-        durable: a block in a folder is published when it is on the disk. Without it a block that the machine's end
-            left incomplete is found damaged when it is read, and computed again; that is much faster.
 
     Raises:
         CacheError: the folder cannot be made or written to.
         PipelineError: the scheme is none that blocks can be written to.
     """
-    if is_remote(location):
-        return ObjectStore(location)
-    return FileStore(local_path(location), durable=durable)
+    return ObjectStore(location) if is_remote(location) else FileStore(local_path(location))

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 import grpc
@@ -59,21 +59,13 @@ class ControlChannel:
         address: of the dispatcher, see :func:`~millrace.wire.address.parse_address`.
         token: as the dispatcher demands; None: on loopback this user's own.
         timeout: seconds that :meth:`connect` tries.
-        credentials: for TLS; None is plain text.
 
     Raises:
         ServiceError: ``address`` is malformed, or this process was forked while gRPC was in use.
         AuthenticationError: ``token`` is malformed.
     """
 
-    def __init__(
-        self,
-        address: str,
-        token: str | None = None,
-        timeout: float = 10.0,
-        *,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
+    def __init__(self, address: str, token: str | None = None, timeout: float = 10.0) -> None:
         self.address = format_address(*parse_address(address))
         token, self._own = resolve(address, token)
         check_token_form(token)
@@ -90,11 +82,7 @@ class ControlChannel:
         self._sessions: set[ClientSession] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
-        target = f"dns:///{self.address}"
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(f"dns:///{self.address}", options=_OPTIONS)
         _forks.open_channels += 1
 
     def connect(self) -> Identity:
@@ -298,12 +286,15 @@ class ClientSession:
     def __init__(self, channel: ControlChannel, start: Callable[[Iterator[bytes]], Any], message: Any) -> None:
         self._channel = channel
         self._decoder = msgspec.msgpack.Decoder(message)
-        self._outbox = _Outbox(channel.remember_thread)
-        self._closed = False
+        # Entered again where the garbage collector closes a session in the middle of another one's sending.
+        self._sending = threading.RLock()
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._put_bytes = self._sent_bytes = 0
+        self._outbox_ended = self._closed = False
         self._receiving = threading.Lock()
         self._ended = False
         self._failure: MillraceError | None = None
-        self._call = start(self._outbox)
+        self._call = start(self._outgoing())
         self._call.add_done_callback(self._on_done)
 
     def send(self, message: Any) -> None:
@@ -317,8 +308,13 @@ class ClientSession:
         """
         self._channel.check_usable()
         encoded = rpc.encode_message(message)
-        waiting = self._outbox.put(encoded)
-        if waiting is None:
+        with self._sending:
+            ended = self._outbox_ended
+            if not ended:
+                self._put_bytes += len(encoded)
+                self._outbox.put(encoded)
+            waiting = self._put_bytes - self._sent_bytes
+        if ended:
             if self._closed or self._call.code() is grpc.StatusCode.OK:
                 raise ServiceError(f"the session with {self._channel.address} is closed")
             raise self._channel.translate(self._call, "the session")
@@ -355,7 +351,7 @@ class ClientSession:
         if self._closed or not self._channel.owned():
             return
         self._closed = True
-        self._outbox.end()
+        self._end_outbox()
         timer = threading.Timer(_CLOSE_S, self._call.cancel)
         timer.daemon = True
         timer.start()
@@ -395,52 +391,19 @@ class ClientSession:
             raise StopIteration
         raise self._failure
 
+    def _outgoing(self) -> Iterator[bytes]:
+        """Messages to send, as gRPC takes them in a thread of its own."""
+        self._channel.remember_thread()
+        while (encoded := self._outbox.get()) is not None:
+            self._sent_bytes += len(encoded)
+            yield encoded
+
+    def _end_outbox(self) -> None:
+        """End the outbox: nothing more will be put; what is there is still sent."""
+        with self._sending:
+            self._outbox_ended = True
+            self._outbox.put(None)
+
     def _on_done(self, _: Any) -> None:
-        self._outbox.end()
+        self._end_outbox()
         self._channel.forget(self)
-
-
-class _Outbox:
-    """Messages that a session sends: an iterator that gRPC reads in a thread of its own."""
-
-    def __init__(self, on_start: Callable[[], None]) -> None:
-        self._on_start = on_start
-        self._started = False
-        # Entered by the lock itself: Ctrl-C within Condition.__enter__, which is Python, would leave it held for ever.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._queue: deque[bytes] = deque()
-        self._waiting = 0
-        self._ended = False
-
-    def put(self, encoded: bytes) -> int | None:
-        """Append; return the bytes that wait, None if the outbox has ended."""
-        with self._lock:
-            if self._ended:
-                return None
-            self._queue.append(encoded)
-            self._waiting += len(encoded)
-            self._changed.notify()
-            return self._waiting
-
-    def end(self) -> None:
-        """End the outbox: nothing more will be put; what is there is still read."""
-        with self._lock:
-            self._ended = True
-            self._changed.notify()
-
-    def __iter__(self) -> _Outbox:
-        return self
-
-    def __next__(self) -> bytes:
-        if not self._started:
-            self._started = True
-            self._on_start()
-        with self._lock:
-            while not self._queue:
-                if self._ended:
-                    raise StopIteration
-                self._changed.wait()
-            encoded = self._queue.popleft()
-            self._waiting -= len(encoded)
-            return encoded

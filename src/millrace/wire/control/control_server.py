@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,15 +31,16 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+_END = object()
+"""Last entry of a session's inbox."""
 _logger = logging.getLogger(__name__)
 
 
 class CallHandler(NamedTuple):
     """Question that peers may ask: ``reply = await handler(request)``, request decoded as ``request``.
 
-    Errors of :mod:`millrace.errors` that the handler raises are raised at the peer; any other is logged, and a
-    ServiceError
-    there.
+    Errors of :mod:`millrace.errors` that the handler raises are raised at the peer; any other is logged, and becomes a
+    ServiceError there.
     """
 
     request: Any
@@ -61,12 +61,9 @@ class Session:
         self.peer = peer
         self.identity = identity
         self.error: MillraceError | None = None
-        self._inbox: deque[Any] = deque()
-        self._input_ended = False
-        self._inbox_changed = asyncio.Event()
-        self._outbox: deque[bytes] = deque()
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue(1)  # one: a peer is held back until it was taken
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._outbox_bytes = 0
-        self._outbox_changed = asyncio.Event()
         self._closing = asyncio.Event()
 
     @property
@@ -85,68 +82,53 @@ class Session:
         encoded = rpc.encode_message(message)
         if self.closed:
             return
-        self._outbox.append(encoded)
+        self._outbox.put_nowait(encoded)
         self._outbox_bytes += len(encoded)
-        self._outbox_changed.set()
         if self._outbox_bytes > rpc.MAX_OUTBOX_BYTES:
-            waiting = self._outbox_bytes
-            self._outbox.clear()
-            self.close(ServiceError(f"{self.peer} left {waiting} bytes of messages unread and was given up"))
+            _drain(self._outbox)
+            error = f"{self.peer} left {self._outbox_bytes} bytes of messages unread and was given up"
+            self.close(ServiceError(error))
 
     def close(self, error: MillraceError | None = None) -> None:
         """End the session once what was queued is sent, 2 s at most; the peer's iteration ends or raises ``error``."""
         if self.closed:
             return
         self.error = error
-        self._inbox.clear()
         self._closing.set()
-        self._outbox_changed.set()
-        self.end_input()
+        self._outbox.put_nowait(None)
+        _drain(self._inbox)
+        self._inbox.put_nowait(_END)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        while not self._inbox:
-            if self._input_ended:
-                raise StopAsyncIteration
-            self._inbox_changed.clear()
-            await self._inbox_changed.wait()
-        message = self._inbox.popleft()
-        self._inbox_changed.set()
+        message = await self._inbox.get()
+        if message is _END:
+            self._inbox.put_nowait(_END)  # for whoever asks again
+            raise StopAsyncIteration
         return message
 
     # The rest is for the server, which moves bytes between the session and gRPC.
 
-    def end_input(self) -> None:
-        """End the input: nothing more will arrive."""
-        self._input_ended = True
-        self._inbox_changed.set()
-
-    async def arrived(self, message: Any) -> None:
-        """Hand ``message`` to whoever iterates; wait until the one before was taken, which holds the peer back."""
-        while self._inbox and not self._input_ended:
-            self._inbox_changed.clear()
-            await self._inbox_changed.wait()
-        if not self._input_ended:
-            self._inbox.append(message)
-            self._inbox_changed.set()
+    async def put(self, message: Any = _END) -> None:
+        """Hand ``message`` to whoever iterates, or the end; wait until the one before was taken."""
+        await self._inbox.put(message)
 
     async def pump(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write what is queued, until the session is closed and nothing is left."""
-        while True:
-            while not self._outbox:
-                if self.closed:
-                    return
-                self._outbox_changed.clear()
-                await self._outbox_changed.wait()
-            encoded = self._outbox.popleft()
+        while (encoded := await self._outbox.get()) is not None:
             await write(encoded)
             self._outbox_bytes -= len(encoded)
 
     async def until_closed(self) -> None:
         """Wait for :meth:`close`."""
         await self._closing.wait()
+
+
+def _drain(queue: asyncio.Queue[Any]) -> None:
+    while not queue.empty():
+        queue.get_nowait()
 
 
 class ControlServer:
@@ -160,8 +142,6 @@ class ControlServer:
         check: called with each message that decodes; an error of :mod:`millrace.errors` closes the session.
         calls: questions that peers may ask, by name.
         token: token that peers have to present; None: on loopback this user's own.
-        admit: looks at a peer's identity at the start of each stream and call, and refuses it by raising.
-        credentials: for TLS; None is plain text.
 
     Raises:
         AuthenticationError: not on loopback and no token.
@@ -177,8 +157,6 @@ class ControlServer:
         check: Callable[[Any], None] = lambda message: None,
         calls: Mapping[str, CallHandler] | None = None,
         token: str | None = None,
-        admit: Callable[[Identity], None] | None = None,
-        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._host, self._port = parse_address(address)
         token, _ = resolve(address, token)
@@ -188,8 +166,6 @@ class ControlServer:
         self._check = check
         self._calls = {rpc.HELLO: CallHandler(None, _hello), **(calls or {})}
         self._token = token
-        self._admit_hook = admit
-        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,10 +185,7 @@ class ControlServer:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((_Router(self._route),))
         try:
-            if self._credentials is None:
-                port = server.add_insecure_port(where)
-            else:
-                port = server.add_secure_port(where, self._credentials)
+            port = server.add_insecure_port(where)
         except RuntimeError as error:
             listen(self._host, self._port).close()  # somebody was faster
             raise ServiceError(f"cannot listen on {where}: {error}") from error
@@ -251,8 +224,6 @@ class ControlServer:
         check_token(self._token, rpc.token_of(metadata))
         identity = rpc.identity_of(metadata)
         check_protocol(identity)
-        if self._admit_hook is not None:
-            self._admit_hook(identity)
         return identity
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -279,24 +250,18 @@ class ControlServer:
             return
         await _refuse(failure, None, context)
 
-    async def _receive(self, name: str, context: grpc.aio.ServicerContext) -> bytes | bytearray:
-        first: bytes = b""
-        rest = bytearray()
-        size = 0
+    async def _receive(self, name: str, context: grpc.aio.ServicerContext) -> bytearray:
+        received = bytearray()
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
-                size += len(frame)
+                received += frame
                 self._receiving_bytes += len(frame)
-                rpc.check_call_size(size, f"the request {name}")
+                rpc.check_call_size(len(received), f"the request {name}")
                 if self._receiving_bytes > MAX_RECEIVING_BYTES:
                     raise ServiceError("the dispatcher is busy receiving large requests; try again in a while")
-                if size == len(frame):
-                    first = frame
-                else:
-                    rest += frame
         finally:
-            self._receiving_bytes -= size
-        return first + rest if rest else first
+            self._receiving_bytes -= len(received)
+        return received
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -327,12 +292,15 @@ class ControlServer:
             while (encoded := await context.read()) is not grpc.aio.EOF:
                 message = self._decoder.decode(encoded)
                 self._check(message)
-                await session.arrived(message)
+                await session.put(message)
         except (msgspec.MsgspecError, MillraceError) as error:
             _logger.warning("session with %s ended: malformed message: %s", session.peer, error)
             session.close(ProtocolError(f"the dispatcher got a malformed message: {error}"))
-        finally:
-            session.end_input()
+        except Exception:
+            session.close()
+            raise
+        else:
+            await session.put()
 
     async def _run(self, session: Session) -> None:
         try:

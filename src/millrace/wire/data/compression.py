@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from millrace.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 Compression = Literal["lz4", "zstd"]
 
@@ -25,14 +28,21 @@ BLOCK_BYTES = 1 << 20
 _WORTH = 0.9
 """Share of its size above which a compressed block is stored as it is."""
 _BLOCK = struct.Struct("<II")
-_ARROW = {1: ("lz4_raw", None), 2: ("zstd", 1)}
+_ARROW: dict[int, tuple[str, int | None]] = {1: ("lz4_raw", None), 2: ("zstd", 1)}
 
 
-def _codec(code: int) -> Any:
+def codec_of(code: int) -> Any:
+    """Arrow's codec for a code."""
     from pyarrow import Codec
 
     name, level = _ARROW[code]
     return Codec(name, compression_level=level)
+
+
+def compressed(codec: Any, raw: Buffer) -> memoryview | None:
+    """Compress ``raw`` (of bytes); None if it does not become so much smaller that it is worth it."""
+    smaller = memoryview(codec.compress(raw)).cast("B")
+    return smaller if smaller.nbytes <= _WORTH * memoryview(raw).nbytes else None
 
 
 def store(code: int, views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
@@ -40,16 +50,14 @@ def store(code: int, views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
     A buffer whose first block does not shrink is not tried any further: pictures beside tokens cost one attempt.
     """
-    codec = _codec(code)
+    codec = codec_of(code)
     for whole in _joined(views):
         worth = whole.nbytes >= LEAST_BYTES
         for start in range(0, whole.nbytes, BLOCK_BYTES):
             raw = whole[start : start + BLOCK_BYTES]
-            stored = raw
-            if worth:
-                smaller = memoryview(codec.compress(raw)).cast("B")
-                worth = smaller.nbytes <= _WORTH * raw.nbytes
-                stored = smaller if worth else raw
+            smaller = compressed(codec, raw) if worth else None
+            worth = smaller is not None
+            stored = raw if smaller is None else smaller
             yield [memoryview(_BLOCK.pack(raw.nbytes, stored.nbytes)), stored]
 
 
@@ -83,7 +91,7 @@ def restore(code: int, receive: Callable[[memoryview], None], target: memoryview
     """
     if code not in _ARROW:
         raise ProtocolError(f"the peer sent a payload compressed in a way ({code}) that this process does not know")
-    codec = _codec(code)
+    codec = codec_of(code)
     head = memoryview(bytearray(_BLOCK.size))
     scratch = memoryview(bytearray(min(BLOCK_BYTES, target.nbytes)))
     filled = 0

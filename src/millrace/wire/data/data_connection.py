@@ -3,7 +3,7 @@
 A connection starts with a hello of the connecting side (token, versions) and a welcome of the other; then both may
 send frames as they like. :class:`DataConnection` is what the rest of millrace sees: ``send``, ``receive``, ``close``.
 
-On one host memory is passed instead of copied (:mod:`.local`). The welcome names a Unix socket in Linux's abstract
+On one host memory is passed instead of copied (:mod:`.fd_passing`). The welcome names a Unix socket in Linux's abstract
 namespace, where the server listens too; who can connect to it is on the same host and in the same network namespace,
 says hello there, and closes the first connection. Who can't, e.g. in a container of its own, stays with TCP.
 
@@ -17,11 +17,10 @@ to the kernel's autotuning: a size set by hand switches it off and is capped at 
 Acknowledgements are the kernel's, too: TCP_QUICKACK forgets itself after a few packets, and nothing here waits for
 one. Where a round trip is long, a connection is made of several sockets (:mod:`~millrace.wire.data.striping`).
 
-TLS would wrap each TCP socket in :func:`~millrace.wire.data.handshake.set_socket_options`, right after it is connected or accepted
-and
-before the hello, so that the token is hidden as well. Frames need ``sendmsg`` and ``recv_into`` of it and no more. It
-should then end in a helper process that passes memory: decryption in the trainer's process competes for the
-interpreter's lock.
+TLS would wrap each TCP socket in :func:`~millrace.wire.data.handshake.set_socket_options`, right after it is connected
+or accepted and before the hello, so that the token is hidden as well. Frames need ``sendmsg`` and ``recv_into`` of it
+and no more. It should then end in a helper process that passes memory: decryption in the trainer's process competes for
+the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -70,9 +69,7 @@ MAX_CONNECTIONS = 1024
 HELLO_TIMEOUT_S = 10.0
 """Seconds for whoever connects to say hello."""
 
-_HELLO_BYTES = 16 << 10
 _AF_UNIX = getattr(socket, "AF_UNIX", -1)
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 _ACCEPT_PAUSE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of a Unix socket's peer."""
@@ -80,7 +77,6 @@ _CREDENTIALS = struct.Struct("3i")
 _logger = logging.getLogger(__name__)
 
 H = TypeVar("H")
-
 
 Stream = socket.socket | Striped
 
@@ -131,8 +127,7 @@ class DataConnection:
         """Wait for a frame: its header, and the buffer of ``allocate(payload size)``, filled from its first byte.
 
         On one host the payload may be a :class:`millrace.elements.scattered_buffer.ScatteredBuffer`, of memory that is
-        shared
-        with the peer until nobody looks at it any more.
+        shared with the peer until nobody looks at it any more.
 
         Args:
             decoder: of the header's type.
