@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_taking_from_a_core(free):
 
 def test_sending(free):
     ready = SimpleNamespace(check_usable=lambda: None)
-    session = ClientSession(ready, lambda messages: SimpleNamespace(add_done_callback=lambda done: None), Any)
+    session = ClientSession(cast("Any", ready), lambda messages: SimpleNamespace(add_done_callback=lambda done: None), Any)
     for _ in interrupted(lambda: session.send(b"message")):
         assert free(session._sending)
 
