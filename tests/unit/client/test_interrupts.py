@@ -86,7 +86,8 @@ def test_taking_from_a_core(free):
 
 def test_sending(free):
     ready = SimpleNamespace(check_usable=lambda: None)
-    session = ClientSession(cast("Any", ready), lambda messages: SimpleNamespace(add_done_callback=lambda done: None), Any)
+    call = SimpleNamespace(add_done_callback=lambda done: None)
+    session = ClientSession(cast("Any", ready), lambda messages: call, Any)
     for _ in interrupted(lambda: session.send(b"message")):
         assert free(session._sending)
 
