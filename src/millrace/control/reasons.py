@@ -114,11 +114,12 @@ def why_consumer(job: Job, index: int, now: float) -> str:
     epoch = job.epochs.get(place.epoch)
     if epoch is None:
         return "waits for the job's sources to be listed"
-    tasks = epoch.unread.get(index, set())
+    slot = job.slot_of(index)
+    tasks = epoch.unread_by(index, slot)
     if not tasks:
         return "has read all that is its" if epoch.settled else "waits for a task"
     ready = sum(epoch.live[task].finished for task in tasks)
-    waiting = len(epoch.pending.get(index, ()))
+    waiting = len(epoch.pending.get(slot, ()))
     return f"{len(tasks)} tasks to read, {ready} of them computed, {waiting} waiting for a worker"
 
 

@@ -108,8 +108,8 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
     waits = [min(1.0, report.wait_s / report.batch_time_s) for report in reports if report.batch_time_s > 0]
     number = job.newest
     epoch = job.epochs.get(number, Epoch())
-    leased = sum(1 for live in epoch.live.values() if live.worker and not live.delivery.complete)
-    read_but_kept = sum(live.delivery.complete for live in epoch.live.values())
+    leased = sum(1 for live in epoch.live.values() if live.worker and not live.complete)
+    read_but_kept = sum(live.complete for live in epoch.live.values())
     window = window_of(observed, job.name)
     found = bottleneck(load_of(state, observed, job, window, plan, requested))
     operators = summed(measures(observed, job.name), {})

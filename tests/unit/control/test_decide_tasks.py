@@ -202,8 +202,8 @@ def test_leftovers_are_made_again_for_the_reader_of_their_tail(how):
             for task in service.readable(peer):
                 service.read(peer, task)
     live = service.state.jobs["a"].epochs[0].live
-    tail = live[3].delivery.consumer
-    [(_, lost)] = [(task, live[task].worker) for task in (0, 1) if live[task].delivery.consumer != tail]
+    tail = live[3].slot
+    [(_, lost)] = [(task, live[task].worker) for task in (0, 1) if live[task].slot != tail]
     if how == "left":
         service.say(inp.ConsumerSaid(peers[1 - tail].client, msg.LeaveJob()))
     service.kill(lost)

@@ -104,8 +104,7 @@ def _progressed(state: State, event: Progressed) -> None:
     epoch = state.jobs[event.job].epochs[event.epoch]
     for progress in event.tasks:
         live = epoch.live.get(progress.task)
-        if live is not None and live.delivery.consumer == event.consumer:
-            live.delivery.received = max(live.delivery.received, progress.received)
-            if progress.complete:
-                live.delivery.complete = True
-                discard(epoch.unread, event.consumer, progress.task)
+        if live is not None and event.consumer in live.readers:
+            live.read(event.consumer, progress.received, complete=progress.complete)
+            if live.complete:
+                discard(epoch.unread, live.slot, progress.task)

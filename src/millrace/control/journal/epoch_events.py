@@ -62,9 +62,9 @@ def _epoch_resumed(state: State, event: EpochResumed) -> None:
         epoch.dealt = dict(enumerate(done.counts(job.spec.num_consumers or 1)))
     else:
         epoch.dealt[-1] = len(done)
-    heir = min(job.consumers, default=0)
+    heir = job.slot_of(min(job.consumers, default=0))
     for task in event.again:
-        epoch.live[task] = TaskState(ReaderProgress(heir, complete=True))
+        epoch.live[task] = TaskState(heir, {reader: ReaderProgress(complete=True) for reader in job.audience(heir)})
         epoch.pending.setdefault(heir, set()).add(task)
 
 
@@ -143,7 +143,7 @@ def _epoch_held(state: State, event: EpochHeld) -> None:
 
 
 class EpochSettled(Event, frozen=True, tag="EpochSettled"):
-    """All of its tasks have a consumer."""
+    """All of its tasks have a slot."""
 
     job: str
     epoch: int
@@ -177,11 +177,14 @@ class EpochCut(Event, frozen=True, tag="EpochCut"):
 
 @reduces(EpochCut)
 def _epoch_cut(state: State, event: EpochCut) -> None:
-    epoch = state.jobs[event.job].epochs[event.epoch]
+    job = state.jobs[event.job]
+    epoch = job.epochs[event.epoch]
     epoch.tasks = event.tasks
     epoch.nothing = None
     # Where there is no end nobody counts what consumers have read; from now on they have to have what is listed here.
-    epoch.shares = {consumer: sorted(tasks) for consumer, tasks in epoch.unread.items()}
+    epoch.shares = {
+        reader: sorted(epoch.unread_by(reader, slot)) for slot in epoch.unread for reader in job.audience(slot)
+    }
 
 
 class EpochClosed(Event, frozen=True, tag="EpochClosed"):

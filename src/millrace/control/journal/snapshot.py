@@ -58,17 +58,26 @@ class TaskRecord(msgspec.Struct, array_like=True):
     alone: bool = False
 
 
+class SharedTaskRecord(TaskRecord, array_like=True):
+    """The same of a task whose audience is not the one reader with the number of the slot.
+
+    ``consumer`` is its slot; of ``received`` and ``complete`` there is what all readers have.
+    """
+
+    readers: dict[int, ReaderProgress] = {}
+
+
 def _record(task: Any) -> TaskRecord:
     assert isinstance(task, TaskState)
-    phase, delivery = task.phase, task.delivery
-    return TaskRecord(
-        delivery.consumer,
+    phase = task.phase
+    fields = (
+        task.slot,
         task.run,
         phase.worker,
         phase.lease,
-        delivery.received,
+        task.received,
         task.finished,
-        delivery.complete,
+        task.complete,
         phase.leftovers,
         task.freed,
         task.deaths,
@@ -76,17 +85,21 @@ def _record(task: Any) -> TaskRecord:
         task.poison,
         task.alone,
     )
+    if task.readers.keys() == {task.slot}:
+        return TaskRecord(*fields)
+    return SharedTaskRecord(*fields, readers=task.readers)
 
 
 def _task(_kind: type, fields: Any) -> TaskState:
-    record = msgspec.convert(fields, TaskRecord)
+    record = msgspec.convert(fields, SharedTaskRecord)
     phase: Phase = Waiting(record.lease)
     if record.finished:
         phase = Finished(record.worker, record.lease, record.leftovers)
     elif record.worker:
         phase = Running(record.worker, record.lease)
     return TaskState(
-        ReaderProgress(record.consumer, record.received, record.complete),
+        record.consumer,
+        record.readers or {record.consumer: ReaderProgress(0, record.received, record.complete)},
         phase,
         run=record.run,
         freed=record.freed,
@@ -133,6 +146,9 @@ def load(state: State, data: bytes) -> None:
             for failed in epoch.failures:
                 task = epoch.live[failed]
                 task.phase = Failed(task.lease)
+            for number in epoch.starts.keys() & epoch.live.keys():
+                for progress in epoch.live[number].readers.values():
+                    progress.start = progress.start or epoch.starts[number]
 
 
 def fill_in(job: Job, read: Callable[[str], bytes]) -> None:

@@ -93,21 +93,22 @@ def validate_epoch(state: State, job: Job, number: int) -> None:
     tasks = epoch.live
     for index, task in tasks.items():
         _validate_task(state, (job.name, number, index), task)
-    unread = _by_reader(epoch, (index for index, task in tasks.items() if not task.delivery.complete))
-    _same(f"pending tasks of {where}", epoch.pending, _by_reader(epoch, (i for i in tasks if not tasks[i].worker)))
+    unread = _by_slot(epoch, (index for index, task in tasks.items() if not task.complete))
+    _same(f"pending tasks of {where}", epoch.pending, _by_slot(epoch, (i for i in tasks if not tasks[i].worker)))
     _same(f"unread tasks of {where}", epoch.unread, unread)
     failed = {index for index, task in tasks.items() if type(task.phase) is Failed}
     _same(f"failed tasks of {where}", set(epoch.failures), failed)
     if not epoch.suspected <= tasks.keys():
         raise InvalidStateError(f"{where} suspects tasks that are over: {epoch.suspected - tasks.keys()}")
     if job.tasks_of(epoch) is not None:
-        for consumer, mine in unread.items():
-            if not mine <= set(epoch.shares.get(consumer, ())):
-                raise InvalidStateError(f"consumer {consumer} has tasks of {where} that are not in its share")
+        for slot in unread:
+            for reader in {reader for task in unread[slot] for reader in tasks[task].readers}:
+                if not set(epoch.unread_by(reader, slot)) <= set(epoch.shares.get(reader, ())):
+                    raise InvalidStateError(f"reader {reader} has tasks of {where} that are not in its share")
 
 
 def _validate_task(state: State, key: tuple[str, int, int], task: TaskState) -> None:
-    phase, delivery = task.phase, task.delivery
+    phase, readers = task.phase, task.readers.values()
     if isinstance(phase, Running | Finished):
         worker = state.workers.get(phase.worker)
         held = {} if worker is None else worker.unfinished if isinstance(phase, Running) else worker.kept
@@ -115,14 +116,16 @@ def _validate_task(state: State, key: tuple[str, int, int], task: TaskState) -> 
             raise InvalidStateError(f"task {key} is {phase}, and its worker does not have that lease")
         if not 0 < phase.lease < state.next_lease:
             raise InvalidStateError(f"task {key} is {phase}, and no such lease was given")
-    if delivery.received < 0 or task.deaths < 0:
+    if not readers or task.complete != all(reader.complete for reader in readers):
+        raise InvalidStateError(f"task {key} is {task}, and its readers say otherwise")
+    if task.deaths < 0 or any(not 0 <= reader.start <= reader.received for reader in readers):
         raise InvalidStateError(f"task {key} is {task}")
 
 
-def _by_reader(epoch: Epoch, tasks: Iterable[int]) -> dict[int, set[int]]:
+def _by_slot(epoch: Epoch, tasks: Iterable[int]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for task in tasks:
-        found.setdefault(epoch.live[task].delivery.consumer, set()).add(task)
+        found.setdefault(epoch.live[task].slot, set()).add(task)
     return found
 
 

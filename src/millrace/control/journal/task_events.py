@@ -17,7 +17,11 @@ from millrace.protocol.messages import Failure
 
 
 class TailDealt(Event, frozen=True, tag="TailDealt"):
-    """A task has its consumer before it can run: a tail, or one that nobody will read, for what it leaves over."""
+    """A task has its slot before it can run: a tail, or one that nobody will read, for what it leaves over.
+
+    Attributes:
+        consumer: the slot.
+    """
 
     job: str
     epoch: int
@@ -36,9 +40,10 @@ def _tail_dealt(state: State, event: TailDealt) -> None:
 
 
 class TaskLeased(Event, frozen=True, tag="TaskLeased"):
-    """A worker runs a task for a consumer.
+    """A worker runs a task for a slot.
 
     Attributes:
+        consumer: the slot.
         run: the plan's task, where that differs from ``task``; else -1.
         fresh: leased for the first time in this epoch.
         cursors: positions reached by this in the epoch's walks, by walk.
@@ -114,7 +119,7 @@ def _task_ended(state: State, event: TaskEnded) -> None:
 
 
 class TaskReleased(Event, frozen=True, tag="TaskReleased"):
-    """Its lease is void, with whatever its worker kept; it waits to be leased again for the same consumer."""
+    """Its lease is void, with whatever its worker kept; it waits to be leased again for the same slot."""
 
     job: str
     epoch: int
@@ -129,7 +134,7 @@ def _task_released(state: State, event: TaskReleased) -> None:
     state.let_go(live)
     live.phase = Waiting(live.lease)
     epoch.failures.pop(event.task, None)
-    epoch.pending.setdefault(live.delivery.consumer, set()).add(event.task)
+    epoch.pending.setdefault(live.slot, set()).add(event.task)
 
 
 class TaskBroke(Event, frozen=True, tag="TaskBroke"):
@@ -201,7 +206,7 @@ class TaskLost(Event, frozen=True, tag="TaskLost"):
     """What its worker had not sent is not computed again, as the job chose; it is done after this.
 
     Attributes:
-        elements: that its consumer does not have, at most; -1 if the plan cannot tell.
+        elements: that its readers do not have, at most; -1 if the plan cannot tell.
     """
 
     job: str
@@ -218,9 +223,12 @@ def _task_lost(state: State, event: TaskLost) -> None:
 
 
 class TaskMoved(Event, frozen=True, tag="TaskMoved"):
-    """It belongs to another consumer from now on; it was released before.
+    """It belongs to another slot from now on; it was released before.
 
-    If it was read to its end it only runs again for its leftovers, and the other consumer has nothing to read of it.
+    If it was read to its end it only runs again for its leftovers, and the other slot has nothing to read of it.
+
+    Attributes:
+        consumer: the other slot.
     """
 
     job: str
@@ -234,15 +242,16 @@ def _task_moved(state: State, event: TaskMoved) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     live = epoch.live[event.task]
-    for index in (epoch.pending,) if live.delivery.complete else (epoch.pending, epoch.unread):
-        discard(index, live.delivery.consumer, event.task)
+    for index in (epoch.pending,) if live.complete else (epoch.pending, epoch.unread):
+        discard(index, live.slot, event.task)
         index.setdefault(event.consumer, set()).add(event.task)
-    if job.tasks_of(epoch) is not None and not live.delivery.complete:
-        epoch.shares[live.delivery.consumer].remove(event.task)
-        epoch.shares.setdefault(event.consumer, []).append(event.task)
-    live.delivery.consumer = event.consumer
-    if live.delivery.received:
-        epoch.starts[event.task] = live.delivery.received
+    audience = job.audience(event.consumer)
+    _take_from_shares(job, epoch, event.task)
+    live.read_by(event.consumer, audience)
+    if not live.complete:
+        _add_to_shares(job, epoch, event.task)
+    if live.received:
+        epoch.starts[event.task] = live.received
 
 
 class TaskSpared(Event, frozen=True, tag="TaskSpared"):
@@ -258,11 +267,11 @@ def _task_spared(state: State, event: TaskSpared) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
     live = epoch.live[event.task]
-    live.delivery.complete = True
-    discard(epoch.unread, live.delivery.consumer, event.task)
+    _take_from_shares(job, epoch, event.task)
+    for reader in live.readers:
+        live.read(reader, 0, complete=True)
+    discard(epoch.unread, live.slot, event.task)
     epoch.dropped += 1
-    if job.tasks_of(epoch) is not None:
-        epoch.shares[live.delivery.consumer].remove(event.task)
 
 
 class TaskDone(Event, frozen=True, tag="TaskDone"):
@@ -286,10 +295,13 @@ class TaskDone(Event, frozen=True, tag="TaskDone"):
 def _task_done(state: State, event: TaskDone) -> None:
     job = state.jobs[event.job]
     epoch = job.epochs[event.epoch]
+    if event.dropped:
+        epoch.dropped += 1
+        _take_from_shares(job, epoch, event.task)
     live = epoch.live.pop(event.task)
     state.let_go(live)
-    discard(epoch.pending, live.delivery.consumer, event.task)
-    discard(epoch.unread, live.delivery.consumer, event.task)
+    discard(epoch.pending, live.slot, event.task)
+    discard(epoch.unread, live.slot, event.task)
     epoch.suspected.discard(event.task)
     epoch.done += 1
     epoch.fed.pop(event.task, None)
@@ -304,21 +316,32 @@ def _task_done(state: State, event: TaskDone) -> None:
     for task in event.inputs:
         if task in epoch.live:
             epoch.live[task].freed = True
-    if event.dropped:
-        epoch.dropped += 1
-        if job.tasks_of(epoch) is not None and not live.delivery.complete:
-            epoch.shares[live.delivery.consumer].remove(event.task)
 
 
-def _deal(job: Job, epoch: Epoch, task: int, consumer: int, run: int = -1) -> None:
+def _deal(job: Job, epoch: Epoch, task: int, slot: int, run: int = -1) -> None:
+    start = epoch.starts.get(task, 0)
     epoch.live[task] = TaskState(
-        ReaderProgress(consumer, epoch.starts.get(task, 0)),
+        slot,
+        {reader: ReaderProgress(start, start) for reader in job.audience(slot)},
         run=run,
         freed=task in epoch.freed,
         alone=task in epoch.alone,
     )
     epoch.freed.discard(task)
-    epoch.dealt[consumer] = epoch.dealt.get(consumer, 0) + 1
-    epoch.unread.setdefault(consumer, set()).add(task)
+    epoch.dealt[slot] = epoch.dealt.get(slot, 0) + 1
+    epoch.unread.setdefault(slot, set()).add(task)
+    _add_to_shares(job, epoch, task)
+
+
+def _add_to_shares(job: Job, epoch: Epoch, task: int) -> None:
     if job.tasks_of(epoch) is not None:
-        epoch.shares.setdefault(consumer, []).append(task)
+        for reader in epoch.live[task].readers:
+            epoch.shares.setdefault(reader, []).append(task)
+
+
+def _take_from_shares(job: Job, epoch: Epoch, task: int) -> None:
+    """Take a task out of the shares of those readers that have not read it to its end."""
+    if job.tasks_of(epoch) is not None:
+        for reader, progress in epoch.live[task].readers.items():
+            if not progress.complete:
+                epoch.shares[reader].remove(task)

@@ -12,7 +12,7 @@ from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.state import Consumer, Job, UnreadShare
 from millrace.control.tasks.leases import drop, take_back
-from millrace.control.tasks.task_queue import active, held_back, in_turn, is_missing
+from millrace.control.tasks.task_queue import active, held_back, in_turn, is_awaited
 from millrace.control.tasks.unread import record
 from millrace.protocol.messages import ConsumerReport
 
@@ -22,7 +22,7 @@ def hand_on(turn: Turn, job: Job, consumer: int, why: str, epochs: Iterable[int]
     moved = 0
     for number in sorted(job.epochs if epochs is None else epochs):
         epoch = job.epochs[number]
-        tasks = [task for task in sorted(epoch.unread.get(consumer, ())) if task in epoch.live]
+        tasks = sorted(epoch.unread_by(consumer, job.slot_of(consumer)))
         heirs = [] if in_turn(job) else _heirs(turn, job, number, consumer)
         if not heirs:
             if job.spec.sharding != "off":
@@ -40,11 +40,13 @@ def hand_on(turn: Turn, job: Job, consumer: int, why: str, epochs: Iterable[int]
 
 
 def _heirs(turn: Turn, job: Job, number: int, consumer: int) -> list[int]:
-    """Who could still read tasks of the epoch: those who read it, else those who were lost, else those never seen."""
+    """Slots that could still get tasks of the epoch: of readers that read it, else were lost, else were never seen."""
     others = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number > other.past]
     others = [i for i in others if not has_ended(turn, job.consumers[i], number)]
     there = [i for i in others if job.consumers[i].lost_at is None]
-    return there or others or [i for i in active(job) if i != consumer and is_missing(job, i)]
+    mine = job.slot_of(consumer)
+    heirs = [job.slot_of(i) for i in there or others]
+    return heirs or [slot for slot in active(job) if slot != mine and is_awaited(job, slot)]
 
 
 def report_of(turn: Turn, place: Consumer, number: int) -> ConsumerReport | None:
@@ -72,8 +74,10 @@ def tell_doubt(turn: Turn, job: Job, consumer: int, place: Consumer, why: str) -
 def give_again(turn: Turn, job: Job, consumer: int, number: int) -> None:
     """Have a consumer's tasks of an epoch run anew: their workers have let go of what was received, if not used."""
     epoch = job.epochs.get(number)
-    for task in sorted(epoch.unread.get(consumer, ())) if epoch is not None else ():
-        if epoch is not None and (epoch.live[task].worker or task in epoch.failures):
+    if epoch is None:
+        return
+    for task in sorted(epoch.unread_by(consumer, job.slot_of(consumer))):
+        if epoch.live[task].worker or task in epoch.failures:
             take_back(turn, job, number, task, f"consumer {consumer} had used nothing of it, and begins anew")
 
 
@@ -90,7 +94,8 @@ def unread_by(turn: Turn, job: Job, consumer: int, place: Consumer) -> bool:
     if place.epoch < 0 or epoch is None:
         return place.epoch >= 0 and job.tables is None
     report = report_of(turn, place, place.epoch)
-    mine = epoch.unread.get(consumer, set())
-    got = epoch.dealt.get(consumer, 0) if job.length is None else len(epoch.shares.get(consumer, ()))
-    untouched = all(epoch.live[task].delivery.received <= epoch.starts.get(task, 0) for task in mine)
+    slot = job.slot_of(consumer)
+    mine = [epoch.live[task].readers[consumer] for task in epoch.unread_by(consumer, slot)]
+    got = epoch.dealt.get(slot, 0) if job.length is None else len(epoch.shares.get(consumer, ()))
+    untouched = all(progress.received <= progress.start for progress in mine)
     return got <= len(mine) and untouched and (report is None or not report.batches)

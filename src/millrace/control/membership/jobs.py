@@ -214,8 +214,8 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
             ):  # what is left became its when it had ended, so that it never heard of it
                 hand_on(turn, job, consumer, "had ended the epoch before they became its", [earlier])
                 tell_absence(turn, job, consumer)
-            for task in sorted(job.epochs[earlier].unread.get(consumer, ())):
-                if task in job.epochs[earlier].live:
+            for task in sorted(job.epochs[earlier].unread_by(consumer, job.slot_of(consumer))):
+                if task in job.epochs[earlier].live:  # else it went with another one
                     drop(turn, job, earlier, task)
         if job.tables is not None:
             open_epoch(turn, job, number)
@@ -246,8 +246,8 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
     news: list[TaskProgress] = []
     for progress in message.tasks:
         live = epoch.live.get(progress.task)
-        moved = live is not None and (progress.complete or progress.received > live.delivery.received)
-        if moved and live is not None and live.delivery.consumer == consumer and not live.delivery.complete:
+        known = live.readers.get(consumer) if live is not None else None
+        if known is not None and not known.complete and (progress.complete or progress.received > known.received):
             news.append(progress)
     if news:
         turn.emit(Progressed(job.name, consumer, message.epoch, news))
@@ -257,7 +257,7 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
                 settle(turn, job, message.epoch, progress.task)
                 spare(turn, job, message.epoch, progress.task)
                 if lost:
-                    tell_read(turn, job, message.epoch, consumer, progress.task)
+                    tell_read(turn, job, message.epoch, job.slot_of(consumer), progress.task)
     tell_steps(turn, job, message.epoch)
 
 

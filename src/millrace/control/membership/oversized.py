@@ -31,7 +31,7 @@ def passed_on(turn: Turn, worker: str, message: TaskFailed) -> bool:
     for each in small:
         reason = f"may keep {each.buffer_bytes:,} bytes, and an output of job {job.name} has {needs:,}"
         for name, number, task in list(each.unfinished.values()):
-            if name == job.name and not job.epochs[number].live[task].delivery.complete:
+            if name == job.name and not job.epochs[number].live[task].complete:
                 take_back(turn, job, number, task, f"worker {each.id} {reason}")
         if each.job == job.name and not each.only:
             turn.emit(WorkerAssigned(each.id, "", turn.now, reason))

@@ -108,7 +108,7 @@ def load(turn: Turn, job: Job, states: list[Checkpoint]) -> Failure | None:
 
 
 def make_up(turn: Turn, job: Job) -> None:
-    """Deal consumers that went what they were to read of a resumed epoch, as far as tails begun before it need it.
+    """Deal slots whose readers went what is theirs of a resumed epoch, as far as tails begun before it need it.
 
     In a fixed order, where nobody else gets that. Nobody reads it: it runs for what it leaves over.
     """
@@ -116,16 +116,16 @@ def make_up(turn: Turn, job: Job) -> None:
     if number is None or not job.states or not in_turn(job) or number not in job.epochs:
         return
     epoch = job.epochs[number]
-    for consumer in range(stride(job)):
-        if not gone(job, number, consumer):
+    for slot in range(stride(job)):
+        if not gone(job, number, slot):
             continue
-        last = owed_by(turn.state, job, number, consumer)
+        last = owed_by(turn.state, job, number, slot)
         for share in range(len(epoch.owners)) if by_worker(job) else (-1,):
-            key, ahead = walk(job, epoch, share, consumer)
+            key, ahead = walk(job, epoch, share, slot)
             while ahead is not None and ahead[0] <= last:
-                turn.emit(TailDealt(job.name, number, ahead[0], consumer, {key: ahead[1]}))
+                turn.emit(TailDealt(job.name, number, ahead[0], slot, {key: ahead[1]}))
                 drop(turn, job, number, ahead[0])
-                key, ahead = walk(job, epoch, share, consumer)
+                key, ahead = walk(job, epoch, share, slot)
 
 
 def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure | None:

@@ -13,7 +13,7 @@ from millrace.control.membership import oversized
 from millrace.control.membership.jobs import fail_job
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import leased_by
-from millrace.control.tasks.task_queue import held_back, next_to_read
+from millrace.control.tasks.task_queue import held_back, next_to_read, readers_of
 from millrace.protocol.messages import TaskFailed
 
 
@@ -47,20 +47,19 @@ def watch(turn: Turn) -> None:
 
 
 def _due(job: Job, number: int) -> list[int]:
-    """Tasks of an epoch that failed and that are what their consumers, or tails, wait for."""
+    """Tasks of an epoch that failed and that are what their readers, or tails, wait for."""
     return [task for task in job.epochs[number].failures if _is_due(job, number, task)]
 
 
 def _is_due(job: Job, number: int, task: int) -> bool:
     epoch = job.epochs[number]
     live = epoch.live[task]
-    if live.delivery.complete:
+    if live.complete:
         return True  # it ran again for what it leaves over, which somebody waits for
-    place = job.consumers.get(live.delivery.consumer)
-    if place is None or place.epoch < number:
-        return False  # somebody who is not there, or reads what comes before
+    if all(place.epoch < number for place in readers_of(job, live.slot)):
+        return False  # nobody is there, or they read what comes before
     if not job.spec.deterministic or held_back(
         job
     ):  # where ranks wait for one another, who waits for this may be first
         return True
-    return next_to_read(job, epoch, live.delivery.consumer) == task
+    return next_to_read(job, epoch, live.slot) == task

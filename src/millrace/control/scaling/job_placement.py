@@ -139,7 +139,7 @@ def _go_home(turn: Turn, job: Job, remote: list[Worker], reason: str) -> None:
     turn.emit(HomeChosen(job.name, True, reason, turn.now))
     for worker in remote:
         for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
-            if name == job.name and not job.epochs[number].live[task].delivery.complete:
+            if name == job.name and not job.epochs[number].live[task].complete:
                 take_back(turn, job, number, task, "the link to its worker is too slow")
     for consumer in job.consumers:
         turn.to_consumer(job, consumer, Notice(f"job {job.name}: {reason}"))

@@ -24,7 +24,7 @@ from millrace.control.state.observed import Division
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import take_back
-from millrace.control.tasks.task_queue import active, by_worker
+from millrace.control.tasks.task_queue import active, by_worker, readers_of
 from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
 from millrace.policies.scheduling.worker_assignment import JobNeed, assign
 from millrace.protocol.messages import CloseJob
@@ -274,11 +274,11 @@ def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
         if late and not blocked:
             turn.emit(TurnCut(job.name))
         for _, number, task in held:
-            place = job.consumers.get(job.epochs[number].live[task].delivery.consumer)
+            readers = readers_of(job, job.epochs[number].live[task].slot)
             if blocked or late:
                 why = "its consumers do not read" if blocked else "its task is too long for one turn"
                 take_back(turn, job, number, task, f"{why}, and another job waits for worker {name}")
-            elif place is not None and place.epoch < number:
+            elif readers and max(place.epoch for place in readers) < number:
                 take_back(turn, job, number, task, f"prepared ahead, and another job waits for worker {name}")
 
 

@@ -71,31 +71,31 @@ def _serve(turn: Turn, job: Job, leaving: set[str]) -> None:
 
 
 def _adopt_reruns(turn: Turn, job: Job) -> None:
-    """Give what runs again for its leftovers alone to the reader of its tail: nobody else waits for it.
+    """Give what runs again for its leftovers alone to the slot of its tail: nobody else waits for it.
 
-    The consumer that has read it may have left, or stopped reading, so that its lanes stand still.
+    Who has read it may have left, or stopped reading, so that its lanes stand still.
     """
     if job.failure is not None or job.spec.sharding == "off":
         return
     for number, epoch in job.epochs.items():
-        for consumer, tasks in list(epoch.pending.items()):
+        for slot, tasks in list(epoch.pending.items()):
             for task in sorted(tasks):
-                if epoch.live[task].delivery.complete and wanted(turn.state, job, epoch, task):
-                    heir = _reader_of_tail(turn, job, number, task)
-                    if heir != consumer:
+                if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
+                    heir = _slot_of_tail(turn, job, number, task)
+                    if heir != slot:
                         turn.emit(TaskMoved(job.name, number, task, heir))
 
 
-def _reader_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
-    """The consumer that reads what becomes of the task's leftovers; if nobody does yet, one that is there."""
+def _slot_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
+    """Find the slot that gets what becomes of the task's leftovers; if none does yet, one whose readers are there."""
     there, epoch = active(job), job.epochs[number]
     parent = turn.state.plan(job, number).task(task).parent
     while parent in epoch.live:
         tail = epoch.live[parent]
-        if not tail.delivery.complete and tail.delivery.consumer in there:
-            return tail.delivery.consumer
+        if not tail.complete and tail.slot in there:
+            return tail.slot
         parent = turn.state.plan(job, number).task(parent).parent
-    mine = epoch.live[task].delivery.consumer
+    mine = epoch.live[task].slot
     return mine if mine in there or not there else there[0]
 
 
@@ -153,20 +153,20 @@ def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:
     workers = [worker for worker in serving(turn, job) if worker.id not in barred]
     if not workers:
         return
-    for consumer in active(job):
-        # A consumer with nothing to read gets a task although no worker has room: lanes are per consumer, and those
-        # that fill the room may be waiting for a consumer that does not read.
-        if starving(job, consumer):
+    for slot in active(job):
+        # A slot with nothing to read gets a task although no worker has room: lanes are per slot, and those that fill
+        # the room may be waiting for readers that do not read.
+        if starving(job, slot):
             for worker in _by_room(job, workers):
                 cap = unread_cap(turn, job, worker)
-                found = offer(turn.state, job, worker, consumer, cap=cap, ahead=False)
+                found = offer(turn.state, job, worker, slot, cap=cap, ahead=False)
                 if found is not None:
-                    lease(turn, job, worker, consumer, found)
+                    lease(turn, job, worker, slot, found)
                 if found is not None or _alike(turn, job):
                     break
-        _make_room(turn, job, workers, consumer)
+        _make_room(turn, job, workers, slot)
     progress = True
-    while progress and any(_takes_more(turn, job, consumer, workers) for consumer in active(job)):
+    while progress and any(_takes_more(turn, job, slot, workers) for slot in active(job)):
         progress = False
         open_next(turn, job)
         for worker in _by_room(job, _with_room(turn, job, barred)):
@@ -193,22 +193,22 @@ def _alike(turn: Turn, job: Job) -> bool:
     return not by_worker(job) and job.name not in turn.state.index.serving.local
 
 
-def _takes_more(turn: Turn, job: Job, consumer: int, workers: list[Worker]) -> bool:
-    """Something could be leased for the consumer, to whichever worker."""
-    if job.spec.deterministic or some_pending(turn.state, job, consumer):
+def _takes_more(turn: Turn, job: Job, slot: int, workers: list[Worker]) -> bool:
+    """Something could be leased for the slot, to whichever worker."""
+    if job.spec.deterministic or some_pending(turn.state, job, slot):
         return True
     kinds = (workers[0], workers[-1])  # a local one and another, if there are both
-    return any(unread_alike(turn.state, job, consumer, each) < unread_cap(turn, job, each) for each in kinds)
+    return any(unread_alike(turn.state, job, slot, each) < unread_cap(turn, job, each) for each in kinds)
 
 
-def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> None:
+def _make_room(turn: Turn, job: Job, workers: list[Worker], slot: int) -> None:
     """Lease tails and what runs again although no worker has room, where what fills the room is read later."""
-    if not job.spec.deterministic and not some_pending(turn.state, job, consumer):
+    if not job.spec.deterministic and not some_pending(turn.state, job, slot):
         return
     while True:
         offers = []
         for worker in sorted(workers, key=lambda w: len(w.unfinished)):
-            item = offer(turn.state, job, worker, consumer, cap=0, ahead=False)
+            item = offer(turn.state, job, worker, slot, cap=0, ahead=False)
             if item is not None:
                 if len(worker.unfinished) < turn.observed.want(worker.id):
                     return
@@ -217,40 +217,40 @@ def _make_room(turn: Turn, job: Job, workers: list[Worker], consumer: int) -> No
                 return  # nor is there anything for another one
         if not offers:
             return
-        best = [(worker, item) for worker, item in offers if in_the_way(job, worker, consumer, item)]
+        best = [(worker, item) for worker, item in offers if in_the_way(job, worker, slot, item)]
         if not best:
             # What fills the room is for others, who may be waiting for this; its own lane would run it at once.
-            best = [(worker, item) for worker, item in offers if not _runs_for(job, worker, consumer)]
+            best = [(worker, item) for worker, item in offers if not _runs_for(job, worker, slot)]
         if not best:
             return
-        worker, item = min(best, key=lambda pair: (len(in_the_way(job, pair[0], consumer, pair[1])), pair[0].id))
-        lease(turn, job, worker, consumer, item)
+        worker, item = min(best, key=lambda pair: (len(in_the_way(job, pair[0], slot, pair[1])), pair[0].id))
+        lease(turn, job, worker, slot, item)
 
 
-def _runs_for(job: Job, worker: Worker, consumer: int) -> bool:
-    """The worker has a task in hand for this consumer."""
+def _runs_for(job: Job, worker: Worker, slot: int) -> bool:
+    """The worker has a task in hand for this slot."""
     held = worker.unfinished.values()
     mine = (job.epochs[number].live[task] for name, number, task in held if name == job.name)
-    return any(task.delivery.consumer == consumer for task in mine)
+    return any(task.slot == slot for task in mine)
 
 
 def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker]) -> bool | None:
     """Whether the worker got a task; None if there was none."""
     nothing, cap = True, unread_cap(turn, job, worker)
-    consumers = sorted(active(job), key=lambda c: (unread(job, c), c))
+    slots = sorted(active(job), key=lambda c: (unread(job, c), c))
     for ahead in (False, True):
-        for consumer in consumers:
-            found = offer(turn.state, job, worker, consumer, cap=cap, ahead=ahead)
-            if found is None or (ahead and _greedy(job, consumer, found)):
+        for slot in slots:
+            found = offer(turn.state, job, worker, slot, cap=cap, ahead=ahead)
+            if found is None or (ahead and _greedy(job, slot, found)):
                 continue
             nothing = False
-            if not _better_elsewhere(turn, job, worker, workers, consumer, found):
-                lease(turn, job, worker, consumer, found)
+            if not _better_elsewhere(turn, job, worker, workers, slot, found):
+                lease(turn, job, worker, slot, found)
                 return True
     return None if nothing else False
 
 
-def _greedy(job: Job, consumer: int, found: Offer) -> bool:
+def _greedy(job: Job, slot: int, found: Offer) -> bool:
     """The task is of an epoch that nobody has begun, and others have been dealt fewer tasks of it.
 
     Who is first, be it by a moment, is not to find all of a small epoch prepared for it alone.
@@ -258,17 +258,17 @@ def _greedy(job: Job, consumer: int, found: Offer) -> bool:
     if in_turn(job):
         return False
     dealt = job.epochs[found.epoch].dealt
-    return any(dealt.get(rival, 0) < dealt.get(consumer, 0) for rival in active(job))
+    return any(dealt.get(rival, 0) < dealt.get(slot, 0) for rival in active(job))
 
 
-def _better_elsewhere(turn: Turn, job: Job, worker: Worker, workers: list[Worker], consumer: int, found: Offer) -> bool:
+def _better_elsewhere(turn: Turn, job: Job, worker: Worker, workers: list[Worker], slot: int, found: Offer) -> bool:
     """Another worker with room could run it without throwing away what it has computed for later."""
-    if found.fresh or not in_the_way(job, worker, consumer, found):
+    if found.fresh or not in_the_way(job, worker, slot, found):
         return False
     return any(
         len(other.unfinished) < turn.observed.want(other.id)
-        and not in_the_way(job, other, consumer, found)
-        and offer(turn.state, job, other, consumer, cap=0, ahead=False) == found
+        and not in_the_way(job, other, slot, found)
+        and offer(turn.state, job, other, slot, cap=0, ahead=False) == found
         for other in workers
         if other is not worker
     )

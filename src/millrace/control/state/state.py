@@ -35,13 +35,13 @@ CARE = 2
 """A task that so many workers ended with is run with care: it is known where it is."""
 
 
-def discard(index: dict[int, set[int]], consumer: int, task: int) -> None:
-    """Take a task out of an index of tasks by consumer, which has no empty sets."""
-    tasks = index.get(consumer)
+def discard(index: dict[int, set[int]], slot: int, task: int) -> None:
+    """Take a task out of an index of tasks by slot, which has no empty sets."""
+    tasks = index.get(slot)
     if tasks is not None:
         tasks.discard(task)
         if not tasks:
-            del index[consumer]
+            del index[slot]
 
 
 class Worker(msgspec.Struct):
@@ -97,16 +97,16 @@ class Epoch(msgspec.Struct):
 
     Attributes:
         cursors: how far each walk over the tasks has come; see :mod:`millrace.control.tasks.task_queue`.
-        live: tasks that have a consumer and aren't done.
-        pending: by consumer, its live tasks without a worker.
-        unread: by consumer, its live tasks that it has not read to the end.
-        dealt: by consumer, how many tasks became its.
+        live: tasks that have a slot and aren't done.
+        pending: by slot, its live tasks without a worker.
+        unread: by slot, its live tasks that not all of its readers have read to the end.
+        dealt: by slot, how many tasks became its.
         fed: by tail, how many of its inputs are done and leave it nothing.
-        shares: by consumer, all tasks it ever got in this epoch (left empty where the plan is endless).
-        starts: by task that is not over, how many outputs a consumer received that had it before and is gone, or were
+        shares: by reader, all tasks it ever got in this epoch (left empty where the plan is endless).
+        starts: by task that is not over, how many outputs readers received that had it before and are gone, or were
             read before the epoch was resumed.
         done: tasks that are over, ``dropped`` those of them that nobody read to the end.
-        settled: every task has its consumer.
+        settled: every task has its slot.
         held: preparing it failed: it waits until somebody reads it.
         suspected: live tasks that workers ended with.
         owners: for sharding by worker, share -> worker; ``choice``: task -> share where the user's function says so.
@@ -167,6 +167,10 @@ class Epoch(msgspec.Struct):
     def shape(self) -> EpochShape:
         """Shape of the epoch, but for what follows from its job."""
         return EpochShape(**{name: getattr(self, name) for name in _SHAPE})
+
+    def unread_by(self, reader: int, slot: int) -> list[int]:
+        """Live tasks of a slot that one of its readers has not read to the end, in no order."""
+        return [task for task in self.unread.get(slot, ()) if not self.live[task].readers[reader].complete]
 
     def over(self, task: int) -> bool:
         """The task was read before the epoch was resumed."""
@@ -259,6 +263,14 @@ class Job(msgspec.Struct):
     kept_at: float | None = None
     former: dict[int, tuple[str, int]] = {}
     unread: list[UnreadShare] = []
+
+    def audience(self, slot: int) -> Sequence[int]:
+        """Readers of what is leased for a slot: each connects, receives, acknowledges and resumes for itself."""
+        return (slot,)
+
+    def slot_of(self, reader: int) -> int:
+        """Slot whose tasks a reader reads."""
+        return reader
 
     def tasks_of(self, epoch: Epoch) -> int | None:
         """Tasks of an epoch as consumers see them; None without end, or not known yet."""

@@ -1,6 +1,6 @@
-"""The state of a task: where it is in its life, what its reader has of it, and whether its tail needs it.
+"""State of a task: where it is in its life, what its readers have of it, and whether its tail needs it.
 
-A task that has a consumer and is not over yet is in one of four phases::
+A task that has a slot and is not over yet is in one of four phases::
 
                         TaskLeased              TaskEnded
     TailDealt --> Waiting --------> Running ---------------> Finished
@@ -15,12 +15,14 @@ with the tasks that run again for their leftovers as ``Waiting``. ``TRANSITIONS`
 :mod:`millrace.control.journal.state_validation` is the same table, which is held against each event where states are
 checked.
 
-What the reader has received is beside that: a task may be read to its end in any phase. So is its tail: whether it
-can do without the task's leftovers.
+A task belongs to a slot, which leases and fair dealing look at, and is read by the slot's audience. What each reader
+has received is beside the phase: a task may be read to its end in any. So is whether its tail can do without its
+leftovers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
@@ -83,15 +85,15 @@ Phase = Waiting | Failed | Running | Finished
 
 
 class ReaderProgress(msgspec.Struct):
-    """What the reader of a task has of it.
+    """What one reader of a task has of it.
 
     Attributes:
-        consumer: index of the reader.
-        received: number of outputs that it has, as last reported.
+        start: number of its first output: others had those before and are gone, or a state says that they were read.
+        received: number of outputs that it has, as last reported, those before ``start`` included.
         complete: these are all, or it will never read the others.
     """
 
-    consumer: int
+    start: int = 0
     received: int = 0
     complete: bool = False
 
@@ -100,8 +102,10 @@ class TaskState:
     """A task of which something is still needed.
 
     Attributes:
+        slot: what it is leased for.
+        readers: what each reader of the slot's audience has of it, by the reader's index.
+        complete: every reader has all that it will ever read.
         phase: where it is in its life.
-        delivery: what its reader has of it.
         run: number of the plan's task, if that is another (no sharding); else -1.
         freed: nobody needs its leftovers: its tail is over, or it has none.
         alone: its tail has begun without it, so that it leaves nothing over.
@@ -110,11 +114,12 @@ class TaskState:
         poison: elements of it that no worker may touch any more.
     """
 
-    __slots__ = ("alone", "at", "deaths", "delivery", "freed", "phase", "poison", "run")
+    __slots__ = ("alone", "at", "complete", "deaths", "freed", "phase", "poison", "readers", "run", "slot")
 
     def __init__(
         self,
-        delivery: ReaderProgress,
+        slot: int,
+        readers: dict[int, ReaderProgress],
         phase: Phase = Waiting(),  # noqa: B008  # frozen
         *,
         run: int = -1,
@@ -124,7 +129,9 @@ class TaskState:
         at: Place = (),
         poison: list[Poison] | None = None,
     ) -> None:
-        self.delivery = delivery
+        self.slot = slot
+        self.readers = readers
+        self.complete = all(progress.complete for progress in readers.values())
         self.phase = phase
         self.run = run
         self.freed = freed
@@ -150,6 +157,25 @@ class TaskState:
     def lease(self) -> int:
         """Number of its last lease; 0: it never had one."""
         return self.phase.lease
+
+    @property
+    def received(self) -> int:
+        """Number of outputs that every reader has, so that nobody needs them again."""
+        return min(progress.received for progress in self.readers.values())
+
+    def read(self, reader: int, received: int, *, complete: bool) -> None:
+        """Note what one of the readers has."""
+        progress = self.readers[reader]
+        progress.received = max(progress.received, received)
+        if complete:
+            progress.complete = True
+            self.complete = all(other.complete for other in self.readers.values())
+
+    def read_by(self, slot: int, audience: Iterable[int]) -> None:
+        """Give it to another slot, whose readers begin behind what every reader so far has."""
+        received, complete = self.received, self.complete
+        self.slot = slot
+        self.readers = {reader: ReaderProgress(received, received, complete) for reader in audience}
 
     @property
     def finished(self) -> bool:

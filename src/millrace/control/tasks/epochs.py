@@ -105,15 +105,15 @@ def open_next(turn: Turn, job: Job) -> None:
     open_epoch(turn, job, last + 1)
 
 
-def settle_epoch(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
-    """After a task was dealt to ``consumer`` (None: after one left), tell those whose tasks are all known."""
+def settle_epoch(turn: Turn, job: Job, number: int, slot: int | None = None) -> None:
+    """After a task was dealt to a slot (None: after a reader left), tell those whose tasks are all known."""
     epoch = job.epochs[number]
     if not epoch.settled and all_dealt(job, epoch):
         turn.emit(EpochSettled(job.name, number))
-        consumer = None
+        slot = None
     if epoch.settled or in_turn(job):
         unread: dict[int, str] = {}
-        for reader in job.consumers if consumer is None else [consumer]:
+        for reader in job.consumers if slot is None else job.audience(slot):
             send_ends(turn, job, number, reader, unread)
 
 
@@ -129,8 +129,8 @@ def send_ends(turn: Turn, job: Job, number: int, consumer: int, unread: dict[int
     """
     unread = {} if unread is None else unread
     epoch = job.epochs.get(number)
-    place = job.consumers.get(consumer)
-    if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, consumer):
+    place, slot = job.consumers.get(consumer), job.slot_of(consumer)
+    if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, slot):
         if number not in unread:
             unread[number] = told(turn.state, turn.observed, job, number, turn.now)
         turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
@@ -157,17 +157,22 @@ def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
     begun = EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, **shape)
     turn.to_consumer(job, consumer, begun)
     tell_steps(turn, job, number, consumer)
-    _tell_reads(turn, job, number, consumer, sorted(epoch.unread.get(consumer, ())))
+    _tell_reads(turn, job, number, consumer, sorted(epoch.unread_by(consumer, job.slot_of(consumer))))
     send_ends(turn, job, number, consumer)
 
 
-def tell_read(turn: Turn, job: Job, number: int, consumer: int, task: int) -> None:
-    """Tell a consumer that a worker has the task, or that none needs to: in a fixed order others waited behind it."""
-    place = job.consumers.get(consumer)
-    if place is not None and place.epoch == number:
-        theirs = job.epochs[number].unread.get(consumer, set())
-        behind = sorted(other for other in theirs if other > task) if job.spec.deterministic else []
-        _tell_reads(turn, job, number, consumer, [task, *behind] if task in theirs else behind)
+def tell_read(turn: Turn, job: Job, number: int, slot: int, task: int) -> None:
+    """Tell a slot's readers that a worker has the task, or none needs to: in a fixed order others waited behind it."""
+    epoch = job.epochs[number]
+    live = epoch.live.get(task)
+    for reader in job.audience(slot):
+        place = job.consumers.get(reader)
+        if place is not None and place.epoch == number:
+            progress = live.readers.get(reader) if live is not None else None
+            tasks = [task] if progress is not None and not progress.complete else []
+            if job.spec.deterministic:
+                tasks += sorted(other for other in epoch.unread_by(reader, slot) if other > task)
+            _tell_reads(turn, job, number, reader, tasks)
 
 
 def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[int]) -> None:
@@ -176,14 +181,14 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
     In a fixed order a consumer hears of a task once workers have all before it: it reads the lowest it has heard of.
     """
     epoch = job.epochs[number]
-    end = first_missing(job, epoch, consumer) if job.spec.deterministic else None
+    end = first_missing(job, epoch, job.slot_of(consumer)) if job.spec.deterministic else None
     reads, alone = [], []
     for task in tasks:
         live = epoch.live[task]
         worker = turn.state.workers.get(live.worker)
         if worker is not None and (end is None or task < end):
-            start, local = epoch.starts.get(task, 0), bool(worker.only)
-            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, local))
+            start = live.readers[consumer].start
+            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, bool(worker.only)))
             alone += alone_at(turn.state, job, number, task)
     if reads:
         turn.to_consumer(job, consumer, ReadTasks(number, reads, alone))
@@ -201,7 +206,9 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -
         place = job.consumers.get(index)
         sight = turn.observed.clients.get(place.client) if place is not None else None
         report = sight.report if sight is not None else None
-        if place is None or (place.epoch <= number and not settled_without(job, job.epochs[number], index)):
+        if place is None or (
+            place.epoch <= number and not settled_without(job, job.epochs[number], job.slot_of(index))
+        ):
             known = report is not None and report.epoch == number
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))

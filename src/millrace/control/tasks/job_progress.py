@@ -82,11 +82,11 @@ def share_of(state: State, job: Job, number: int) -> float | None:
     read = float(epoch.done - epoch.dropped)
     plan = state.plan(job, number)
     for task, live in epoch.live.items():
-        if live.delivery.complete:
+        if live.complete:
             read += 1
-        elif live.delivery.received and plan.exact and job.spec.sharding != "off":
+        elif live.received and plan.exact and job.spec.sharding != "off":
             planned = plan.task(task)
-            read += min(1.0, live.delivery.received / max(1, planned.stop - planned.start))
+            read += min(1.0, live.received / max(1, planned.stop - planned.start))
     return min(1.0, read / total)
 
 

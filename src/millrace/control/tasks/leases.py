@@ -18,7 +18,17 @@ from millrace.control.state.state import CARE, Epoch, Job, State, Worker
 from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
-from millrace.control.tasks.task_queue import Offer, began_without, gone, in_turn, owes, place_of, stride, walk
+from millrace.control.tasks.task_queue import (
+    Offer,
+    began_without,
+    gone,
+    in_turn,
+    owes,
+    place_of,
+    readers_of,
+    stride,
+    walk,
+)
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol.messages import (
     ForgetTasks,
@@ -33,14 +43,14 @@ from millrace.protocol.messages import (
 )
 
 
-def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> None:
-    """Give what was offered to the worker, and tell the consumer where to read it."""
+def lease(turn: Turn, job: Job, worker: Worker, slot: int, found: Offer) -> None:
+    """Give what was offered to the worker, and tell the readers where to read it."""
     if found.fresh and job.spec.sharding != "off" and turn.state.plan(job, found.epoch).task(found.task).inputs:
         # Only where a walk starts with a tail; the others are dealt below.
-        turn.emit(TailDealt(job.name, found.epoch, found.task, consumer, found.cursors))
-        settle_epoch(turn, job, found.epoch, consumer)
+        turn.emit(TailDealt(job.name, found.epoch, found.task, slot, found.cursors))
+        settle_epoch(turn, job, found.epoch, slot)
         return
-    for number, task in in_the_way(job, worker, consumer, found):
+    for number, task in in_the_way(job, worker, slot, found):
         take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
     lease_id = turn.state.next_lease
     use = use_of(turn, job, found.epoch) if job.points else None
@@ -57,7 +67,7 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             found.task,
             lease_id,
             worker.id,
-            consumer,
+            slot,
             run=found.run,
             fresh=found.fresh,
             cursors=found.cursors,
@@ -75,8 +85,8 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
         LeaseTask(
             TaskRef(job.name, found.epoch, found.task),
             lease_id,
-            consumer,
-            received=-1 if live.delivery.complete else live.delivery.received,
+            slot,
+            received=-1 if live.complete else live.received,
             holders=_holders(turn.state, epoch, planned.inputs),
             run=found.run,
             flush=live.alone or (job.spec.sharding == "off" and planned.parent >= 0),
@@ -89,24 +99,24 @@ def lease(turn: Turn, job: Job, worker: Worker, consumer: int, found: Offer) -> 
             **epoch.shape.for_runs(),
         ),
     )
-    tell_read(turn, job, found.epoch, consumer, found.task)
+    tell_read(turn, job, found.epoch, slot, found.task)
     if found.fresh and job.spec.sharding != "off":
-        _deal_tails(turn, job, found, consumer)
+        _deal_tails(turn, job, found, slot)
     if found.fresh:
-        settle_epoch(turn, job, found.epoch, consumer)
+        settle_epoch(turn, job, found.epoch, slot)
 
 
-def _deal_tails(turn: Turn, job: Job, found: Offer, consumer: int) -> None:
-    """Tails that come next in the walk belong to the consumer of the task before, who reads longest anyway.
+def _deal_tails(turn: Turn, job: Job, found: Offer, slot: int) -> None:
+    """Deal the tails that come next in the walk to the slot of the task before, whose readers read longest anyway.
 
-    They are dealt at once, so that no consumer waits for another's to finish before it knows what is its.
+    They are dealt at once, so that nobody waits for others to finish before it knows what is its.
     """
     epoch = job.epochs[found.epoch]
     while True:
-        key, ahead = walk(job, epoch, found.share, consumer)
+        key, ahead = walk(job, epoch, found.share, slot)
         if ahead is None or not turn.state.plan(job, found.epoch).task(ahead[0]).inputs:
             return
-        turn.emit(TailDealt(job.name, found.epoch, ahead[0], consumer, {key: ahead[1]}))
+        turn.emit(TailDealt(job.name, found.epoch, ahead[0], slot, {key: ahead[1]}))
 
 
 def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
@@ -114,20 +124,20 @@ def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[
     return [(task, place_of(live, state.workers)) for task, live in lives if live is not None and live.phase.leftovers]
 
 
-def in_the_way(job: Job, worker: Worker, consumer: int, found: Offer) -> list[tuple[int, int]]:
-    """(epoch, task) of what the worker has for the consumer that is read only after what was offered.
+def in_the_way(job: Job, worker: Worker, slot: int, found: Offer) -> list[tuple[int, int]]:
+    """List (epoch, task) of what the worker has for the slot that is read only after what was offered.
 
-    The consumer's lane there may be full of it, and nobody would read it before the task has run.
+    The slot's lane there may be full of it, and nobody would read it before the task has run.
     """
-    place = job.consumers.get(consumer)
-    if place is not None and place.epoch > found.epoch:
-        return []  # only its leftovers are wanted; the consumer reads on, so that the lane moves
+    readers = readers_of(job, slot)
+    if readers and min(place.epoch for place in readers) > found.epoch:
+        return []  # only its leftovers are wanted; the slot is read on, so that the lane moves
     order = (found.epoch, found.task if job.spec.deterministic else 0)
     behind = []
     for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
         if name == job.name and (number, task if job.spec.deterministic else 0) > order:
             live = job.epochs[number].live[task]
-            if live.delivery.consumer == consumer and not live.delivery.complete:
+            if live.slot == slot and not live.complete:
                 behind.append((number, task))
     return behind
 
@@ -149,9 +159,9 @@ def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
 
 
 def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
-    """If the task is only kept for what it leaves over: its worker's buffer is not to wait for the consumer."""
+    """If the task is only kept for what it leaves over: its worker's buffer is not to wait for readers."""
     live = job.epochs[epoch].live.get(task)
-    if live is not None and live.worker and live.delivery.complete:
+    if live is not None and live.worker and live.complete:
         turn.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
 
 
@@ -181,26 +191,26 @@ def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
         settle(turn, job, epoch, task)
         return
     live = job.epochs[epoch].live[task]
-    consumer = live.delivery.consumer
     plan = turn.state.plan(job, epoch)
     planned = plan.task(task)
-    if not live.delivery.complete:
+    if not live.complete:
         known = plan.exact and planned.stop > planned.start
-        elements = planned.stop - planned.start - live.delivery.received if known else -1
+        elements = planned.stop - planned.start - live.received if known else -1
         turn.emit(TaskLost(job.name, epoch, task, elements))
     began = _tail_began(turn.state, job, epoch, task)
     _over(turn, job, epoch, task, dropped=True)
     if began and not job.epochs[epoch].live[planned.parent].worker:
         lose(turn, job, epoch, planned.parent, reason)  # it waits to run again, and would give something else
     if job.epochs[epoch].settled:
-        send_ends(turn, job, epoch, consumer)
+        for reader in live.readers:
+            send_ends(turn, job, epoch, reader)
 
 
 def settle(turn: Turn, job: Job, number: int, task: int) -> None:
     """See whether the task is over: read to the end, and its leftovers, if any, have become output that was read."""
     epoch = job.epochs[number]
     live = epoch.live.get(task)
-    if live is None or not live.delivery.complete:
+    if live is None or not live.complete:
         return
     parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job, number).task(task).parent
     if parent >= 0 and not live.freed and (not live.finished or live.phase.leftovers):
@@ -237,7 +247,7 @@ def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job
 
 def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
     """A task ran to its end."""
-    job_progress.computed(turn, message)  # also if its consumer had all of it before, so that nobody waits for this
+    job_progress.computed(turn, message)  # also if its readers had all of it before, so that nobody waits for this
     found = leased_by(turn.state, worker, message.ref, message.lease)
     if found is None or found[1].finished:
         return
@@ -259,7 +269,7 @@ def _end_if_empty(turn: Turn, job: Job, number: int) -> None:
     if not epoch.nothing or not plan.cycle or job.tasks_of(epoch) is not None:
         return
     ended = sorted(epoch.nothing)
-    if in_turn(job) and any(gone(job, number, consumer) for consumer in range(stride(job))):
+    if in_turn(job) and any(gone(job, number, slot) for slot in range(stride(job))):
         span = range(ended[0], ended[-1] + 1)
         ended = [task for task in span if task in epoch.nothing or gone(job, number, task % stride(job))]
     mains = [task for task in map(plan.task, ended) if not task.is_tail]

@@ -1,10 +1,10 @@
-"""Which task a worker could run next for a consumer. Looks only; :mod:`millrace.control.tasks.leases` acts.
+"""Queue of tasks: which one a worker could run next for a slot. Looks only; :mod:`millrace.control.tasks.leases` acts.
 
 A walk is a way through an epoch's tasks that remembers how far it has come (``Epoch.cursors``), so that a plan
 without end is never enumerated:
 
     dynamic                    one walk for all             ""
-    dynamic, dealt in turn     one per consumer             "c1"
+    dynamic, dealt in turn     one per slot                 "c1"
     static, custom             one per share                "o3" ("o3c1" if dealt in turn)
     off                        the epoch's numbers, and      ""
                                each worker's own order       "off:worker"
@@ -19,14 +19,14 @@ import msgspec
 import numpy as np
 
 from millrace.control.state.plans import PlanLike
-from millrace.control.state.state import Epoch, Job, State, Worker
+from millrace.control.state.state import Consumer, Epoch, Job, State, Worker
 from millrace.control.state.task_state import Finished, TaskState
 from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
 
 ALIKE = 64
-"""Consumers looked at of those that are expected and for which nothing was leased yet."""
+"""Slots looked at of those whose readers are expected and for which nothing was leased yet."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -41,12 +41,12 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def stride(job: Job) -> int:
-    """Number of consumers that tasks are dealt to in turn."""
+    """Number of slots that tasks are dealt to in turn."""
     return job.spec.num_consumers or 1
 
 
 def in_turn(job: Job) -> bool:
-    """Task i belongs to consumer i mod N, whoever is faster."""
+    """Task i belongs to slot i mod N, whoever is faster."""
     return job.spec.deterministic or job.spec.equal_steps
 
 
@@ -61,20 +61,20 @@ def by_worker(job: Job) -> bool:
 
 
 def active(job: Job) -> list[int]:
-    """Consumers to lease for: those that are there, and those that are expected and were never seen.
+    """Slots to lease for: those of which a reader is there, and those whose readers are expected and were never seen.
 
     Of these the ones that nothing was leased for are all alike, unless each has a share of its own: a few will do.
     """
-    there = [index for index, consumer in job.consumers.items() if consumer.lost_at is None]
+    there = {job.slot_of(reader) for reader, place in job.consumers.items() if place.lost_at is None}
     if in_turn(job):
-        return sorted([*there, *missing(job)])
-    begun = {index for epoch in job.epochs.values() for index in epoch.unread if is_missing(job, index)}
-    new = (index for index in _missing(job) if index not in begun)
-    return sorted([*there, *begun, *islice(new, ALIKE)])
+        return sorted(there.union(job.slot_of(reader) for reader in _missing(job)))
+    begun = {slot for epoch in job.epochs.values() for slot in epoch.unread if is_awaited(job, slot)}
+    new = (job.slot_of(reader) for reader in _missing(job))
+    return sorted({*there, *begun, *islice((slot for slot in new if slot not in begun), ALIKE)})
 
 
 def missing(job: Job) -> list[int]:
-    """Consumers that are expected and were never seen."""
+    """Readers that are expected and were never seen."""
     return list(_missing(job))
 
 
@@ -82,36 +82,43 @@ def _missing(job: Job) -> Iterator[int]:
     return (index for index in range(job.spec.num_consumers or 0) if is_missing(job, index))
 
 
-def is_missing(job: Job, index: int) -> bool:
-    """The consumer is expected and was never seen."""
-    return index not in job.consumers and index not in job.left and index < (job.spec.num_consumers or 0)
+def is_missing(job: Job, reader: int) -> bool:
+    """Whether a reader is expected and was never seen."""
+    return reader not in job.consumers and reader not in job.left and reader < (job.spec.num_consumers or 0)
 
 
-def unread(job: Job, consumer: int) -> int:
-    """Tasks leased for a consumer that it has not read to the end, over all epochs."""
+def is_awaited(job: Job, slot: int) -> bool:
+    """Whether all readers of a slot are expected and were never seen."""
+    return all(is_missing(job, reader) for reader in job.audience(slot))
+
+
+def readers_of(job: Job, slot: int) -> list[Consumer]:
+    """Places of those readers of a slot that have come and not left."""
+    return [job.consumers[reader] for reader in job.audience(slot) if reader in job.consumers]
+
+
+def unread(job: Job, slot: int) -> int:
+    """Tasks leased for a slot that some reader has not read to the end, over all epochs."""
     count = 0
     for epoch in job.epochs.values():
-        waiting = epoch.pending.get(consumer, ())
-        count += len(epoch.unread.get(consumer, ())) - sum(not epoch.live[t].delivery.complete for t in waiting)
+        waiting = epoch.pending.get(slot, ())
+        count += len(epoch.unread.get(slot, ())) - sum(not epoch.live[t].complete for t in waiting)
     return count
 
 
-def unread_alike(state: State, job: Job, consumer: int, worker: Worker) -> int:
+def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
     """The same at workers like this one: what waits behind a link is not to keep local workers from computing."""
     if job.name not in state.index.serving.local:
-        return unread(job, consumer)
-    lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(consumer, ())]
+        return unread(job, slot)
+    lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(slot, ())]
     holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
     return sum(bool(holder.only) == bool(worker.only) for holder in holders)
 
 
-def starving(job: Job, consumer: int) -> bool:
-    """The consumer reads an epoch and no worker runs or keeps anything for it there."""
-    place = job.consumers.get(consumer)
-    epoch = job.epochs.get(place.epoch) if place is not None else None
-    if epoch is None:
-        return False
-    return not any(epoch.live[task].phase.worker for task in epoch.unread.get(consumer, ()))
+def starving(job: Job, slot: int) -> bool:
+    """A reader of the slot reads an epoch of which no worker runs or keeps anything for the slot."""
+    epochs = [job.epochs[place.epoch] for place in readers_of(job, slot) if place.epoch in job.epochs]
+    return any(not any(epoch.live[t].phase.worker for t in epoch.unread.get(slot, ())) for epoch in epochs)
 
 
 def suspicious(job: Job) -> bool:
@@ -119,34 +126,34 @@ def suspicious(job: Job) -> bool:
     return any(epoch.suspected for epoch in job.epochs.values())
 
 
-def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ahead: bool) -> Offer | None:
-    """What ``worker`` could run next for ``consumer``.
+def offer(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead: bool) -> Offer | None:
+    """What ``worker`` could run next for a slot.
 
-    A local worker serves consumers on its host: others would get its elements through that host's network. Remote ones
+    A local worker serves readers on its host: others would get its elements through that host's network. Remote ones
     leave tails whose leftovers lie at a local worker to those, as nobody promises that they can connect to it.
 
     Args:
         state: of the dispatcher.
         job: one whose tables are known.
         worker: who would run it.
-        consumer: whom for.
-        cap: unread tasks beyond which the consumer gets no new ones; lost ones are leased again all the same.
+        slot: the slot.
+        cap: unread tasks beyond which the slot gets no new ones; lost ones are leased again all the same.
         ahead: the epoch after the newest may be offered.
     """
     last = state.index.memoize(job.name, "newest", lambda: job.newest)
-    place = job.consumers.get(consumer)
-    if not _near(job, worker, consumer):
+    readers = readers_of(job, slot)
+    if not _near(job, worker, readers):
         return None
-    reading = place.epoch if place is not None else min(job.epochs, default=0) - 1
-    full = unread_alike(state, job, consumer, worker) >= cap
+    reading = min([place.epoch for place in readers]) if readers else min(job.epochs, default=0) - 1
+    full = unread_alike(state, job, slot, worker) >= cap
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
         if number > reading + 1 or (number > last and (epoch.held or not ahead or suspicious(job))):
             return None
-        found = _pending(state, job, number, epoch, worker, consumer)
-        if number >= reading and not _past(job, number, consumer) and (found is None or job.spec.deterministic):
-            fresh = _fresh(state, job, number, epoch, worker, consumer)
-            if fresh is not None and full and not _next_to_read(job, epoch, consumer, fresh.task):
+        found = _pending(state, job, number, epoch, worker, slot)
+        if number >= reading and not _past(number, readers) and (found is None or job.spec.deterministic):
+            fresh = _fresh(state, job, number, epoch, worker, slot)
+            if fresh is not None and full and not _next_to_read(job, epoch, slot, fresh.task):
                 fresh = None
             if found is None or (fresh is not None and fresh.task < found.task):
                 found = fresh  # in a fixed order the lowest is read first
@@ -154,21 +161,18 @@ def offer(state: State, job: Job, worker: Worker, consumer: int, *, cap: int, ah
             return found
         if number < reading:
             continue  # left behind, but others' tails may need what its tasks left over
-        if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(consumer, ())):
+        if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(slot, ())):
             return None
     return None
 
 
-def _near(job: Job, worker: Worker, consumer: int) -> bool:
+def _near(job: Job, worker: Worker, readers: list[Consumer]) -> bool:
     if not worker.only or by_worker(job):
         return True
-    place = job.consumers.get(consumer)
-    return place is not None and place.host == worker.host
+    return bool(readers) and all(place.host == worker.host for place in readers)
 
 
-def _left_to_local(
-    state: State, job: Job, epoch: Epoch, worker: Worker, consumer: int, inputs: tuple[int, ...]
-) -> bool:
+def _left_to_local(state: State, job: Job, epoch: Epoch, worker: Worker, slot: int, inputs: tuple[int, ...]) -> bool:
     local = state.index.serving.local.get(job.name)
     if not local or worker.only:
         return False
@@ -176,27 +180,28 @@ def _left_to_local(
     holders = [state.workers.get(live.worker) for live in lives if live is not None and live.phase.leftovers]
     if not any(holder is not None and holder.only for holder in holders):
         return False
-    return any(_near(job, other, consumer) for other in local)
+    readers = readers_of(job, slot)
+    return any(_near(job, other, readers) for other in local)
 
 
-def some_pending(state: State, job: Job, consumer: int) -> bool:
-    """Some worker could run what the consumer has lost, or a tail of its."""
+def some_pending(state: State, job: Job, slot: int) -> bool:
+    """Some worker could run what the slot has lost, or a tail of its."""
     off = job.spec.sharding == "off"
     return state.index.memoize(
         job.name,
-        ("pending", consumer),
+        ("pending", slot),
         lambda: any(
             (off or _ready(job, number, task, state.plan(job, number).task(task).inputs))
             and wanted(state, job, epoch, task)
             for number, epoch in job.epochs.items()
-            for task in epoch.pending.get(consumer, ())
+            for task in epoch.pending.get(slot, ())
         ),
     )
 
 
-def _next_to_read(job: Job, epoch: Epoch, consumer: int, task: int) -> bool:
-    """A consumer that reads in order waits for this task, however much lies ready behind it."""
-    return job.spec.deterministic and all(task < other for other in epoch.unread.get(consumer, ()))
+def _next_to_read(job: Job, epoch: Epoch, slot: int, task: int) -> bool:
+    """Whoever reads the slot in order waits for this task, however much lies ready behind it."""
+    return job.spec.deterministic and all(task < other for other in epoch.unread.get(slot, ()))
 
 
 def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
@@ -206,22 +211,22 @@ def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
     """
     if task in epoch.failures:
         return False
-    if not epoch.live[task].delivery.complete or epoch.pieces:
-        return not epoch.live[task].delivery.complete
+    if not epoch.live[task].complete or epoch.pieces:
+        return not epoch.live[task].complete
     number = state.plan(job).task(task).parent
     parent = epoch.live.get(number)
     return parent is not None and not parent.finished and wanted(state, job, epoch, number)
 
 
-def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
-    tasks = epoch.pending.get(consumer)
-    if not tasks or not some_pending(state, job, consumer):
+def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Offer | None:
+    tasks = epoch.pending.get(slot)
+    if not tasks or not some_pending(state, job, slot):
         return None
     off = job.spec.sharding == "off"
     for task in sorted(tasks):
         inputs = () if off else state.plan(job, number).task(task).inputs
         if inputs:
-            if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, consumer, inputs):
+            if not _ready(job, number, task, inputs) or _left_to_local(state, job, epoch, worker, slot, inputs):
                 continue
         elif by_worker(job) and not (epoch.owners and owner(epoch, task) == worker.id):
             continue
@@ -246,26 +251,28 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
 
 
 def _never_dealt(job: Job, number: int, task: int) -> bool:
-    """Nobody gets another's share, and the task's consumer has gone, or reads on, before its turn came."""
+    """Nobody gets another's share, and the readers of the task's slot have gone, or read on, before its turn came."""
     return in_turn(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
 
 
-def gone(job: Job, number: int, consumer: int) -> bool:
-    """The consumer has left, or reads a later epoch, or will."""
-    place = job.consumers.get(consumer)
-    return consumer in job.left if place is None else place.epoch > number or place.past >= number
+def gone(job: Job, number: int, slot: int) -> bool:
+    """Every reader of the slot has left, or reads a later epoch, or will."""
+    for reader in job.audience(slot):
+        place = job.consumers.get(reader)
+        if reader not in job.left if place is None else place.epoch <= number > place.past:
+            return False
+    return True
 
 
-def _past(job: Job, number: int, consumer: int) -> bool:
-    place = job.consumers.get(consumer)
-    return place is not None and place.past >= number
+def _past(number: int, readers: list[Consumer]) -> bool:
+    return bool(readers) and all(place.past >= number for place in readers)
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
     """The tail that would take the task's leftovers has begun, or is over, though nobody has run the task.
 
-    It did not wait, as the task's consumer had gone; then another one came in its place. Where that was before the
-    epoch was resumed, ``Epoch.alone`` says so.
+    It did not wait, as the task's readers had gone; then others came in their place. Where that was before the epoch
+    was resumed, ``Epoch.alone`` says so.
     """
     parent = state.plan(job, number).task(task).parent
     if parent < 0 or not in_turn(job) or fixed(state, job, number, parent):
@@ -294,12 +301,12 @@ def owes(state: State, job: Job, number: int, task: int) -> bool:
     return not told and fixed(state, job, number, state.plan(job, number).task(task).parent)
 
 
-def owed_by(state: State, job: Job, number: int, consumer: int) -> int:
-    """The last task that a consumer owes of those that it has not been dealt; -1 if there is none. In a fixed order."""
+def owed_by(state: State, job: Job, number: int, slot: int) -> int:
+    """The last task that a slot owes of those that it has not been dealt; -1 if there is none. In a fixed order."""
     epoch = job.epochs[number]
     end = max(epoch.low + 8 * len(epoch.later), *epoch.starts, 0)
     length = job.tasks_of(epoch)
-    for task in reversed(range(consumer, end if length is None else min(end, length), stride(job))):
+    for task in reversed(range(slot, end if length is None else min(end, length), stride(job))):
         if not _was_dealt(job, number, task) and owes(state, job, number, task):
             return task
     return -1
@@ -344,18 +351,18 @@ def _share(epoch: Epoch, task: int) -> int:
     return epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
 
 
-def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[int, int] | None]:
+def walk(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int, int] | None]:
     """A walk's key, and the task it has come to with the cursor behind it; None at its end.
 
     Args:
         job: which has the walk.
         epoch: which has the walk.
         share: number of the share if the sharding is by worker, else -1.
-        consumer: matters if tasks are dealt in turn.
+        slot: the slot; matters if tasks are dealt in turn.
     """
     every, length = stride(job) if in_turn(job) else 1, job.tasks_of(epoch)
-    mine = consumer if in_turn(job) else 0
-    key = f"c{consumer}" if in_turn(job) else ""
+    mine = slot if in_turn(job) else 0
+    key = f"c{slot}" if in_turn(job) else ""
     if share < 0:
         at = epoch.cursors.get(key, mine)
         at += max(0, -(-(epoch.low - at) // every)) * every
@@ -371,7 +378,7 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
         count = len(epoch.owners)
         start = epoch.cursors.get(key, share)
         start += max(0, -(-(epoch.low - start) // count)) * count
-        # Shares and consumers fall together within `every` steps, or never; so far are tasks that were read before.
+        # Shares and slots fall together within `every` steps, or never; so far are tasks that were read before.
         candidates = range(start, max(start, epoch.low + 8 * len(epoch.later)) + count * every, count)
     else:
         count = 1
@@ -385,18 +392,18 @@ def walk(job: Job, epoch: Epoch, share: int, consumer: int) -> tuple[str, tuple[
     return key, None
 
 
-def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, consumer: int) -> Offer | None:
+def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Offer | None:
     if epoch.settled:
         return None
     if by_worker(job):
         # The lowest of its shares, so that a lane computes in the order in which it is read.
         found = None
         for share in epoch.owned.get(worker.id, ()):
-            key, ahead = walk(job, epoch, share, consumer)
+            key, ahead = walk(job, epoch, share, slot)
             if ahead is not None and (found is None or ahead[0] < found.task):
                 found = Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
         return found
-    key, ahead = walk(job, epoch, -1, consumer)
+    key, ahead = walk(job, epoch, -1, slot)
     if ahead is None:
         return None
     cursors = {key: ahead[1]}
@@ -436,48 +443,50 @@ def off_walk(plan: PlanLike, seed: int, epoch: int, ordinal: int, steps: np.ndar
 
 
 def all_dealt(job: Job, epoch: Epoch) -> bool:
-    """Every task of the epoch has its consumer, those aside that were dealt to consumers that left."""
+    """Every task of the epoch has its slot, those aside that are of slots whose readers have all left."""
     length = job.tasks_of(epoch)
     if length is None:
         return False
     if not in_turn(job):
         return sum(epoch.dealt.values()) >= length
-    return all(share_dealt(job, epoch, consumer) for consumer in range(stride(job)) if consumer not in job.left)
+    return all(
+        share_dealt(job, epoch, slot) for slot in range(stride(job)) if not job.left.issuperset(job.audience(slot))
+    )
 
 
-def share_dealt(job: Job, epoch: Epoch, consumer: int) -> bool:
-    """The consumer will get no further task of the epoch. In a fixed order that doesn't depend on what others read.
+def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
+    """The slot will get no further task of the epoch. In a fixed order that doesn't depend on what others read.
 
     Who takes the place of one that left has nothing of epochs that were settled without it.
     """
     length = job.tasks_of(epoch)
     if in_turn(job) and length is not None and not epoch.settled:
-        return epoch.dealt.get(consumer, 0) >= len(range(consumer, length, stride(job)))
+        return epoch.dealt.get(slot, 0) >= len(range(slot, length, stride(job)))
     return epoch.settled
 
 
-def settled_without(job: Job, epoch: Epoch, consumer: int) -> bool:
-    """The consumer has nothing, or not all, of its share of the epoch, as it was away when that was dealt."""
+def settled_without(job: Job, epoch: Epoch, slot: int) -> bool:
+    """The slot has nothing, or not all, of its share of the epoch, as its readers were away when that was dealt."""
     length = job.tasks_of(epoch)
     if not (in_turn(job) and epoch.settled) or length is None:
         return False
-    return epoch.dealt.get(consumer, 0) < len(range(consumer, length, stride(job)))
+    return epoch.dealt.get(slot, 0) < len(range(slot, length, stride(job)))
 
 
-def first_missing(job: Job, epoch: Epoch, consumer: int) -> int | None:
-    """The first task that the consumer is to read and no worker has; None if there is none. In a fixed order only."""
-    absent = [task for task in epoch.pending.get(consumer, ()) if not epoch.live[task].delivery.complete]
-    if not share_dealt(job, epoch, consumer):
+def first_missing(job: Job, epoch: Epoch, slot: int) -> int | None:
+    """The first task that is to be read of the slot and no worker has; None if there is none. In a fixed order only."""
+    absent = [task for task in epoch.pending.get(slot, ()) if not epoch.live[task].complete]
+    if not share_dealt(job, epoch, slot):
         shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
-        walks = [walk(job, epoch, share, consumer)[1] for share in shares]
+        walks = [walk(job, epoch, share, slot)[1] for share in shares]
         absent += [ahead[0] for ahead in walks if ahead is not None]
     return min(absent, default=None)
 
 
-def next_to_read(job: Job, epoch: Epoch, consumer: int) -> int | None:
-    """The first task that the consumer has not read to its end, dealt or not. In a fixed order only."""
-    absent = first_missing(job, epoch, consumer)
-    return min([*epoch.unread.get(consumer, ()), *([] if absent is None else [absent])], default=None)
+def next_to_read(job: Job, epoch: Epoch, slot: int) -> int | None:
+    """The first task of the slot that not all have read to its end, dealt or not. In a fixed order only."""
+    absent = first_missing(job, epoch, slot)
+    return min([*epoch.unread.get(slot, ()), *([] if absent is None else [absent])], default=None)
 
 
 def place_of(live: TaskState, workers: dict[str, Worker]) -> str:

@@ -41,7 +41,8 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
             if report is not None and report.epoch == number and report.arrived > report.batches:
                 why = f"was lost ({who}) and may not have used them, though it had received them"
                 found.append(UnreadShare(number, consumer, 0, report.arrived - report.batches, why))
-    for consumer in missing(job) if in_turn(job) else sorted(index for index in epoch.unread if is_missing(job, index)):
+    begun = (reader for slot in sorted(epoch.unread) for reader in job.audience(slot) if is_missing(job, reader))
+    for consumer in missing(job) if in_turn(job) else begun:
         found += _share(state, job, number, consumer, NOT_SEEN)
     return found + _deserted(state, job, number)
 
@@ -70,11 +71,11 @@ def told(state: State, observed: Observed, job: Job, number: int, now: float) ->
 
 
 def _share(state: State, job: Job, number: int, consumer: int, why: str) -> list[UnreadShare]:
-    epoch = job.epochs[number]
-    tasks = list(epoch.unread.get(consumer, ()))
+    epoch, slot = job.epochs[number], job.slot_of(consumer)
+    tasks = epoch.unread_by(consumer, slot)
     length = job.tasks_of(epoch)
     if in_turn(job) and length is not None:
-        undealt = len(range(consumer, length, stride(job))) - epoch.dealt.get(consumer, 0)
+        undealt = len(range(slot, length, stride(job))) - epoch.dealt.get(slot, 0)
         if undealt > 0:
             return [UnreadShare(number, consumer, len(tasks) + undealt, -1, why)]
     return [UnreadShare(number, consumer, len(tasks), _elements(state, job, number, tasks), why)] if tasks else []
@@ -87,7 +88,7 @@ def _elements(state: State, job: Job, number: int, tasks: Collection[int]) -> in
     count = 0
     for task in tasks:
         live, planned = job.epochs[number].live.get(task), plan.task(task)
-        count += planned.stop - planned.start - (live.delivery.received if live is not None else 0)
+        count += planned.stop - planned.start - (live.received if live is not None else 0)
     return count
 
 

@@ -15,17 +15,23 @@ from millrace.control.state.task_state import Failed, Finished, ReaderProgress, 
 from millrace.protocol.messages import Failure
 
 RECORDS = [
-    (TaskState(ReaderProgress(1)), [1, -1, "", 0, 0, False, False, False, False, 0, [], [], False]),
+    (TaskState(1, {1: ReaderProgress()}), [1, -1, "", 0, 0, False, False, False, False, 0, [], [], False]),
     (
-        TaskState(ReaderProgress(0, 3, complete=True), Running("w", 7), run=5, freed=True, deaths=1, at=(2, 3)),
+        TaskState(0, {0: ReaderProgress(0, 3, complete=True)}, Running("w", 7), run=5, freed=True, deaths=1, at=(2, 3)),
         [0, 5, "w", 7, 3, False, True, False, True, 1, [2, 3], [], False],
     ),
     (
-        TaskState(ReaderProgress(2), Finished("w", 7, leftovers=True), alone=True),
+        TaskState(2, {2: ReaderProgress()}, Finished("w", 7, leftovers=True), alone=True),
         [2, -1, "w", 7, 0, True, False, True, False, 0, [], [], True],
     ),
-    (TaskState(ReaderProgress(0, 1), Waiting(9)), [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False]),
-    (TaskState(ReaderProgress(0, 1), Failed(9)), [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False]),
+    (
+        TaskState(0, {0: ReaderProgress(0, 1)}, Waiting(9)),
+        [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False],
+    ),
+    (
+        TaskState(0, {0: ReaderProgress(0, 1)}, Failed(9)),
+        [0, -1, "", 9, 1, False, False, False, False, 0, [], [], False],
+    ),
 ]
 
 
