@@ -7,7 +7,7 @@ beside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -271,6 +271,10 @@ class Job(msgspec.Struct):
     def slot_of(self, reader: int) -> int:
         """Slot whose tasks a reader reads."""
         return reader
+
+    def slots_of(self, readers: Iterable[int]) -> Iterable[int]:
+        """Slots of several readers, each once."""
+        return readers
 
     def tasks_of(self, epoch: Epoch) -> int | None:
         """Tasks of an epoch as consumers see them; None without end, or not known yet."""

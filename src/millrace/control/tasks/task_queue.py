@@ -65,12 +65,14 @@ def active(job: Job) -> list[int]:
 
     Of these the ones that nothing was leased for are all alike, unless each has a share of its own: a few will do.
     """
-    there = {job.slot_of(reader) for reader, place in job.consumers.items() if place.lost_at is None}
+    there = [reader for reader, place in job.consumers.items() if place.lost_at is None]
+    if len(job.consumers) + len(job.left) >= (job.spec.num_consumers or 0):
+        return sorted(job.slots_of(there))  # none is missing
     if in_turn(job):
-        return sorted(there.union(job.slot_of(reader) for reader in _missing(job)))
+        return sorted(job.slots_of([*there, *_missing(job)]))
     begun = {slot for epoch in job.epochs.values() for slot in epoch.unread if is_awaited(job, slot)}
-    new = (job.slot_of(reader) for reader in _missing(job))
-    return sorted({*there, *begun, *islice((slot for slot in new if slot not in begun), ALIKE)})
+    new = (slot for slot in job.slots_of(_missing(job)) if slot not in begun)
+    return sorted({*job.slots_of(there), *begun, *islice(new, ALIKE)})
 
 
 def missing(job: Job) -> list[int]:
@@ -117,8 +119,12 @@ def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
 
 def starving(job: Job, slot: int) -> bool:
     """A reader of the slot reads an epoch of which no worker runs or keeps anything for the slot."""
-    epochs = [job.epochs[place.epoch] for place in readers_of(job, slot) if place.epoch in job.epochs]
-    return any(not any(epoch.live[t].phase.worker for t in epoch.unread.get(slot, ())) for epoch in epochs)
+    for reader in job.audience(slot):
+        place = job.consumers.get(reader)
+        epoch = job.epochs.get(place.epoch) if place is not None else None
+        if epoch is not None and not any(epoch.live[task].phase.worker for task in epoch.unread.get(slot, ())):
+            return True
+    return False
 
 
 def suspicious(job: Job) -> bool:
@@ -140,21 +146,23 @@ def offer(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead:
         cap: unread tasks beyond which the slot gets no new ones; lost ones are leased again all the same.
         ahead: the epoch after the newest may be offered.
     """
-    last = state.index.memoize(job.name, "newest", lambda: job.newest)
     readers = readers_of(job, slot)
-    if not _near(job, worker, readers):
+    if worker.only and not _near(job, worker, readers):
         return None
-    reading = min([place.epoch for place in readers]) if readers else min(job.epochs, default=0) - 1
-    full = unread_alike(state, job, slot, worker) >= cap
+    reading, past = min(job.epochs, default=0) - 1, -1
+    if readers:
+        reading, past = min([place.epoch for place in readers]), min([place.past for place in readers])
     for number in sorted(job.epochs):
         epoch = job.epochs[number]
-        if number > reading + 1 or (number > last and (epoch.held or not ahead or suspicious(job))):
+        if number > reading + 1:
+            return None
+        if number > reading and (epoch.held or not ahead or suspicious(job)) and number > _newest(state, job):
             return None
         found = _pending(state, job, number, epoch, worker, slot)
-        if number >= reading and not _past(number, readers) and (found is None or job.spec.deterministic):
+        if number >= reading and number > past and (found is None or job.spec.deterministic):
             fresh = _fresh(state, job, number, epoch, worker, slot)
-            if fresh is not None and full and not _next_to_read(job, epoch, slot, fresh.task):
-                fresh = None
+            if fresh is not None and unread_alike(state, job, slot, worker) >= cap:
+                fresh = fresh if _next_to_read(job, epoch, slot, fresh.task) else None
             if found is None or (fresh is not None and fresh.task < found.task):
                 found = fresh  # in a fixed order the lowest is read first
         if found is not None:
@@ -166,10 +174,12 @@ def offer(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead:
     return None
 
 
+def _newest(state: State, job: Job) -> int:
+    return state.index.memoize(job.name, "newest", lambda: job.newest)
+
+
 def _near(job: Job, worker: Worker, readers: list[Consumer]) -> bool:
-    if not worker.only or by_worker(job):
-        return True
-    return bool(readers) and all(place.host == worker.host for place in readers)
+    return by_worker(job) or (bool(readers) and all(place.host == worker.host for place in readers))
 
 
 def _left_to_local(state: State, job: Job, epoch: Epoch, worker: Worker, slot: int, inputs: tuple[int, ...]) -> bool:
@@ -262,10 +272,6 @@ def gone(job: Job, number: int, slot: int) -> bool:
         if reader not in job.left if place is None else place.epoch <= number > place.past:
             return False
     return True
-
-
-def _past(number: int, readers: list[Consumer]) -> bool:
-    return bool(readers) and all(place.past >= number for place in readers)
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
