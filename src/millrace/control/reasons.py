@@ -11,7 +11,7 @@ from millrace.control.state.observed import Observed
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, State, Worker
 from millrace.control.tasks.job_load import load_of, window_of
-from millrace.control.tasks.task_queue import missing
+from millrace.control.tasks.slots import missing
 from millrace.policies.bottleneck import Bottleneck, bottleneck
 from millrace.policies.decision import Decision, listed
 from millrace.policies.figures import duration

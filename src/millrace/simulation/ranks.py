@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from millrace.control.tasks.task_queue import held_back, is_missing
+from millrace.control.tasks.slots import is_missing
+from millrace.control.tasks.task_queue import held_back
 from millrace.protocol.job_spec import JobSpec
 
 if TYPE_CHECKING:

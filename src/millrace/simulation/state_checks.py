@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from millrace.control.journal.snapshot import Snapshot, plain
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.state import State
-from millrace.control.tasks.task_queue import by_worker, missing
+from millrace.control.tasks.slots import missing
+from millrace.control.tasks.task_queue import by_worker
 from millrace.protocol import messages as msg
 from millrace.simulation.virtual_network import Violation
 

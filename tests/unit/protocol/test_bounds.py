@@ -12,7 +12,8 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control.journal.consumer_events import EpochBegan
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import Observed
-from millrace.control.tasks.task_queue import active, missing, off_task
+from millrace.control.tasks.slots import active, missing
+from millrace.control.tasks.task_queue import off_task
 from millrace.errors import ProtocolError
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.plan import Plan

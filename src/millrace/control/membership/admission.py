@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from millrace.control.state.settings import Settings
 from millrace.control.state.state import Consumer, Job, State
-from millrace.control.tasks.task_queue import missing
+from millrace.control.tasks.slots import missing
 from millrace.errors import ProtocolError
 from millrace.graph import serialize
 from millrace.policies.scheduling.fair_share import MAX_PRIORITY, MIN_PRIORITY

@@ -12,7 +12,8 @@ from millrace.control.journal.task_events import TaskMoved
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.state import Consumer, Job, UnreadShare
 from millrace.control.tasks.leases import drop, take_back
-from millrace.control.tasks.task_queue import active, held_back, in_turn, is_awaited
+from millrace.control.tasks.slots import active, in_turn, is_awaited
+from millrace.control.tasks.task_queue import held_back
 from millrace.control.tasks.unread import record
 from millrace.protocol.messages import ConsumerReport
 

@@ -43,7 +43,8 @@ from millrace.control.tasks.epochs import (
     tell_steps,
 )
 from millrace.control.tasks.leases import drop, settle, spare
-from millrace.control.tasks.task_queue import epoch_length, missing
+from millrace.control.tasks.slots import missing
+from millrace.control.tasks.task_queue import epoch_length
 from millrace.control.tasks.unread import said as said_of
 from millrace.errors import MillraceError
 from millrace.graph import serialize

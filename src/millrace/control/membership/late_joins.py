@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from millrace.control.membership.admission import Refused, same_job
 from millrace.control.state.state import EndedJob, Job, State
-from millrace.control.tasks.task_queue import missing
+from millrace.control.tasks.slots import missing
 from millrace.control.tasks.unread import NAMED
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.messages import Failure, JoinJob

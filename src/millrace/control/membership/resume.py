@@ -18,7 +18,8 @@ from millrace.control.membership.late_joins import named
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.epochs import plan_of_state, send_resumed
 from millrace.control.tasks.leases import drop
-from millrace.control.tasks.task_queue import by_worker, gone, in_turn, missing, owed_by, stride, walk
+from millrace.control.tasks.slots import gone, in_turn, missing, stride
+from millrace.control.tasks.task_queue import by_worker, owed_by, walk
 from millrace.errors import StateError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, alike, check, fit, graph_digest, merge

@@ -14,7 +14,7 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.membership.jobs import consumer_gone
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import take_back
-from millrace.control.tasks.task_queue import in_turn, is_awaited, missing, stride
+from millrace.control.tasks.slots import in_turn, is_awaited, missing, stride
 
 
 def watch(turn: Turn) -> None:

@@ -13,7 +13,8 @@ from millrace.control.membership import oversized
 from millrace.control.membership.jobs import fail_job
 from millrace.control.state.state import Job
 from millrace.control.tasks.leases import leased_by
-from millrace.control.tasks.task_queue import held_back, next_to_read, readers_of
+from millrace.control.tasks.slots import readers_of
+from millrace.control.tasks.task_queue import held_back, next_to_read
 from millrace.protocol.messages import TaskFailed
 
 

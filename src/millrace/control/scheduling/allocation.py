@@ -24,7 +24,8 @@ from millrace.control.state.observed import Division
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.leases import take_back
-from millrace.control.tasks.task_queue import active, by_worker, readers_of
+from millrace.control.tasks.slots import active, readers_of
+from millrace.control.tasks.task_queue import by_worker
 from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
 from millrace.policies.scheduling.worker_assignment import JobNeed, assign
 from millrace.protocol.messages import CloseJob

@@ -8,7 +8,8 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.state.index import SERVICE
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
-from millrace.control.tasks.task_queue import active, by_worker, offer
+from millrace.control.tasks.slots import active
+from millrace.control.tasks.task_queue import by_worker, offer
 
 SPARE_CAP = 4
 

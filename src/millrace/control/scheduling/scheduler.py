@@ -16,18 +16,8 @@ from millrace.control.scheduling.backlog import serving, unread_cap
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.epochs import open_next
 from millrace.control.tasks.leases import in_the_way, lease
-from millrace.control.tasks.task_queue import (
-    Offer,
-    active,
-    by_worker,
-    in_turn,
-    offer,
-    some_pending,
-    starving,
-    unread,
-    unread_alike,
-    wanted,
-)
+from millrace.control.tasks.slots import active, in_turn, starving, unread, unread_alike
+from millrace.control.tasks.task_queue import Offer, by_worker, offer, some_pending, wanted
 from millrace.protocol.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 
 

@@ -10,13 +10,12 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Job, State
 from millrace.control.state.task_state import TaskState
+from millrace.control.tasks.slots import in_turn, missing
 from millrace.control.tasks.task_queue import (
     all_dealt,
     alone_at,
     first_missing,
     held_back,
-    in_turn,
-    missing,
     settled_without,
     share_dealt,
 )

@@ -18,17 +18,8 @@ from millrace.control.state.state import CARE, Epoch, Job, State, Worker
 from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
-from millrace.control.tasks.task_queue import (
-    Offer,
-    began_without,
-    gone,
-    in_turn,
-    owes,
-    place_of,
-    readers_of,
-    stride,
-    walk,
-)
+from millrace.control.tasks.slots import gone, in_turn, readers_of, stride
+from millrace.control.tasks.task_queue import Offer, began_without, owes, place_of, walk
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol.messages import (
     ForgetTasks,

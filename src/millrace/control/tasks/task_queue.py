@@ -12,21 +12,16 @@ without end is never enumerated:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
-
 import msgspec
 import numpy as np
 
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Consumer, Epoch, Job, State, Worker
 from millrace.control.state.task_state import Finished, TaskState
+from millrace.control.tasks.slots import gone, in_turn, readers_of, stride, unread_alike
 from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
-
-ALIKE = 64
-"""Slots looked at of those whose readers are expected and for which nothing was leased yet."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -40,16 +35,6 @@ class Offer(msgspec.Struct, frozen=True):
     share: int = -1
 
 
-def stride(job: Job) -> int:
-    """Number of slots that tasks are dealt to in turn."""
-    return job.spec.num_consumers or 1
-
-
-def in_turn(job: Job) -> bool:
-    """Task i belongs to slot i mod N, whoever is faster."""
-    return job.spec.deterministic or job.spec.equal_steps
-
-
 def held_back(job: Job) -> bool:
     """Consumers are to get equally many elements, and only reading them tells how many there are."""
     return job.spec.equal_steps and not job.equal
@@ -58,73 +43,6 @@ def held_back(job: Job) -> bool:
 def by_worker(job: Job) -> bool:
     """The sharding fixes which worker runs what."""
     return job.spec.by_worker
-
-
-def active(job: Job) -> list[int]:
-    """Slots to lease for: those of which a reader is there, and those whose readers are expected and were never seen.
-
-    Of these the ones that nothing was leased for are all alike, unless each has a share of its own: a few will do.
-    """
-    there = [reader for reader, place in job.consumers.items() if place.lost_at is None]
-    if len(job.consumers) + len(job.left) >= (job.spec.num_consumers or 0):
-        return sorted(job.slots_of(there))  # none is missing
-    if in_turn(job):
-        return sorted(job.slots_of([*there, *_missing(job)]))
-    begun = {slot for epoch in job.epochs.values() for slot in epoch.unread if is_awaited(job, slot)}
-    new = (slot for slot in job.slots_of(_missing(job)) if slot not in begun)
-    return sorted({*job.slots_of(there), *begun, *islice(new, ALIKE)})
-
-
-def missing(job: Job) -> list[int]:
-    """Readers that are expected and were never seen."""
-    return list(_missing(job))
-
-
-def _missing(job: Job) -> Iterator[int]:
-    return (index for index in range(job.spec.num_consumers or 0) if is_missing(job, index))
-
-
-def is_missing(job: Job, reader: int) -> bool:
-    """Whether a reader is expected and was never seen."""
-    return reader not in job.consumers and reader not in job.left and reader < (job.spec.num_consumers or 0)
-
-
-def is_awaited(job: Job, slot: int) -> bool:
-    """Whether all readers of a slot are expected and were never seen."""
-    return all(is_missing(job, reader) for reader in job.audience(slot))
-
-
-def readers_of(job: Job, slot: int) -> list[Consumer]:
-    """Places of those readers of a slot that have come and not left."""
-    return [job.consumers[reader] for reader in job.audience(slot) if reader in job.consumers]
-
-
-def unread(job: Job, slot: int) -> int:
-    """Tasks leased for a slot that some reader has not read to the end, over all epochs."""
-    count = 0
-    for epoch in job.epochs.values():
-        waiting = epoch.pending.get(slot, ())
-        count += len(epoch.unread.get(slot, ())) - sum(not epoch.live[t].complete for t in waiting)
-    return count
-
-
-def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
-    """The same at workers like this one: what waits behind a link is not to keep local workers from computing."""
-    if job.name not in state.index.serving.local:
-        return unread(job, slot)
-    lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(slot, ())]
-    holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
-    return sum(bool(holder.only) == bool(worker.only) for holder in holders)
-
-
-def starving(job: Job, slot: int) -> bool:
-    """A reader of the slot reads an epoch of which no worker runs or keeps anything for the slot."""
-    for reader in job.audience(slot):
-        place = job.consumers.get(reader)
-        epoch = job.epochs.get(place.epoch) if place is not None else None
-        if epoch is not None and not any(epoch.live[task].phase.worker for task in epoch.unread.get(slot, ())):
-            return True
-    return False
 
 
 def suspicious(job: Job) -> bool:
@@ -263,15 +181,6 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
 def _never_dealt(job: Job, number: int, task: int) -> bool:
     """Nobody gets another's share, and the readers of the task's slot have gone, or read on, before its turn came."""
     return in_turn(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
-
-
-def gone(job: Job, number: int, slot: int) -> bool:
-    """Every reader of the slot has left, or reads a later epoch, or will."""
-    for reader in job.audience(slot):
-        place = job.consumers.get(reader)
-        if reader not in job.left if place is None else place.epoch <= number > place.past:
-            return False
-    return True
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:

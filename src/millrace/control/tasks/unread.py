@@ -8,7 +8,8 @@ from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State, UnreadShare
-from millrace.control.tasks.task_queue import held_back, in_turn, is_missing, missing, stride
+from millrace.control.tasks.slots import in_turn, is_missing, missing, stride
+from millrace.control.tasks.task_queue import held_back
 
 NAMED = 8
 """Consumers that a sentence names, at most."""

@@ -17,7 +17,8 @@ from millrace.control.state.state import Job, State
 from millrace.control.state.task_state import ReaderProgress, TaskState
 from millrace.control.tasks.epochs import send_epoch
 from millrace.control.tasks.leases import settle, take_back
-from millrace.control.tasks.task_queue import gone, is_awaited, next_to_read
+from millrace.control.tasks.slots import gone, is_awaited
+from millrace.control.tasks.task_queue import next_to_read
 from millrace.protocol.messages import ReadTasks, TaskProgress
 
 SLOT, OTHER = 0, 1
