@@ -392,6 +392,14 @@ class Service:
         told = msg.TaskFinished(task.ref, lease, 1, leftovers=keeps, nothing=nothing)
         self.say(inp.WorkerSaid(worker.name, told))
 
+    def end_earlier(self, job: str) -> None:
+        """Finish what workers run of a job since before its cache came into its mode."""
+        first = self.observed.regimes[job].lease if job in self.observed.regimes else 0
+        for worker in self.workers.values():
+            for lease, task in list(worker.leases.items()):
+                if task.ref.job == job and lease < first:
+                    self.finish(worker, lease)
+
     def fail(self, worker: FakeWorker, lease: int, failure: msg.Failure) -> None:
         """A run fails, when its consumer has what came before that."""
         task = worker.leases.pop(lease)

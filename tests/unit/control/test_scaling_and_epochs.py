@@ -10,6 +10,7 @@ from millrace.control import inputs as inp
 from millrace.control.journal.cache_events import ModeChosen
 from millrace.control.journal.replay import apply
 from millrace.planning.cache_point import CachePoint
+from millrace.protocol import messages as msg
 from millrace.protocol.cache_messages import StoreMeasured
 
 FEW = 4
@@ -24,9 +25,11 @@ def cached_trainer(mode: str) -> Trainer:
     return Trainer(0.1, 1.0, service=service)
 
 
-def changes(trainer: Trainer, kind: Literal["compute", "get"], node: int) -> None:
-    """The job's cache gets into another mode."""
+def changes(trainer: Trainer, kind: Literal["profile", "compute", "get"], node: int) -> None:
+    """The job's cache gets into another mode, and what was begun before is done a heartbeat later."""
     apply(trainer.service.state, ModeChosen(trainer.job, kind, node, "a test says so", 0, 1.0, {}, {}))
+    trainer.beat()
+    trainer.service.end_earlier(trainer.job)
 
 
 def test_a_job_is_not_scaled_while_it_is_profiled():
@@ -49,6 +52,31 @@ def test_another_mode_of_the_cache_begins_the_search_anew_from_the_number_that_t
     assert trainer.scaling.scale.phase == "search"
     assert trainer.scaling.scale.workers == before
     assert trainer.run(30)[-1] == 2
+
+
+def test_what_was_read_while_it_was_profiled_says_nothing_about_the_mode_after():
+    trainer = cached_trainer("compute")
+    trainer.cost_s = 0.5
+    before = trainer.run(30)[-1]
+    assert before in (5, 6)
+    trainer.cost_s = 1.0
+    changes(trainer, "profile", -1)
+    assert trainer.run(10) == [before]
+    trainer.cost_s = 0.1  # what is kept is read as fast as the consumer takes it
+    changes(trainer, "get", 0)
+    assert max(trainer.run(30)) == before
+    assert len(trainer.serving) == 1
+
+
+def test_a_job_does_not_scale_by_what_another_of_its_name_has_read():
+    trainer = cached_trainer("compute")
+    trainer.run(3)
+    service = trainer.service
+    assert service.observed.scaling.keys() == service.observed.regimes.keys() == {"a"}
+    service.say(inp.ConsumerSaid(trainer.client, msg.LeaveJob()))
+    assert not service.state.jobs
+    assert not service.observed.scaling
+    assert not service.observed.regimes
 
 
 def few(**spec: Any) -> tuple[Service, list[tuple[int, int]]]:

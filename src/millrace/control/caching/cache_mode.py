@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
+from millrace.control.experiments import regime_in_force
 from millrace.control.journal.cache_events import ModeChosen, PointUsed
 from millrace.control.journal.transaction import Turn
 from millrace.control.state.cache_state import CachedPoint, ModeOf, place_of
@@ -18,7 +19,7 @@ from millrace.planning.cache_point import CachePoint
 from millrace.policies.caching import autocache as policy
 from millrace.policies.caching.cache_cost_model import Profile, StoreModel, times
 from millrace.protocol.cache_messages import MeasureStore, StoreCost
-from millrace.protocol.messages import Notice
+from millrace.protocol.messages import ConsumerReport, Notice
 
 MESSAGE_BYTES = 64 << 10
 """That a read of a store takes at least."""
@@ -177,16 +178,15 @@ def look(turn: Turn, job: Job) -> None:
     if not points or not job.consumers:
         return
     sight = _sight(turn, job)
-    workers = sum(worker.job == job.name for worker in turn.state.workers.values())
-    if workers != sight.workers:
-        sight.workers, sight.looks, sight.computing = workers, [], None
+    if not _of_regime(turn, job, sight):
+        return
     new = _new_look(turn, job, sight)
     if job.caching.kind == "profile":
-        profile = profile_of(turn.state, turn.observed, job, sight)
         if "" not in turn.state.caches.costs:
             have_measured(turn)  # whoever was asked before may be gone
             return
-        if profile is None:
+        profile = profile_of(turn.state, turn.observed, job, sight)
+        if profile is None or not (sight.looks or sight.ended or _read_enough(turn, job, sight)):
             return
         long = policy.profiled(profile.elements, ended=sight.ended)
         if long.value:
@@ -211,17 +211,37 @@ def look(turn: Turn, job: Job) -> None:
         _profile(turn, job, verdict.reason)
 
 
+def _of_regime(turn: Turn, job: Job, sight: CacheSight) -> bool:
+    """Whether what is reported now is of one regime; what was seen in another is forgotten."""
+    regime, then = regime_in_force(turn, job), sight.regime
+    if regime is None:
+        return False
+    if regime != then:
+        sight.regime, sight.looks = regime, []
+        sight.batches = {
+            index: (report.epoch, report.batches) for index, report in _reports(turn, job).items() if report.batches
+        }
+        if then is None or then.workers != regime.workers:
+            sight.computing = None
+        if then is None or then.cache != regime.cache:
+            sight.before, sight.begun, sight.ended = measures(turn.observed, job.name), tasks_ended(job), False
+    return True
+
+
+def _reports(turn: Turn, job: Job) -> dict[int, ConsumerReport]:
+    """By consumer, what it reported last."""
+    seen = {index: turn.observed.clients.get(place_.client) for index, place_ in job.consumers.items()}
+    return {index: each.report for index, each in seen.items() if each is not None and each.report is not None}
+
+
 def _new_look(turn: Turn, job: Job, sight: CacheSight) -> bool:
     """Takes a look if all consumers that read have got on far enough."""
     moved = {}
-    for index, place_ in job.consumers.items():
-        seen = turn.observed.clients.get(place_.client)
-        if seen is not None and seen.report is not None and seen.report.batches:
-            epoch, batches = sight.batches.get(index, (-1, 0))
-            since = seen.report.batches - (batches if seen.report.epoch == epoch else 0)
-            if since < LOOK_ELEMENTS:
+    for index, report in _reports(turn, job).items():
+        if report.batches:
+            if _since(sight, index, report) < LOOK_ELEMENTS:
                 return False
-            moved[index] = (seen.report.epoch, seen.report.batches)
+            moved[index] = (report.epoch, report.batches)
     taken = look_at(turn.observed, job, sight.looks)
     if not moved or taken is None:
         return False
@@ -230,13 +250,24 @@ def _new_look(turn: Turn, job: Job, sight: CacheSight) -> bool:
     return True
 
 
+def _since(sight: CacheSight, consumer: int, report: ConsumerReport) -> int:
+    """Elements that a consumer has read since the last look, or since the regime began."""
+    epoch, batches = sight.batches.get(consumer, (-1, 0))
+    return report.batches - (batches if report.epoch == epoch else 0)
+
+
+def _read_enough(turn: Turn, job: Job, sight: CacheSight) -> bool:
+    """Whether no consumer's batch time, of its last hundred elements, has any that it read before the regime began."""
+    reports = _reports(turn, job).items()
+    return all(_since(sight, index, report) >= LOOK_ELEMENTS for index, report in reports if index in sight.batches)
+
+
 def _sight(turn: Turn, job: Job) -> CacheSight:
     return turn.observed.caching.setdefault(job.name, CacheSight())
 
 
 def _profile(turn: Turn, job: Job, reason: str) -> None:
-    sight = turn.observed.caching[job.name] = CacheSight(measures(turn.observed, job.name), tasks_ended(job))
-    sight.workers = sum(worker.job == job.name for worker in turn.state.workers.values())
+    turn.observed.caching[job.name] = CacheSight()
     _set(turn, job, ModeOf(), "profile", -1, reason)
     have_measured(turn)
 
@@ -291,6 +322,7 @@ def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reaso
     turn.emit(
         ModeChosen(job.name, kind, node, reason, max(0, job.newest), kept.slower, dict(kept.undone), dict(kept.saves))
     )
+    _of_regime(turn, job, _sight(turn, job))
 
 
 def _measured_saving(state: State, job: Job, point: CachePoint) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control import experiments
 from millrace.control.actions import CloseClient, DropBlobs, EndService, SendToClient
 from millrace.control.caching import cache_mode
 from millrace.control.inputs import JoinRequested
@@ -369,7 +370,7 @@ def remove_job(turn: Turn, job: Job, reason: str) -> None:
     """Forget the job."""
     job_progress.finished(turn, job, reason)
     turn.emit(JobRemoved(job.name, reason, turn.now, len(missing(job))))
-    turn.observed.caching.pop(job.name, None)
+    experiments.forget(turn, job)
     turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}
     close_everywhere(turn, job.name)
     turn.act(DropBlobs(job.name))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
 
+from millrace.control.experiments import cache_regime, regime_in_force
 from millrace.control.journal.scaling_events import ScaleChosen
 from millrace.control.journal.transaction import Turn
 from millrace.control.scaling import job_placement
@@ -52,22 +52,22 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     begin(turn, job)  # local workers may have come since
     if job.scaling is None or job.failure is not None:
         return
-    kind = _kind(turn.state, job)
-    if _regime(job) != job.scaling.regime or kind != scaling_policies.kind_of(job.scaling.search):
+    kind, cache = _kind(turn.state, job), cache_regime(job)
+    if cache != job.scaling.regime or kind != scaling_policies.kind_of(job.scaling.search):
         again = scaling_policies.begin(kind, job.scaling.scale.workers, _limits(turn, job))
-        what = "the mode of its cache" if _regime(job) != job.scaling.regime else "the scaling policy of the service"
+        what = "the mode of its cache" if cache != job.scaling.regime else "the scaling policy of the service"
         _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
     sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
-    there = frozenset(_serving(turn.state, job.name))
-    if there != sight.workers:  # what was seen with others says nothing
-        sight.workers, sight.settling = there, True
+    regime = regime_in_force(turn, job)
+    if regime != sight.regime:  # what was seen in another says nothing
+        sight.regime, sight.settling = regime, True
         _mark(turn, job, sight)
     _read(sight, consumer, report)
     readings = [index for index, place in job.consumers.items() if place.lost_at is None]
     by_consumer = {index: sight.readings[index] for index in readings if index in sight.readings}
     seen = list(by_consumer.values())
-    if not there or len(seen) < len(readings) or (job.points and job.caching.kind == "profile"):
-        return  # one experiment at a time
+    if regime is None or regime.experiment != "scaling" or not regime.workers or len(seen) < len(readings):
+        return
     waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(turn, sight)
     if sight.settling:
         begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
@@ -84,7 +84,7 @@ def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
     busy, cpu = map(statistics.fmean, used)
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
-    look = Look(len(there), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
+    look = Look(len(regime.workers), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
     moved = job_placement.look(turn, job, sight, by_consumer, waits)
     _mark(turn, job, sight)
     if moved:
@@ -111,16 +111,7 @@ def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
     scale, other = (found, None) if isinstance(found, Scale) else (Scale(found.workers), found)
     if other is not None and scaling_policies.settled(None if job.scaling is None else job.scaling.search, other):
         scale = Scale(other.workers, "settled")
-    turn.emit(ScaleChosen(job.name, scale, _regime(job), reason, turn.now, other))
-
-
-def _serving(state: State, job: str) -> Iterator[str]:
-    """Workers that make its elements, also if they are to leave."""
-    for there in (state.index.serving.local, state.index.serving.by_job):
-        yield from (worker.id for worker in there.get(job, ()))
-    for worker in state.index.serving.retiring:
-        if any(task[0] == job for task in worker.unfinished.values()):
-            yield worker.id
+    turn.emit(ScaleChosen(job.name, scale, cache_regime(job), reason, turn.now, other))
 
 
 def _limits(turn: Turn, job: Job) -> Limits:
@@ -140,11 +131,6 @@ def _limits(turn: Turn, job: Job) -> Limits:
     return Limits(max(1, min(max(least, job_placement.at_least(state, job)), most)), most, why if most == room else "")
 
 
-def _regime(job: Job) -> str:
-    """The mode of the job's cache: measures of one say nothing about another."""
-    return f"{job.caching.kind} {job.caching.node}" if job.points else ""
-
-
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +142,7 @@ def _mark(turn: Turn, job: Job, sight: ScaleSight) -> None:
         for consumer, reading in sight.readings.items()
     }
     sight.marked, sight.used = turn.now, {}
-    for worker in sight.workers:
+    for worker in sight.regime.workers if sight.regime is not None else ():
         seen = turn.observed.workers.get(worker)
         if seen is None or seen.report is None:
             sight.used[worker] = (0.0, 0.0, turn.now)

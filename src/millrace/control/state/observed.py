@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.control.state.regime import Regime, RegimeObservation
 from millrace.control.state.serving_index import ServingIndex
 from millrace.planning.progress import TaskSet
 from millrace.policies.caching.autocache import BatchTime
@@ -58,24 +59,24 @@ class CacheSight(msgspec.Struct):
     """What is seen of a job for the sake of its caches; begins anew with each of its modes.
 
     Attributes:
+        regime: of what follows; None: nothing was measured yet.
         before: by worker, what its operators had done when the profile began.
         begun: tasks that had ended then.
         ended: the epoch that the profile began in is over, so that it is as long as it can be.
-        looks: at the batch time, and ``batches`` of the epoch at the last one, by consumer.
-        workers: that served the job then; of other numbers of workers looks can't be compared.
-        profile: the last one; ``computing``: its look, None if it was taken with another number of workers.
+        looks: at the batch time, and ``batches`` of the epoch at the last one or as the regime began, by consumer.
+        profile: the last one; ``computing``: its look, None if it was taken with other workers.
         wholes: by node, bytes that all of a point would take, as the profile has it.
         hits: items that were read in this epoch, and ``misses`` those that were made.
         lost: blocks that should have been there and could not be read.
         trouble: why the last run that was to keep something did not; empty if it did.
     """
 
+    regime: Regime | None = None
     before: dict[str, dict[int, NodeMeasure]] = {}
     begun: int = 0
     ended: bool = False
     looks: list[BatchTime] = []
     batches: dict[int, tuple[int, int]] = {}
-    workers: int = 0
     profile: Profile | None = None
     wholes: dict[int, int] = {}
     computing: BatchTime | None = None
@@ -118,15 +119,15 @@ class ScaleSight(msgspec.Struct):
     """What is seen of a job for the sake of its number of workers.
 
     Attributes:
-        workers: that it has, since before the mark.
-        settling: they have just changed: what is read says nothing yet.
+        regime: of what was read since the mark; None: nothing was.
+        settling: it has just changed: what is read says nothing yet.
         readings: by consumer.
         marked: when that was.
         used: by worker, seconds in which it had computed at the mark, those of its processor, and when it had said so.
         came: by consumer, what had come from local workers and from others, at the mark.
     """
 
-    workers: frozenset[str] = frozenset()
+    regime: Regime | None = None
     settling: bool = True
     readings: dict[int, Reading] = {}
     marked: float = 0.0
@@ -271,6 +272,8 @@ class Observed(msgspec.Struct):
     clients: dict[str, ClientSight] = {}
     steps: dict[tuple[str, int], StepsReady] = {}
     """By job and epoch, what consumers were told that they may use."""
+    regimes: dict[str, RegimeObservation] = {}
+    """By job."""
     caching: dict[str, CacheSight] = {}
     """By job."""
     scaling: dict[str, ScaleSight] = {}

@@ -31,7 +31,7 @@ class Driven(Service):
     def __init__(self, *points: CachePoint, **settings):
         super().__init__(FakePlan(ITEMS), **{"cache": "/cache", "cache_bytes": 1 << 20, **settings})
         self.points = list(points)
-        self.elements = 0
+        self.elements, self.spent_s = 0, 0.0
         self.say(inp.Started("here:1"))
         self.answer_for_store()
         self.add_worker("w0")
@@ -59,12 +59,18 @@ class Driven(Service):
                 worker.measuring = False
                 self.say(inp.WorkerSaid(name, StoreMeasured("", COST)))
 
-    def reads(self, peer, batches, batch_s=0.01, waits=0.9, element_s=0.01):
-        """The consumer has had so many elements of its epoch, each of which took a worker so long."""
+    def reads(self, peer, batches, batch_s=0.01, waits=0.9, element_s=0.01, worker="w0", ends=True):
+        """The consumer has had so many elements of its epoch, each of which took a worker so long.
+
+        With ``ends`` what was leased before the present mode is done.
+        """
         self.elements += 100
+        self.spent_s += 100 * element_s
         job = peer.joined.job
-        measure = NodeMeasure(0, "range", self.elements, 1000 * self.elements, element_s * self.elements)
-        self.say(inp.WorkerSaid("w0", msg.WorkerReport(job=job, nodes=[measure])))
+        if ends:
+            self.end_earlier(job)
+        measure = NodeMeasure(0, "range", self.elements, 1000 * self.elements, self.spent_s)
+        self.say(inp.WorkerSaid(worker, msg.WorkerReport(job=job, nodes=[measure])))
         report = msg.ConsumerReport(peer.epoch.epoch, [], batches, batch_s, waits * batch_s)
         self.say(inp.ConsumerSaid(peer.client, report))
 
@@ -149,6 +155,7 @@ def test_a_cache_that_makes_a_job_slower_is_given_up_and_not_chosen_again():
     service.measured()
     for part in range(1, 4):
         service.reads(peer, 100 * part)
+    service.block_bytes = 1 << 30  # nothing is kept
     for part in range(4, 12):
         service.reads(peer, 100 * part, batch_s=0.05)
     assert service.modes() == ["profile", "put", "compute"]
@@ -204,6 +211,73 @@ def test_a_store_that_cannot_be_measured_is_not_used():
     service.say(inp.WorkerSaid("w0", StoreMeasured("", None, "it is read-only")))
     assert service.mode() == "compute"
     assert service.why() == "the cache cannot be used: it is read-only"
+
+
+# -- what is measured in one regime is not used in another -------------------------------------------------------------
+
+
+def profiled_anew():
+    """A job whose batch time has changed, and that is measured for the second time; and its last report."""
+    service = Driven(point())
+    peer = service.joined()
+    service.measured()
+    service.block_bytes = 1 << 30  # nothing is kept
+    for part in range(1, 24):
+        service.reads(peer, 100 * part, batch_s=0.004 if part < 15 else 0.009)
+        if service.modes() == ["profile", "put", "profile"]:
+            return service, peer, part
+    raise AssertionError("it is not measured anew")
+
+
+def test_tasks_of_the_mode_before_are_no_part_of_a_profile():
+    service, peer, part = profiled_anew()
+    for more in range(1, 6):  # served from the cache, as far as anybody can tell
+        service.reads(peer, 100 * (part + more), element_s=1e-5, ends=False)
+    assert service.mode() == "profile"
+    for more in range(6, 10):
+        service.reads(peer, 100 * (part + more))
+    assert service.mode() == "put"
+    assert "10 ms" in service.why()
+
+
+def test_a_profile_does_not_count_what_was_done_before_the_dispatcher_came_back():
+    service, peer, part = profiled_anew()
+    service.restart()
+    service.answer_for_store()
+    service.hello("w0")
+    service.rejoin(peer)
+    service.reads(peer, 100 * (part + 1), element_s=1e-5)
+    assert service.mode() == "profile"
+    for more in range(2, 6):
+        service.reads(peer, 100 * (part + more))
+    assert service.mode() == "put"
+
+
+def test_the_batch_time_of_a_profile_has_nothing_of_the_mode_before():
+    service, peer, part = profiled_anew()
+    service.reads(peer, 100 * part + 10, batch_s=0.5)
+    service.elements, service.spent_s = service.elements + 1000, service.spent_s + 10.0
+    service.reads(peer, 100 * part + 20, batch_s=0.5)  # of the last 100 elements 80 are of the mode before
+    assert service.mode() == "profile"
+    service.reads(peer, 100 * part + 120)
+    assert service.mode() == "put"
+    assert "0.5 s" not in service.why()
+
+
+def test_looks_at_another_worker_are_not_compared_though_there_are_as_many():
+    service = Driven(point())
+    peer = service.joined()
+    service.measured()
+    for part in range(1, 4):
+        service.reads(peer, 100 * part)
+    service.block_bytes = 1 << 30
+    for part in range(4, 10):
+        service.reads(peer, 100 * part, batch_s=0.004)
+    service.add_worker("w1")
+    service.kill("w0")
+    for part in range(10, 20):
+        service.reads(peer, 100 * part, batch_s=0.05, worker="w1")
+    assert service.modes() == ["profile", "put"]
 
 
 # -- forced, or not there ----------------------------------------------------------------------------------------------

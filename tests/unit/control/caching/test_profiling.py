@@ -76,7 +76,7 @@ def test_a_profile_is_the_sum_of_what_workers_did():
 def test_what_was_done_before_does_not_count():
     service, job = reading()
     worked(service, "w0", 400)
-    sight = CacheSight(measures(service.observed, "a"))
+    sight = CacheSight(before=measures(service.observed, "a"))
     read(service, "c0", 0.02, 0.01)
     assert profile(service, job, sight) is None
     worked(service, "w0", 500, active_s=1.5)
@@ -89,7 +89,7 @@ def test_what_was_done_before_does_not_count():
 def test_a_worker_that_loaded_the_job_anew_is_not_counted_backwards():
     service, job = reading()
     worked(service, "w0", 400)
-    sight = CacheSight(measures(service.observed, "a"))
+    sight = CacheSight(before=measures(service.observed, "a"))
     worked(service, "w0", 40, active_s=0.1)
     worked(service, "w1", 100)
     read(service, "c0", 0.02, 0.01)

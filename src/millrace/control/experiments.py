@@ -1,0 +1,84 @@
+"""Arbiter of a job's experiments: which of them runs now, and in which regime what peers report was measured.
+
+============  ==============================================  =================================  =====================
+experiment    measures                                        is disturbed by                    runs
+============  ==============================================  =================================  =====================
+``profile``   what operators take where nothing is cached     a cache in use; other workers      whenever its mode is on
+``scaling``   the batch time with this number of workers      a profile; another mode            while none is profiled
+============  ==============================================  =================================  =====================
+
+Whoever measures asks :func:`regime_in_force`, keeps the answer with what it measures, and begins anew when that is
+another. A mode of the cache is in force as soon as no worker runs a task that was leased before it was chosen: what
+such a task gives was made in the mode before. Further experiments get a line here and a name in
+:data:`~millrace.control.state.regime.Experiment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from millrace.control.state.regime import Experiment, Regime, RegimeObservation
+from millrace.control.state.state import Job, State, Worker
+
+if TYPE_CHECKING:
+    from millrace.control.journal.transaction import Turn
+
+
+def experiment_of(job: Job) -> Experiment:
+    """Choose the one experiment of a job that runs now."""
+    if job.points and job.caching.kind == "profile":
+        return "profile"
+    return "none" if job.scaling is None else "scaling"
+
+
+def cache_regime(job: Job) -> str:
+    """Mode of the job's cache, as its measures are told apart by it; empty without cache points."""
+    return f"{job.caching.kind} {job.caching.node}" if job.points else ""
+
+
+def makers(state: State, job: str) -> Iterator[Worker]:
+    """Workers that make a job's elements, also if they are to leave."""
+    yield from state.index.serving.serving(job)
+    for worker in state.index.serving.retiring:
+        if any(task[0] == job for task in worker.unfinished.values()):
+            yield worker
+
+
+def note(turn: Turn, job: Job) -> RegimeObservation:
+    """Note the regime that a job is in: at each report, and whenever a mode of its cache was chosen."""
+    workers = frozenset(worker.id for worker in makers(turn.state, job.name))
+    regime = Regime(workers, cache_regime(job), experiment_of(job))
+    seen = turn.observed.regimes.get(job.name)
+    if seen is None:
+        seen = turn.observed.regimes[job.name] = RegimeObservation(regime)
+        changed = bool(job.points)  # whatever was leased in a dispatcher's life before may be of another mode
+    else:
+        changed = seen.regime.cache != regime.cache
+        seen.regime = regime
+    if changed:
+        seen.lease = turn.state.next_lease
+    return seen
+
+
+def regime_in_force(turn: Turn, job: Job) -> Regime | None:
+    """Regime in which what is reported now was measured; None: a part of it was measured in the one before."""
+    seen = note(turn, job)
+    if seen.lease and not _runs_earlier(turn.state, job, seen.lease):
+        seen.lease = 0
+    return None if seen.lease else seen.regime
+
+
+def _runs_earlier(state: State, job: Job, first: int) -> bool:
+    """Whether a worker runs a task of the job that was leased before lease ``first``."""
+    return any(
+        task[0] == job.name and lease < first
+        for worker in makers(state, job.name)
+        for lease, task in worker.unfinished.items()
+    )
+
+
+def forget(turn: Turn, job: Job) -> None:
+    """Forget what was observed of a job that is over: another one may have its name."""
+    for observations in (turn.observed.regimes, turn.observed.caching, turn.observed.scaling):
+        observations.pop(job.name, None)
