@@ -19,8 +19,8 @@ from millrace.simulation.failing import FailedError, OversizedError, failure_of
 from millrace.simulation.pipelines import Output, Pipeline, bare, unit_of, with_values
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
-from millrace.worker.core.outbox import OutputMessage
 from millrace.worker.core.run_state import ALONE
+from millrace.worker.core.worker_inputs import OutputMessage
 from millrace.worker.leftovers import LeftoversMissingError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millrace.errors import CodecError
-from millrace.worker.core.outbox import LEAST_BYTES, OutputMessage
+from millrace.worker.core.slot_buffer import LEAST_BYTES
+from millrace.worker.core.worker_inputs import OutputMessage
 
 MOST = 1 << 17
 """Elements of a message: None and {} travel as next to nothing, and are objects again in the training process."""

@@ -36,7 +36,7 @@ from millrace.worker.probe_reporter import ProbeReporter
 if TYPE_CHECKING:
     from millrace.elements.chunk import Chunk
     from millrace.engine.run.program import Program
-    from millrace.worker.core.outbox import OutputMessage
+    from millrace.worker.core.worker_inputs import OutputMessage
 
 _logger = logging.getLogger(__name__)
 

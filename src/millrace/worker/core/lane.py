@@ -1,16 +1,16 @@
-"""A lane: the leases of one consumer, the run of one of them, and the outbox that waits for the consumer."""
+"""A lane: the leases of one slot, the run of one of them, and what waits for the readers of the slot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 
 import msgspec
 
 from millrace.protocol import messages as msg
 from millrace.protocol.reports import LaneReport
-from millrace.worker.core.outbox import LEAST_BYTES, MOST_BYTES, ConsumerOutbox, SendCredit, TaskKey
+from millrace.worker.core.outbox import TaskKey
 from millrace.worker.core.run_state import Stop, TaskRun
-from millrace.worker.core.worker_inputs import Peer
+from millrace.worker.core.slot_buffer import SlotBuffer
 
 
 def key_of(ref: msg.TaskRef) -> TaskKey:
@@ -19,31 +19,32 @@ def key_of(ref: msg.TaskRef) -> TaskKey:
 
 
 class Lane:
-    """What one worker does for one consumer of a job.
+    """A worker's work for one slot of a job.
 
     Args:
         number: of the lane, never used again.
         job: name of the job.
-        consumer: index of the consumer.
-        in_order: the consumer reads tasks in plan order.
+        slot: number of the slot.
+        audience: the readers of the slot.
+        in_order: the readers read tasks in plan order.
         now: in seconds.
 
     Attributes:
         pending: leases that have not begun, in the order in which they will.
-        run: what runs, or waits for its consumer; None: nothing.
-        peer: the consumer's connection.
+        run: what runs, or waits for a reader; None: nothing.
+        buffer: outputs that a reader lacks.
         closed: the job is over; what runs is told to stop.
     """
 
-    def __init__(self, number: int, job: str, consumer: int, *, in_order: bool, now: float) -> None:
+    def __init__(
+        self, number: int, job: str, slot: int, audience: Iterable[int], *, in_order: bool, now: float
+    ) -> None:
         self.number = number
         self.job = job
-        self.consumer = consumer
+        self.slot = slot
         self.pending: list[msg.LeaseTask] = []
         self.run: TaskRun | None = None
-        self.outbox = ConsumerOutbox(0, in_order=in_order)
-        self.credit = SendCredit()
-        self.peer: Peer | None = None
+        self.buffer = SlotBuffer(0, audience, in_order=in_order)
         self.closed = False
         self._in_order = in_order
         self._began = now
@@ -66,20 +67,20 @@ class Lane:
             self.run.stop = Stop.RETURN
             return False
         self.pending = [each for each in self.pending if each.lease != lease]
-        if self.outbox.has(key, lease):
-            self.outbox.forget(key)
+        if self.buffer.has(key, lease):
+            self.buffer.forget(key)
         return True
 
     def forget(self, key: TaskKey) -> None:
         """Drops what is kept of a task, and stops it if it runs."""
-        self.outbox.forget(key)
+        self.buffer.forget(key)
         self.pending = [each for each in self.pending if key_of(each.ref) != key]
         if self.run is not None and self.run.key == key:
             self.run.stop = Stop.FORGET
 
     def spare(self, key: TaskKey) -> None:
         """The consumer takes no more outputs of a task; its run goes on for what it leaves over."""
-        self.outbox.spare(key)
+        self.buffer.spare(key)
         if self.run is not None and self.run.key == key:
             self.run.spared = True
         self.pending = [
@@ -89,8 +90,8 @@ class Lane:
     def drop(self, leases: Container[int]) -> None:
         """Leases that are not this worker's any more; nobody wants to hear of them."""
         self.pending = [each for each in self.pending if each.lease not in leases]
-        for key in [key for key, task in self.outbox if task.finished and task.lease in leases]:
-            self.outbox.forget(key)
+        for key in [key for key, task in self.buffer.tasks.items() if task.finished and task.lease in leases]:
+            self.buffer.forget(key)
         if self.run is not None and self.run.lease.lease in leases:
             self.run.stop = Stop.FORGET
 
@@ -101,22 +102,22 @@ class Lane:
 
     def held(self, leftovers: Callable[[msg.TaskRef], bool]) -> list[msg.HeldTask]:
         """All leases of this lane."""
-        held = [msg.HeldTask(each.ref, each.lease, self.consumer) for each in self.pending]
+        held = [msg.HeldTask(each.ref, each.lease, self.slot) for each in self.pending]
         if self.run is not None:
-            held.append(msg.HeldTask(self.run.lease.ref, self.run.lease.lease, self.consumer))
-        for (epoch, task), kept in self.outbox:
+            held.append(msg.HeldTask(self.run.lease.ref, self.run.lease.lease, self.slot))
+        for (epoch, task), kept in self.buffer.tasks.items():
             if kept.finished:
                 ref = msg.TaskRef(self.job, epoch, task)
                 end = kept.end, leftovers(ref), kept.nothing
-                held.append(msg.HeldTask(ref, kept.lease, self.consumer, True, *end))
+                held.append(msg.HeldTask(ref, kept.lease, self.slot, True, *end))
         return held
 
     def close(self) -> None:
         """Drops all; what runs is to stop."""
         self.closed = True
         self.pending = []
-        for key in [key for key, _ in self.outbox]:
-            self.outbox.forget(key)
+        for key in list(self.buffer.tasks):
+            self.buffer.forget(key)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -148,30 +149,15 @@ class Lane:
         run = self.run
         assert run is not None
         self._computed_s += now - run.started
-        if not keep and self.outbox.has(run.key, run.lease.lease):
-            self.outbox.forget(run.key)
+        if not keep and self.buffer.has(run.key, run.lease.lease):
+            self.buffer.forget(run.key)
         self.run = None
-
-    # -- the consumer's connection -------------------------------------------------------------------------------------
-
-    def attach(self, peer: Peer | None) -> Peer | None:
-        """Replaces the consumer's connection, by none perhaps: it has to ask again; returns the one before."""
-        older, self.peer = self.peer, peer
-        self.credit.void()
-        self.outbox.detach()
-        return older
-
-    @property
-    def message_bytes(self) -> int:
-        """What messages should have: so much that the consumer lets a few of them come and the outbox holds a few."""
-        wanted = max(LEAST_BYTES, min(MOST_BYTES, self.credit.share // 4))
-        return max(1, min(wanted, self.outbox.limit // 4))
 
     # -- measures ------------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
         """Counts the time in which something lies ready; whenever that may have changed."""
-        if self.outbox.filled:
+        if self.buffer.filled:
             self._filled_since = now if self._filled_since is None else self._filled_since
         elif self._filled_since is not None:
             self._filled_s += now - self._filled_since
@@ -186,10 +172,10 @@ class Lane:
         running_s = 0.0 if run is None else now - run.started
         filled_s = 0.0 if self._filled_since is None else now - self._filled_since
         return LaneReport(
-            self.consumer,
+            self.slot,
             run is not None,
             blocked_s,
-            self.outbox.bytes,
+            self.buffer.bytes,
             now - self._began,
             max(0.0, self._computed_s + running_s - blocked_s),
             self._filled_s + filled_s,
@@ -198,4 +184,4 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is kept."""
-        return self.run is None and not self.pending and not any(True for _ in self.outbox)
+        return self.run is None and not self.pending and not self.buffer.tasks

@@ -1,270 +1,193 @@
-"""Outputs that wait in a worker until their consumer has them, and what may be sent of them."""
+"""What one reader of a slot has received and may be sent; the outputs themselves are held once, for all readers."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from millrace.protocol.data_messages import Short
-
-LEAST_BYTES, MOST_BYTES = 1 << 20, 4 << 20
-"""Bytes of a message, unless a single element is larger: each wakes two threads on either side, whatever its size, and
-is in use as long as one of its elements is. The larger ones are for who has room for several on their way."""
+from millrace.protocol.data_messages import Delivery, Short
+from millrace.worker.core.worker_inputs import OutputMessage, Peer
 
 TaskKey = tuple[int, int]
 """(epoch, task)."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputMessage:
-    """Some consecutive outputs, encoded.
-
-    Attributes:
-        index: number of the first within the task.
-        count: how many.
-        buffers: bytes-like objects that together are one codec message; they may be views of the user's arrays.
-        size: their length in bytes.
-    """
-
-    index: int
-    count: int
-    buffers: list[Any]
-    size: int
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TaskBuffer:
-    """What one lease has put out and its consumer has not acknowledged.
+    """Outputs of one lease that not all readers have acknowledged.
 
     Attributes:
+        key: its task.
         end: one past the number of the last output put in.
+        messages: those that a reader lacks, oldest first.
+        freed: number of messages before these.
         finished: the task ran to its end; then ``end`` is the number of its outputs, and ``nothing`` as in
             :class:`TaskFinished`.
+        skipped: elements that ``on_error`` left out.
         changed: for a task that was run before, a file of its source that was written since it was listed.
-        wanted: the consumer asked for it on the connection it has now.
-        spared: the consumer has all that can come; nothing is kept.
-        sent: messages (from the left) already sent on that connection.
-        end_sent: the mark of the end was sent on that connection.
     """
 
+    key: TaskKey
     lease: int
     end: int
     messages: deque[OutputMessage] = field(default_factory=deque)
+    freed: int = 0
     finished: bool = False
     skipped: int = 0
     changed: str = ""
     nothing: bool = False
-    spared: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ReaderCursor:
+    """How far one reader is with one lease. Messages are numbered from the beginning of its run.
+
+    Attributes:
+        wanted: the reader asked for the lease on the connection that it has now.
+        received: messages that it has acknowledged.
+        sent: number of the next message to send on that connection.
+        end_sent: the mark of the end was sent on that connection.
+        done: the reader has all that can come.
+    """
+
+    task: TaskBuffer
     wanted: bool = False
+    received: int = 0
     sent: int = 0
     end_sent: bool = False
+    done: bool = False
+
+    def acknowledge(self, upto: int) -> None:
+        """Notes that the reader has the outputs below ``upto``."""
+        task = self.task
+        kept = len(task.messages)
+        while (number := self.received - task.freed) < kept:
+            message = task.messages[number]
+            if message.index + message.count > upto:
+                break
+            self.received += 1
+        self.sent = max(self.sent, self.received)
+
+    def rewind(self) -> None:
+        """Has everything that was not acknowledged sent again."""
+        self.sent, self.end_sent = self.received, False
+
+    @property
+    def unsent(self) -> int:
+        """Messages that are still to be sent."""
+        return self.task.freed + len(self.task.messages) - self.sent
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
     """What to send next. ``message`` is None for a bare mark of the end."""
 
-    key: TaskKey
-    lease: int
+    cursor: ReaderCursor
+    header: Delivery
     message: OutputMessage | None
-    index: int
-    last: bool
-    skipped: int
-    changed: str = ""
 
 
-class ConsumerOutbox:
-    """All outputs that one worker keeps for one consumer, at most ``limit`` bytes or one message.
+class ReaderOutbox:
+    """One reader's place in what a slot keeps: a cursor for each lease, its connection, and what may be sent on it.
 
     Args:
-        limit: in bytes.
+        reader: its number among the consumers of the job.
         in_order: send tasks by (epoch, number) rather than in the order in which they were begun.
+
+    Attributes:
+        cursors: by task, in the order in which the tasks were begun.
+        reading: the epoch that the reader asked for last; -1: none yet.
+        peer: the reader's connection; None: there is none.
+        credit: what may be sent on it.
     """
 
-    def __init__(self, limit: int, *, in_order: bool = False) -> None:
-        self.limit = limit
-        self.bytes = 0
+    def __init__(self, reader: int, *, in_order: bool = False) -> None:
+        self.reader = reader
+        self.cursors: dict[TaskKey, ReaderCursor] = {}
+        self.reading = -1
+        self.peer: Peer | None = None
+        self.credit = SendCredit()
         self._in_order = in_order
-        self._tasks: dict[TaskKey, TaskBuffer] = {}
         self._asked: dict[TaskKey, int] = {}  # leases asked for before they came
-        self._epoch_bytes: dict[int, int] = {}
-        self._reading = -1  # the epoch that the consumer asked for last
 
-    def __iter__(self) -> Iterator[tuple[TaskKey, TaskBuffer]]:
-        return iter(self._tasks.items())
-
-    def has(self, key: TaskKey, lease: int) -> bool:
-        """Whether outputs of this lease are (still) kept."""
-        task = self._tasks.get(key)
-        return task is not None and task.lease == lease
-
-    def begin(self, key: TaskKey, lease: int, first: int, changed: str = "") -> None:
-        """A run of the task starts; its outputs from number ``first`` on will be put in."""
-        self.forget(key)
-        asked = self._asked.get(key, -1)
-        self._tasks[key] = TaskBuffer(lease, first, changed=changed, wanted=asked == lease)
-        if asked <= lease:  # a later lease of the task may be on its way
-            self._asked.pop(key, None)
-
-    def room(self, epoch: int, size: int) -> bool:
-        """Whether ``size`` more bytes may be put in.
-
-        What is computed ahead for later epochs has half of the buffer: nobody reads it before the epoch that is being
-        read is over, so it must leave room for tasks of that one that come back.
-        """
-        held = sum(count for number, count in self._epoch_bytes.items() if number <= epoch)
-        limit = self.limit // 2 if epoch > self._reading else self.limit - (self.bytes - held)
-        return held == 0 or held + size <= limit
-
-    def put(self, key: TaskKey, lease: int, message: OutputMessage) -> bool:
-        """Adds a message; False if the lease was forgotten or spared meanwhile."""
-        if not self.has(key, lease) or self._tasks[key].spared:
-            return False
-        task = self._tasks[key]
-        task.messages.append(message)
-        task.end = message.index + message.count
-        self._count(key[0], message.size)
-        return True
-
-    def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int, *, nothing: bool = False) -> bool:
-        """The run has ended with so many outputs; False if the lease was forgotten meanwhile."""
-        if not self.has(key, lease):
-            return False
-        task = self._tasks[key]
-        task.finished = True
-        task.end = outputs
-        task.skipped = skipped
-        task.nothing = nothing
-        return True
+    def begin(self, task: TaskBuffer) -> None:
+        """Adds a lease whose outputs will come."""
+        asked = self._asked.get(task.key, -1)
+        self.cursors[task.key] = ReaderCursor(task, asked == task.lease, task.freed, task.freed)
+        if asked <= task.lease:  # a later lease of the task may be on its way
+            self._asked.pop(task.key, None)
 
     def read(self, key: TaskKey, lease: int, start: int) -> None:
-        """The consumer wants the outputs of this lease from ``start`` on; it has those before."""
-        self._reading = key[0]
-        if not self.has(key, lease):
-            # The dispatcher tells both sides at once; the consumer may be the faster. It reads one epoch at a time.
+        """Has the outputs of this lease sent from ``start`` on; the reader has those before."""
+        self.reading = key[0]
+        cursor = self.cursors.get(key)
+        if cursor is None or cursor.task.lease != lease:
+            # The dispatcher tells both sides at once; the reader may be the faster. It reads one epoch at a time.
             self._asked = {other: asked for other, asked in self._asked.items() if other[0] == key[0]}
             self._asked[key] = max(lease, self._asked.get(key, -1))
             return
-        task = self._tasks[key]
-        task.sent = 0
-        task.end_sent = False
-        task.wanted = True
-        self._drop(key, task, start)
+        cursor.wanted = True
+        cursor.rewind()
+        cursor.acknowledge(start)
 
     def next(self) -> Parcel | None:
         """The next thing to send; the caller says :meth:`sent` before anything else changes."""
-        for key in sorted(self._tasks) if self._in_order else self._tasks:
-            task = self._tasks[key]
-            if not task.wanted:
+        for key in sorted(self.cursors) if self._in_order else self.cursors:
+            cursor = self.cursors[key]
+            if not cursor.wanted:
                 continue
-            if task.sent < len(task.messages):
-                message = task.messages[task.sent]
-                last = task.finished and task.sent == len(task.messages) - 1
-                return Parcel(key, task.lease, message, message.index, last, task.skipped if last else 0, task.changed)
-            if task.finished and not task.end_sent:
-                return Parcel(key, task.lease, None, task.end, last=True, skipped=task.skipped, changed=task.changed)
+            task = cursor.task
+            if unsent := cursor.unsent:
+                message = task.messages[cursor.sent - task.freed]
+                last = task.finished and unsent == 1
+                skipped = task.skipped if last else 0
+                header = Delivery(*key, task.lease, message.index, message.count, last, skipped, task.changed)
+                return Parcel(cursor, header, message)
+            if task.finished and not cursor.end_sent:
+                return Parcel(cursor, Delivery(*key, task.lease, task.end, 0, True, task.skipped, task.changed), None)
         return None
 
-    def sent(self, parcel: Parcel) -> None:
+    @staticmethod
+    def sent(parcel: Parcel) -> None:
         """``parcel``, from :meth:`next`, is on its way."""
-        task = self._tasks[parcel.key]
-        task.sent += parcel.message is not None
-        task.end_sent = parcel.last
+        parcel.cursor.sent += parcel.message is not None
+        parcel.cursor.end_sent = parcel.header.last
+
+    def attach(self, peer: Peer | None) -> Peer | None:
+        """Replaces the connection, by none perhaps: the reader has to ask again; returns the one before."""
+        older, self.peer = self.peer, peer
+        self.credit.void()
+        self._asked.clear()
+        for cursor in self.cursors.values():
+            cursor.wanted = False
+            cursor.rewind()
+        return older
 
     @property
     def filled(self) -> bool:
-        """Whether anything of the epoch that is read is kept: the consumer does not have it yet, or has not said so."""
-        return any(epoch <= self._reading for epoch in self._epoch_bytes)
+        """Whether the reader lacks anything that is here of the epoch that it reads, or has not said that it has it."""
+        return any(
+            not cursor.done and cursor.received < cursor.task.freed + len(cursor.task.messages)
+            for (epoch, _), cursor in self.cursors.items()
+            if epoch <= self.reading
+        )
 
     @property
     def waiting(self) -> bool:
-        """Whether the consumer would take more at once: it has asked, and all there was is on its way."""
-        wanted = [task for task in self._tasks.values() if task.wanted]
-        return bool(wanted) and all(task.sent == len(task.messages) for task in wanted)
-
-    def received(self, key: TaskKey, upto: int, *, complete: bool) -> bool:
-        """The consumer holds the outputs below ``upto``; True if nothing more of the task is needed."""
-        task = self._tasks.get(key)
-        if task is None:
-            return False
-        self._drop(key, task, upto)
-        if complete and task.finished:
-            self.forget(key)
-            return True
-        return False
-
-    def waits(self, key: TaskKey, lease: int) -> bool:
-        """Whether outputs of this lease are kept that the consumer has not acknowledged."""
-        return self.has(key, lease) and bool(self._tasks[key].messages)
-
-    def spare(self, key: TaskKey) -> None:
-        """The consumer has all outputs of the task from another run, and may not take them from this one."""
-        task = self._tasks.get(key)
-        if task is not None and task.finished:
-            self.forget(key)
-        elif task is not None:
-            task.spared = True
-            self._drop(key, task, task.end)
-
-    def spared(self, key: TaskKey) -> bool:
-        """Whether nothing of the task's outputs is kept any more."""
-        task = self._tasks.get(key)
-        return task is not None and task.spared
-
-    def forget(self, key: TaskKey) -> None:
-        """Drops a task with all that is kept of it."""
-        task = self._tasks.pop(key, None)
-        if task is not None:
-            self._count(key[0], -sum(message.size for message in task.messages))
-
-    def detach(self) -> None:
-        """The connection is gone: whoever comes next has to ask again."""
-        self._asked.clear()
-        for task in self._tasks.values():
-            task.wanted = False
-            task.sent = 0
-            task.end_sent = False
-
-    def validate(self) -> None:
-        """Checks that what is counted is what is kept.
-
-        Raises:
-            AssertionError: it is not.
-        """
-        held: dict[int, int] = {}
-        for (epoch, _), task in self._tasks.items():
-            assert 0 <= task.sent <= len(task.messages)
-            for message in task.messages:
-                held[epoch] = held.get(epoch, 0) + message.size
-        assert {epoch: size for epoch, size in held.items() if size} == self._epoch_bytes
-        assert sum(held.values()) == self.bytes
-
-    def _drop(self, key: TaskKey, task: TaskBuffer, upto: int) -> None:
-        while task.messages and task.messages[0].index + task.messages[0].count <= upto:
-            message = task.messages.popleft()
-            task.sent = max(task.sent - 1, 0)
-            self._count(key[0], -message.size)
-
-    def _count(self, epoch: int, size: int) -> None:
-        self.bytes += size
-        held = self._epoch_bytes.get(epoch, 0) + size
-        if held:
-            self._epoch_bytes[epoch] = held
-        else:
-            self._epoch_bytes.pop(epoch, None)
+        """Whether the reader would take more at once: it has asked, and all there was is on its way."""
+        wanted = [cursor for cursor in self.cursors.values() if cursor.wanted]
+        return bool(wanted) and not any(cursor.unsent for cursor in wanted)
 
 
 class SendCredit:
-    """How many bytes a consumer lets a lane send on its connection.
+    """How many bytes a reader lets a lane send on its connection.
 
     If the next message is larger than what is left, that is said once, and what is left is given back with it: from
-    then on the consumer owes what the message needs, which may come in pieces.
+    then on the reader owes what the message needs, which may come in pieces.
 
     Attributes:
         left: bytes that may be sent now.
-        share: what the consumer lets each of its workers have on their way; 0 if it hasn't said so on this connection.
+        share: what the reader lets each of its workers have on their way; 0 if it hasn't said so on this connection.
     """
 
     def __init__(self) -> None:
@@ -272,17 +195,17 @@ class SendCredit:
         self._said = 0
 
     def grant(self, count: int, share: int = 0) -> None:
-        """So many bytes more, of such a share."""
+        """Adds so many bytes, of such a share."""
         self.left += max(count, 0)
         self.share = share
 
     def void(self) -> None:
-        """The connection is another one."""
+        """Forgets all: the connection is another one."""
         self.left = self.share = self._said = 0
 
-    def next(self, buffer: ConsumerOutbox) -> Parcel | Short | None:
+    def next(self, outbox: ReaderOutbox) -> Parcel | Short | None:
         """What to send now, taken off; None if there is nothing, or it is not allowed yet."""
-        parcel = buffer.next()
+        parcel = outbox.next()
         if parcel is None:
             return self._return()
         size = 0 if parcel.message is None else parcel.message.size
@@ -291,7 +214,7 @@ class SendCredit:
                 return None
             returned, self.left, self._said = self.left, 0, size
             return Short(size, parcel.message.count, returned)
-        buffer.sent(parcel)
+        outbox.sent(parcel)
         if size:
             self.left -= size
             self._said = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from millrace.protocol import data_messages
 from millrace.protocol import messages as msg
 from millrace.protocol.crash_sites import Place
 from millrace.worker.core import worker_actions as act
@@ -14,6 +13,7 @@ from millrace.worker.core.code_turns import CodeTurns
 from millrace.worker.core.lane import Lane
 from millrace.worker.core.lease_demand import LeaseDemand
 from millrace.worker.core.leftover_table import LeftoverTable
+from millrace.worker.core.outbox import Parcel
 from millrace.worker.core.run_state import (
     ALONE,
     Announced,
@@ -80,9 +80,9 @@ class RunControl:
                     self._inside(lane, now)
             case inp.BeginOutputs(first=first, changed=changed):
                 run.began = now
-                lane.outbox.begin(run.key, run.lease.lease, first, changed)
+                lane.buffer.begin(run.key, run.lease.lease, first, changed)
                 if run.spared:
-                    lane.outbox.spare(run.key)
+                    lane.buffer.spare(run.key)
                 self._go_on(lane, run)
             case inp.Step():
                 self._go_on(lane, run)
@@ -105,7 +105,7 @@ class RunControl:
             run.state = Working()
             self.actions.append(act.Resume(lane.number, act.TooLarge(self._limit)))
         elif self._has_room(lane, run, put):
-            lane.outbox.put(run.key, run.lease.lease, message)
+            lane.buffer.put(run.key, run.lease.lease, message)
             lane.look(now)
             self.touch(lane)
             self._go_on(lane, run)
@@ -118,7 +118,7 @@ class RunControl:
             self.touch(lane)
 
     def _has_room(self, lane: Lane, run: TaskRun, put: inp.Put) -> bool:
-        return lane.outbox.spared(run.key) or lane.outbox.room(run.lease.ref.epoch, put.message.size)
+        return lane.buffer.spared(run.key) or lane.buffer.room(run.lease.ref.epoch, put.message.size)
 
     def _announce(self, run: TaskRun, place: Place, where: str) -> None:
         message = self._message(run, place, where)
@@ -141,7 +141,7 @@ class RunControl:
 
     def _go_on(self, lane: Lane, run: TaskRun) -> None:
         run.state = Working()
-        verdict = act.GoOn(tuple(lane.pending), lane.outbox.waiting, lane.message_bytes)
+        verdict = act.GoOn(tuple(lane.pending), lane.buffer.waiting, lane.buffer.message_bytes)
         self.actions.append(act.Resume(lane.number, verdict))
 
     def _halt(self, lane: Lane, run: TaskRun) -> None:
@@ -190,7 +190,7 @@ class RunControl:
         if run is None:
             if lane.pending and not lane.closed:
                 run = lane.start(now)
-                self.actions.append(act.StartRun(lane.number, lane.job, lane.consumer, run.lease))
+                self.actions.append(act.StartRun(lane.number, lane.job, lane.slot, run.lease))
         elif isinstance(run.state, Delivering):
             self._deliver(lane, run, run.state, now)
         elif lane.halted is not None:
@@ -206,7 +206,7 @@ class RunControl:
         put = blocked.put
         if self._has_room(lane, run, put):
             lane.waited(now - blocked.since)
-            lane.outbox.put(run.key, run.lease.lease, put.message)
+            lane.buffer.put(run.key, run.lease.lease, put.message)
             lane.look(now)
             if run.lease.care < ALONE:
                 self._compute(run, now)
@@ -223,29 +223,18 @@ class RunControl:
     def _deliver(self, lane: Lane, run: TaskRun, delivering: Delivering, now: float) -> None:
         if lane.halted is None and lane.overtaken:
             run.stop = Stop.RETURN
-        if lane.halted is not None or not lane.outbox.waits(run.key, run.lease.lease):
+        if lane.halted is not None or not lane.buffer.waits(run.key, run.lease.lease):
             lane.waited(now - delivering.since)
             self._conclude(lane, run, delivering.outcome, now)
 
     def _send(self, lane: Lane) -> None:
-        while lane.peer is not None and not lane.closed:
-            parcel = lane.credit.next(lane.outbox)
-            if parcel is None:
-                return
-            if isinstance(parcel, data_messages.Short):
-                self.actions.append(act.Send(lane.peer, parcel))
-                continue
-            message = parcel.message
-            header = data_messages.Delivery(
-                *parcel.key,
-                parcel.lease,
-                parcel.index,
-                0 if message is None else message.count,
-                parcel.last,
-                parcel.skipped,
-                parcel.changed,
-            )
-            self.actions.append(act.Send(lane.peer, header, () if message is None else message.buffers))
+        for outbox in lane.buffer.outboxes.values():
+            while outbox.peer is not None and (parcel := outbox.credit.next(outbox)) is not None:
+                if isinstance(parcel, Parcel):
+                    buffers = () if parcel.message is None else parcel.message.buffers
+                    self.actions.append(act.Send(outbox.peer, parcel.header, buffers))
+                else:
+                    self.actions.append(act.Send(outbox.peer, parcel))
 
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
@@ -290,7 +279,7 @@ class RunControl:
                 return msg.TaskFailed(ref, lease.lease, failure, needs)
         assert isinstance(outcome, inp.RunFinished)
         if lease.received >= 0:
-            kept = lane.outbox.finish(run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=outcome.nothing)
+            kept = lane.buffer.finish(run.key, lease.lease, outcome.outputs, outcome.skipped, nothing=outcome.nothing)
             assert kept, "whoever forgets a running task stops it"
         if outcome.leftovers is not None:
             self._leftovers.keep(lease, outcome.leftovers)

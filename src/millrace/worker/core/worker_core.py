@@ -19,6 +19,7 @@ from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.lane import Lane, key_of
 from millrace.worker.core.lease_demand import LeaseDemand
 from millrace.worker.core.leftover_table import LeftoverTable
+from millrace.worker.core.outbox import ReaderOutbox
 from millrace.worker.core.run_control import RunControl
 from millrace.worker.core.run_state import Announced, Blocked, Delivering, Entering, Reentering
 
@@ -47,7 +48,7 @@ class WorkerCore:
         self._now = now
         self._numbers = 0
         self._current = ""
-        self._peers: dict[inp.Peer, Lane | None] = {}
+        self._peers: dict[inp.Peer, tuple[Lane, ReaderOutbox] | None] = {}
         self._told_before = Told()
         self._want_said = 0
         self._until: float | None = None
@@ -146,10 +147,11 @@ class WorkerCore:
     def _lease(self, message: msg.LeaseTask) -> None:
         self._current = message.ref.job
         self._told_before = self._told_before.hears_of(message.lease)
-        lane = self._lane(message.ref.job, message.consumer) if self._until is None else None
-        if lane is None:
+        job = self.jobs.get(message.ref.job)
+        if job is None or self._until is not None:
             self.control.tell(msg.TaskReturned(message.ref, message.lease))
         else:
+            lane = self._lane(job, message.consumer)
             lane.submit(message)
             self.control.touch(lane)
 
@@ -196,9 +198,8 @@ class WorkerCore:
         lanes = [self.lanes.pop(key) for key in list(self.lanes) if key[0] == name]
         for lane in lanes:
             lane.close()
-            if lane.peer is not None:
-                self.control.actions.append(act.HangUp(lane.peer))
-                lane.peer = None
+            for outbox in lane.buffer.outboxes.values():
+                self._replace(outbox, None)
             if lane.run is None:
                 del self.control.lanes[lane.number]
                 self.control.actions.append(act.EndLane(lane.number))
@@ -245,19 +246,20 @@ class WorkerCore:
             self.control.touch(lane)
         return lanes
 
-    def _lane(self, name: str, consumer: int) -> Lane | None:
-        """The lane of a job's consumer; None if the job is not open here."""
-        lane, job = self.lanes.get((name, consumer)), self.jobs.get(name)
-        if lane is None and job is not None:
+    def _lane(self, job: msg.OpenJob, slot: int) -> Lane:
+        """The lane of a job's slot."""
+        lane = self.lanes.get((job.job, slot))
+        if lane is None:
             self._numbers += 1
-            lane = Lane(self._numbers, name, consumer, in_order=job.spec.deterministic, now=self._now)
-            self.lanes[name, consumer] = self.control.lanes[lane.number] = lane
+            audience = audience_of(job, slot)
+            lane = Lane(self._numbers, job.job, slot, audience, in_order=job.spec.deterministic, now=self._now)
+            self.lanes[job.job, slot] = self.control.lanes[lane.number] = lane
             self._share_out()
         return lane
 
     def _share_out(self) -> None:
         for lane in self.lanes.values():
-            lane.outbox.limit = self._buffer_bytes // len(self.lanes)
+            lane.buffer.limit = self._buffer_bytes // len(self.lanes)
             self.control.touch(lane)
 
     def _peer_came(self, item: inp.PeerCame) -> None:
@@ -271,37 +273,43 @@ class WorkerCore:
         if isinstance(message, data_messages.FetchLeftovers):
             self.control.actions.append(act.SendLeftovers(peer, message.ref, self.leftovers.get(message.ref)))
             return
-        lane = self._peers.get(peer)
-        if lane is None or lane.peer is not peer:
+        served = self._peers.get(peer)
+        if served is None or served[1].peer is not peer:
             return  # it has been replaced
+        lane, outbox = served
         match message:
             case data_messages.Credit(bytes=count, share=share):
-                lane.credit.grant(count, share)
+                outbox.credit.grant(count, share)
             case data_messages.Read(epoch=epoch, task=task, lease=lease, start=start):
-                lane.outbox.read((epoch, task), lease, start)
+                lane.buffer.read(outbox, (epoch, task), lease, start)
             case data_messages.Received(epoch=epoch, task=task, upto=upto, complete=complete):
-                lane.outbox.received((epoch, task), upto, complete=complete)
+                lane.buffer.received(outbox, (epoch, task), upto, complete=complete)
                 lane.look(self._now)
         self.control.touch(lane)
 
     def _attach(self, peer: inp.Peer, opening: data_messages.Open) -> None:
-        job = self.jobs.get(opening.job)
-        current = job is not None and job.generation == opening.generation
-        lane = self._lane(opening.job, opening.consumer) if current else None
-        if lane is None:  # it has joined a job that is over, or one that this worker is about to hear of
+        job, reader = self.jobs.get(opening.job), opening.consumer
+        if job is None or job.generation != opening.generation:
+            # It has joined a job that is over, or one that this worker is about to hear of.
             self.control.actions.append(act.HangUp(peer))
             return
-        self._peers[peer] = lane
-        older = lane.attach(peer)
-        if older is not None:
-            self.control.actions.append(act.HangUp(older))
+        lane = self._lane(job, slot_of(job, reader))
+        outbox = lane.buffer.outboxes.get(reader) or lane.buffer.join(reader)
+        self._peers[peer] = lane, outbox
+        self._replace(outbox, peer)
         self.control.touch(lane)
 
+    def _replace(self, outbox: ReaderOutbox, peer: inp.Peer | None) -> None:
+        """Gives a reader another connection, or none, and ends the one before."""
+        older = outbox.attach(peer)
+        if older is not None:
+            self.control.actions.append(act.HangUp(older))
+
     def _peer_left(self, item: inp.PeerLeft) -> None:
-        lane = self._peers.pop(item.peer, None)
-        if lane is not None and lane.peer is item.peer:
-            lane.attach(None)
-            self.control.touch(lane)
+        served = self._peers.pop(item.peer, None)
+        if served is not None and served[1].peer is item.peer:
+            served[1].attach(None)
+            self.control.touch(served[0])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -348,7 +356,9 @@ class WorkerCore:
         control = self.control
         assert not control.touched
         assert set(self.lanes.values()) == {lane for lane in control.lanes.values() if not lane.closed}
-        assert all(lane.peer is None or self._peers.get(lane.peer) is lane for lane in self.lanes.values())
+        for lane in self.lanes.values():
+            for outbox in lane.buffer.outboxes.values():
+                assert outbox.peer is None or self._peers.get(outbox.peer) == (lane, outbox)
         runs = {lane.number: lane.run for lane in control.lanes.values() if lane.run is not None}
         assert all(lane.closed or lane.run is not None or not lane.pending for lane in control.lanes.values())
         waiting = control.turns.waiting.keys() | control.careful.waiting.keys()
@@ -366,7 +376,17 @@ class WorkerCore:
         assert {who for who in inside | waiting if isinstance(who, int)} <= runs.keys()
         assert computing == self._demand.active
         for lane in control.lanes.values():
-            lane.outbox.validate()
+            lane.buffer.validate()
+
+
+def slot_of(job: msg.OpenJob, reader: int) -> int:
+    """Number of the slot that a consumer of a job reads: each has one of its own."""
+    return reader
+
+
+def audience_of(job: msg.OpenJob, slot: int) -> tuple[int, ...]:
+    """The consumers of a job that read a slot, as :func:`slot_of` has it."""
+    return (slot,)
 
 
 def _same(known: msg.OpenJob, opened: msg.OpenJob) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 from millrace.protocol import messages as msg
 from millrace.protocol.crash_sites import Place
 from millrace.protocol.data_messages import ToServer
-from millrace.worker.core.outbox import OutputMessage
 
 Peer = Hashable
 """A connection of a consumer, or of another worker that fetches leftovers; the shell chooses what stands for it."""
@@ -77,6 +76,23 @@ class PeerLeft:
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMessage:
+    """Some consecutive outputs, encoded.
+
+    Attributes:
+        index: number of the first within the task.
+        count: how many.
+        buffers: bytes-like objects that together are one codec message; they may be views of the user's arrays.
+        size: their length in bytes.
+    """
+
+    index: int
+    count: int
+    buffers: list[Any]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

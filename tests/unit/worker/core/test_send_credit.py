@@ -6,15 +6,17 @@ from hypothesis import strategies as st
 
 from millrace.client.credit import CreditPool
 from millrace.protocol.data_messages import Short
-from millrace.worker.core.outbox import ConsumerOutbox, OutputMessage, Parcel, SendCredit
+from millrace.worker.core.outbox import Parcel, SendCredit
+from millrace.worker.core.slot_buffer import SlotBuffer
+from millrace.worker.core.worker_inputs import OutputMessage
 
 KEY = (0, 0)
 
 
 def filled(sizes):
-    buffer = ConsumerOutbox(10**9)
+    buffer = SlotBuffer(10**9)
     buffer.begin(KEY, 1, 0)
-    buffer.read(KEY, 1, 0)
+    buffer.read(buffer.outboxes[0], KEY, 1, 0)
     for index, size in enumerate(sizes):
         buffer.put(KEY, 1, OutputMessage(index, 1, [], size))
     return buffer
@@ -23,35 +25,35 @@ def filled(sizes):
 def test_what_is_short_is_said_once_and_may_come_in_pieces():
     allowance, buffer = SendCredit(), filled([10, 10])
     allowance.grant(4)
-    assert allowance.next(buffer) == Short(10, 1, 4)
+    assert allowance.next(buffer.outboxes[0]) == Short(10, 1, 4)
     for _ in range(2):
         allowance.grant(3)
-        assert allowance.next(buffer) is None
+        assert allowance.next(buffer.outboxes[0]) is None
     allowance.grant(4)
-    assert isinstance(allowance.next(buffer), Parcel)
+    assert isinstance(allowance.next(buffer.outboxes[0]), Parcel)
     assert allowance.left == 0
-    assert allowance.next(buffer) == Short(10, 1, 0)
+    assert allowance.next(buffer.outboxes[0]) == Short(10, 1, 0)
 
 
 def test_it_is_said_again_of_another_message():
     allowance, buffer = SendCredit(), filled([10])
-    assert allowance.next(buffer) == Short(10, 1, 0)
+    assert allowance.next(buffer.outboxes[0]) == Short(10, 1, 0)
     allowance.grant(6)
     buffer.forget(KEY)
     buffer.begin(KEY, 2, 0)
-    buffer.read(KEY, 2, 0)
+    buffer.read(buffer.outboxes[0], KEY, 2, 0)
     buffer.put(KEY, 2, OutputMessage(0, 1, [], 7))
-    assert allowance.next(buffer) == Short(7, 1, 6)
+    assert allowance.next(buffer.outboxes[0]) == Short(7, 1, 6)
 
 
 def test_what_came_for_a_message_that_was_withdrawn_goes_back():
     allowance, buffer = SendCredit(), filled([10])
-    assert allowance.next(buffer) == Short(10, 1, 0)
+    assert allowance.next(buffer.outboxes[0]) == Short(10, 1, 0)
     buffer.forget(KEY)
-    assert allowance.next(buffer) is None
+    assert allowance.next(buffer.outboxes[0]) is None
     allowance.grant(10)
-    assert allowance.next(buffer) == Short(0, 0, 10)
-    assert allowance.next(buffer) is None
+    assert allowance.next(buffer.outboxes[0]) == Short(0, 0, 10)
+    assert allowance.next(buffer.outboxes[0]) is None
     pool = CreditPool(4)
     for worker in "ab":
         pool.join(worker)
@@ -66,7 +68,7 @@ def test_what_came_for_a_message_that_was_withdrawn_goes_back():
 def test_a_bare_end_needs_no_allowance():
     allowance, buffer = SendCredit(), filled([])
     buffer.finish(KEY, 1, 0, 0)
-    assert isinstance(allowance.next(buffer), Parcel)
+    assert isinstance(allowance.next(buffer.outboxes[0]), Parcel)
 
 
 @given(st.integers(0, 2**32), st.integers(4, 100))
@@ -97,7 +99,7 @@ def test_with_the_consumers_pool_everything_gets_through_whatever_is_under_way(s
         if step == 0 and there[name]:
             allowances[name].grant(there[name].popleft())
         elif step == 1:
-            found = allowances[name].next(buffers[name])
+            found = allowances[name].next(buffers[name].outboxes[0])
             if found is not None:
                 back[name].append(found)
         elif step == 2 and back[name]:

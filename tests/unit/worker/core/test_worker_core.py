@@ -9,7 +9,7 @@ from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.reports import NodeMeasure
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
-from millrace.worker.core.outbox import OutputMessage
+from millrace.worker.core.worker_inputs import OutputMessage
 
 MIB = 1 << 20
 FAILURE = msg.Failure("ElementError", "no")

@@ -9,8 +9,8 @@ from millrace.protocol import messages as msg
 from millrace.protocol.job_spec import JobSpec
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
-from millrace.worker.core.outbox import OutputMessage
 from millrace.worker.core.worker_core import WorkerCore
+from millrace.worker.core.worker_inputs import OutputMessage
 
 
 class CoreDriver:

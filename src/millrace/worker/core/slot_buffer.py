@@ -1,0 +1,202 @@
+"""Outputs that wait in a worker until all readers of their slot have them. What readers share is held once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.worker.core.outbox import ReaderOutbox, TaskBuffer, TaskKey
+from millrace.worker.core.worker_inputs import OutputMessage
+
+LEAST_BYTES, MOST_BYTES = 1 << 20, 4 << 20
+"""Bytes of a message, unless a single element is larger: each wakes two threads on either side, whatever its size, and
+is in use as long as one of its elements is. The larger ones are for who has room for several on their way."""
+
+
+class SlotBuffer:
+    """All outputs that one worker keeps for one slot, at most ``limit`` bytes or one message.
+
+    A message is freed once its last reader has acknowledged it, so the slowest one bounds the buffer.
+
+    Args:
+        limit: in bytes.
+        audience: the readers of the slot.
+        in_order: see :class:`ReaderOutbox`.
+
+    Attributes:
+        bytes: of all messages that are kept.
+        tasks: what is kept, in the order in which it was begun.
+        outboxes: by reader.
+    """
+
+    def __init__(self, limit: int, audience: Iterable[int] = (0,), *, in_order: bool = False) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self.tasks: dict[TaskKey, TaskBuffer] = {}
+        self.outboxes: dict[int, ReaderOutbox] = {}
+        self._in_order = in_order
+        self._epoch_bytes: dict[int, int] = {}
+        for reader in audience:
+            self.join(reader)
+
+    # -- readers -------------------------------------------------------------------------------------------------------
+
+    def join(self, reader: int) -> ReaderOutbox:
+        """Adds a reader: it gets what is still kept, and what comes."""
+        outbox = self.outboxes[reader] = ReaderOutbox(reader, in_order=self._in_order)
+        for task in self.tasks.values():
+            outbox.begin(task)
+        return outbox
+
+    def leave(self, reader: int) -> None:
+        """Removes a reader for good: what it alone lacked is freed."""
+        del self.outboxes[reader]
+        for task in list(self.tasks.values()):
+            self._free(task)
+            self._let_go(task)
+
+    def received(self, outbox: ReaderOutbox, key: TaskKey, upto: int, *, complete: bool = False) -> None:
+        """The reader holds the outputs below ``upto``, and the mark of the end if it is ``complete``."""
+        cursor = outbox.cursors.get(key)
+        if cursor is not None:
+            cursor.acknowledge(upto)
+            self._free(cursor.task)
+            if complete and cursor.task.finished:
+                cursor.done = True
+                self._let_go(cursor.task)
+
+    def read(self, outbox: ReaderOutbox, key: TaskKey, lease: int, start: int) -> None:
+        """The reader wants the outputs of this lease from ``start`` on; it has those before."""
+        outbox.read(key, lease, start)
+        if self.has(key, lease):
+            self._free(self.tasks[key])
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def has(self, key: TaskKey, lease: int) -> bool:
+        """Whether outputs of this lease are (still) kept."""
+        task = self.tasks.get(key)
+        return task is not None and task.lease == lease
+
+    def begin(self, key: TaskKey, lease: int, first: int, changed: str = "") -> None:
+        """A run of the task starts; its outputs from number ``first`` on will be put in."""
+        self.forget(key)
+        task = self.tasks[key] = TaskBuffer(key, lease, first, changed=changed)
+        for outbox in self.outboxes.values():
+            outbox.begin(task)
+
+    def room(self, epoch: int, size: int) -> bool:
+        """Whether ``size`` more bytes may be put in.
+
+        What is computed ahead for later epochs has half of the buffer: nobody reads it before the epoch that is being
+        read is over, so it must leave room for tasks of that one that come back.
+        """
+        held = sum(count for number, count in self._epoch_bytes.items() if number <= epoch)
+        reading = min((outbox.reading for outbox in self.outboxes.values()), default=epoch)
+        limit = self.limit // 2 if epoch > reading else self.limit - (self.bytes - held)
+        return held == 0 or held + size <= limit
+
+    def put(self, key: TaskKey, lease: int, message: OutputMessage) -> bool:
+        """Adds a message; False if the lease was forgotten meanwhile, or nobody lacks its outputs."""
+        if not self.has(key, lease) or self.spared(key):
+            return False
+        task = self.tasks[key]
+        task.messages.append(message)
+        task.end = message.index + message.count
+        self._count(key[0], message.size)
+        return True
+
+    def finish(self, key: TaskKey, lease: int, outputs: int, skipped: int, *, nothing: bool = False) -> bool:
+        """The run has ended with so many outputs; False if the lease was forgotten meanwhile."""
+        if not self.has(key, lease):
+            return False
+        task = self.tasks[key]
+        task.finished, task.end, task.skipped, task.nothing = True, outputs, skipped, nothing
+        return True
+
+    def waits(self, key: TaskKey, lease: int) -> bool:
+        """Whether outputs of this lease are kept that a reader has not acknowledged."""
+        return self.has(key, lease) and bool(self.tasks[key].messages)
+
+    def spare(self, key: TaskKey) -> None:
+        """All readers have all outputs of the task from another run, and may not take them from this one."""
+        task = self.tasks.get(key)
+        if task is not None:
+            for outbox in self.outboxes.values():
+                outbox.cursors[key].done = True
+            self._free(task)
+            self._let_go(task)
+
+    def spared(self, key: TaskKey) -> bool:
+        """Whether nothing of the task's outputs is kept any more."""
+        return key in self.tasks and all(outbox.cursors[key].done for outbox in self.outboxes.values())
+
+    def forget(self, key: TaskKey) -> None:
+        """Drops a task with all that is kept of it."""
+        task = self.tasks.pop(key, None)
+        if task is not None:
+            self._count(key[0], -sum(message.size for message in task.messages))
+            for outbox in self.outboxes.values():
+                del outbox.cursors[key]
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    @property
+    def filled(self) -> bool:
+        """Whether no reader has everything that is here of the epoch that it reads."""
+        return all(outbox.filled for outbox in self.outboxes.values())
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a reader would take more at once."""
+        return any(outbox.waiting for outbox in self.outboxes.values())
+
+    @property
+    def message_bytes(self) -> int:
+        """What messages should have: so much that readers let a few of them come and a few fit here."""
+        share = min((outbox.credit.share for outbox in self.outboxes.values()), default=0)
+        wanted = max(LEAST_BYTES, min(MOST_BYTES, share // 4))
+        return max(1, min(wanted, self.limit // 4))
+
+    def validate(self) -> None:
+        """Checks that what is counted is what is kept, and that nothing is kept that no reader lacks.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        held: dict[int, int] = {}
+        for key, task in self.tasks.items():
+            assert task.key == key
+            for message in task.messages:
+                held[key[0]] = held.get(key[0], 0) + message.size
+            cursors = [outbox.cursors[key] for outbox in self.outboxes.values()]
+            assert all(cursor.task is task for cursor in cursors)
+            assert all(task.freed <= cursor.received <= cursor.sent and cursor.unsent >= 0 for cursor in cursors)
+            lacking = [cursor.received for cursor in cursors if not cursor.done]
+            assert not task.messages or task.freed == min(lacking, default=-1)
+        assert all(outbox.cursors.keys() == self.tasks.keys() for outbox in self.outboxes.values())
+        assert {epoch: size for epoch, size in held.items() if size} == self._epoch_bytes
+        assert sum(held.values()) == self.bytes
+
+    def _free(self, task: TaskBuffer) -> None:
+        """Drops the messages of a task that nobody lacks."""
+        cursors = [outbox.cursors[task.key] for outbox in self.outboxes.values()]
+        upto = min((cursor.received for cursor in cursors if not cursor.done), default=task.freed + len(task.messages))
+        while task.freed < upto:
+            self._count(task.key[0], -task.messages.popleft().size)
+            task.freed += 1
+        for cursor in cursors:  # of those that have all
+            cursor.received = max(cursor.received, upto)
+            cursor.sent = max(cursor.sent, upto)
+
+    def _let_go(self, task: TaskBuffer) -> None:
+        """Drops a task that has ended, if nobody lacks its end."""
+        if task.finished and self.spared(task.key):
+            self.forget(task.key)
+
+    def _count(self, epoch: int, size: int) -> None:
+        self.bytes += size
+        held = self._epoch_bytes.get(epoch, 0) + size
+        if held:
+            self._epoch_bytes[epoch] = held
+        else:
+            self._epoch_bytes.pop(epoch, None)
