@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -186,13 +186,7 @@ class ReadablePipeline(Protocol):
         """Take over this seed from now on."""
 
 
-def read(
-    pipeline: ReadablePipeline,
-    passes: EpochCursor,
-    number: Number,
-    share: Share | None = None,
-    states: Any = None,
-) -> LocalIterator:
+def read(pipeline: ReadablePipeline, passes: EpochCursor, number: Number, share: Share | None = None) -> LocalIterator:
     """Read one epoch of a pipeline, or a part of it.
 
     Args:
@@ -200,11 +194,38 @@ def read(
         passes: what it remembers of its iterators.
         number: of the epoch, unless states are loaded into ``passes``.
         share: (i, n): the i-th of n parts.
-        states: loaded now, by an iterator, which then is at the end of an epoch that had ended.
 
     Raises:
         StateError: what is loaded does not fit.
     """
+
+    def begin(states: Any) -> _Reading:
+        if states is None:
+            return _reading(pipeline, passes, number, share)
+        fresh = _reading(pipeline, passes, None, share, states)
+        passes.started()
+        return fresh
+
+    return LocalIterator(begin)
+
+
+class _Reading(NamedTuple):
+    """One reading of an epoch, from where it was begun or a state was loaded. It owns the program."""
+
+    program: Program
+    epoch: LocalEpoch
+    tally: ProgressTracker
+    loop: Loop
+    elements: Generator[Any, None, None]
+    state: Callable[[], Checkpoint]
+    passes: EpochCursor
+    loaded: tuple[Checkpoint, ...]
+
+
+def _reading(
+    pipeline: ReadablePipeline, passes: EpochCursor, number: Number, share: Share | None, states: Any = None
+) -> _Reading:
+    """Begin to read, see :func:`read`; with ``states`` where these say, which may be the end of an epoch."""
     loaded = passes.loaded if states is None else parse_all(states)
     if loaded and not isinstance(number, int):
         begin = start_of(loaded, share, at_end=states is not None)
@@ -217,8 +238,8 @@ def read(
     graph, tables, seed = pipeline.graph, pipeline.tables(), pipeline.seed
     tasks = None
     if share is not None:
-        planned = make_plan(graph, tables, seed=seed).length
-        few = planned is not None and planned < _TASKS_EACH * share[1]
+        length = make_plan(graph, tables, seed=seed).length
+        few = length is not None and length < _TASKS_EACH * share[1]
         tasks = _TASKS_EACH * share[1] if few else None  # so that there is something for each
     reuse = LocalCache(graph, tables, seed, share[1] if share else 1) if any(map(always_reused, graph.nodes)) else None
 
@@ -239,22 +260,14 @@ def read(
         begin = msgspec.structs.replace(begin, shares=0, pieces=[])
     program = Program(graph, tables, seed=seed, tasks=tasks, pieces=pieces, consecutive=True)
     here = functools.cache(lambda: identity(graph, tables, program.plan.length))
-
-    def again(state: Any) -> LocalIterator:
-        fresh = read(pipeline, passes, None, share, state)
-        passes.started()
-        return fresh
-
-    return LocalIterator(
-        program,
-        begin,
-        share=share,
-        passes=passes,
-        loaded=loaded,
-        identity=here,
-        again=again,
-        reuse=reuse,
-    )
+    epoch, loop = LocalEpoch(program, begin.epoch, begin, reuse), Loop()
+    part, parts = share or (0, 1)
+    order = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
+    tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
+    elements = _elements(program, chunks_of(epoch, order, begin, tally), tally, loop, passes)
+    state = functools.partial(_state, tally, begin, seed, share, here)
+    passes.begin(begin.epoch, state)
+    return _Reading(program, epoch, tally, loop, elements, state, passes, loaded)
 
 
 def _take_seed(pipeline: ReadablePipeline, loaded: Checkpoint) -> None:
@@ -267,45 +280,22 @@ def _take_seed(pipeline: ReadablePipeline, loaded: Checkpoint) -> None:
 class LocalIterator(Iterator[Any]):
     """Iterator over the elements of one epoch, or of a part of it, in this process.
 
-    Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Owns the program. Several
-    threads may read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
+    Closes itself at the end; ``close()``, or leaving a ``with`` block, ends it before. Several threads
+    may read from it: each element goes to one of them. Once it has failed, it fails in the same way for ever.
 
     Args:
-        program: what runs.
-        begin: the epoch, and what of it was read before.
-        share: (i, n): the i-th of n parts of it.
-        passes: of the dataset.
-        loaded: the state that it begins with.
-        identity: of the pipeline and its data.
-        again: another one that begins with these states.
-        reuse: of what is kept.
+        begin: begins to read where states say; None: where the dataset is.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        begin: Merged,
-        *,
-        share: Share | None,
-        passes: EpochCursor,
-        loaded: tuple[Checkpoint, ...],
-        identity: Callable[[], PipelineIdentity],
-        again: Callable[[Any], LocalIterator],
-        reuse: LocalCache | None = None,
-    ) -> None:
-        self._program, self._passes, self._loaded, self._again = program, passes, loaded, again
-        self._epoch = LocalEpoch(program, begin.epoch, begin, reuse)
-        part, parts = share or (0, 1)
-        tasks = planned(program.plan) if parts == 1 else shared(program.plan, part, parts)
-        tally = ProgressTracker(begin, ended=len(loaded) == 1 and loaded[0].ended and loaded[0].epoch == begin.epoch)
-        chunks = chunks_of(self._epoch, tasks, begin, tally)
-        self._tally, self._loop = tally, Loop()
-        self._elements = _elements(program, chunks, tally, self._loop, passes)
-        self._state = functools.partial(_state, tally, begin, program.seed, share, identity)
+    def __init__(self, begin: Callable[[Any], _Reading]) -> None:
         self._lock = threading.RLock()
+        self._begin = begin
+        self._take(begin(None))
+
+    def _take(self, reading: _Reading) -> None:
+        self._reading, self._tally, self._elements = reading, reading.tally, reading.elements
         self._failure: Exception | None = None
         self._back: tuple[Any, ...] = ()
-        passes.begin(begin.epoch, self._state)
 
     def __iter__(self) -> Self:
         return self
@@ -344,11 +334,11 @@ class LocalIterator(Iterator[Any]):
     @property
     def skipped(self) -> int:
         """Number of elements that ``on_error`` left out so far."""
-        return self._epoch.skipped
+        return self._reading.epoch.skipped
 
     def state_dict(self) -> dict[str, Any]:
         """State: how far this epoch was read, as plain values."""
-        return pack(self._state())
+        return pack(self._reading.state())
 
     def load_state_dict(self, state: Any) -> None:
         """Go on where ``state`` was taken: in that epoch, or at its end.
@@ -359,12 +349,12 @@ class LocalIterator(Iterator[Any]):
         Raises:
             StateError: it is not of this pipeline over these data.
         """
-        if self._passes.loaded and self._loaded == parse_all(state):
+        if self._reading.passes.loaded and self._reading.loaded == parse_all(state):
             return  # as it was loaded into the dataset before, and nothing was read yet
         with self._lock:
-            fresh = self._again(state)
+            fresh = self._begin(state)
             self.close()
-            self.__dict__ = {**fresh.__dict__, "_lock": self._lock}
+            self._take(fresh)
 
     get_state, set_state = state_dict, load_state_dict
 
@@ -384,31 +374,32 @@ class LocalIterator(Iterator[Any]):
         from millrace.policies.bottleneck import Load, bottleneck
         from millrace.protocol.reports import NodeMeasure
 
-        measures = {each[0]: NodeMeasure(*each) for each in self.measures()}
-        operators = operators_of(measures, *kinds(self._program.graph))
+        program, loop = self._reading.program, self._reading.loop
+        measures = {each[0]: NodeMeasure(*each) for each in program.measures()}
+        operators = operators_of(measures, *kinds(program.graph))
         count, wall_s = self._tally.handed_out, sum(each.wall_s for each in operators)
         load = Load(
             operators,
-            self._loop.read_s / count if count else 0.0,
-            self._loop.waited_s / count if count else 0.0,
-            cores=self._program.cores,
+            loop.read_s / count if count else 0.0,
+            loop.waited_s / count if count else 0.0,
+            cores=program.cores,
             used=sum(each.cpu_s for each in operators) / wall_s if wall_s > 0 else 0.0,
             delayed=delayed(time.process_time(), run_delay_s()),
         )
         return {
             "batch_time_s": load.batch_s or None,
             "wait_share": load.waits if count else None,
-            "operators": operator_rows(measures, measures, self._loop.read_s),
+            "operators": operator_rows(measures, measures, loop.read_s),
             "bottleneck": msgspec.to_builtins(bottleneck(load)),
         }
 
     def measures(self) -> list[tuple[int, str, int, int, float, float, int, float, int]]:
         """Measures of each operator so far, see :meth:`millrace.engine.run.program.Program.measures`."""
-        return self._program.measures()
+        return self._reading.program.measures()
 
     def rewrites(self) -> list[str]:
         """List how the graph that runs differs from the one written, in words; see :mod:`millrace.graph.rewrites`."""
-        return self._program.rewrites
+        return self._reading.program.rewrites
 
     def __enter__(self) -> Self:
         return self
