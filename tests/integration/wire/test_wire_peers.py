@@ -220,6 +220,11 @@ def test_forked_children_open_channels_of_their_own(dispatcher, peer):
     assert said[3:] == ["child got 3", "parent got 4"]
 
 
+def test_children_that_are_forked_while_other_threads_use_grpc_do_not_hang(dispatcher, peer):
+    with peer("forking_often", dispatcher.address) as (_, line):
+        assert line == "over"
+
+
 def test_forks_that_grpc_does_not_support_are_refused(dispatcher, peer):
     with peer("forking_late", dispatcher.address, GRPC_ENABLE_FORK_SUPPORT="0") as (_, line):
         assert "was forked while gRPC was in use" in line

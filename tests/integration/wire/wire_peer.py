@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import select
+import signal
 import sys
 import threading
 
@@ -130,6 +132,32 @@ def forking_late(address):
             os._exit(0)
     os.waitpid(pid, 0)
     channel.close()
+
+
+def forking_often(address):
+    """Forks while other threads ask the dispatcher again and again, and says which children never came to anything."""
+    over = threading.Event()
+
+    def ask():
+        with ControlChannel(address, timeout=60) as channel:
+            while not over.is_set():
+                channel.connect()
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        if not select.select([os.pidfd_open(pid)], [], [], 20)[0]:
+            say("a child hangs")
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    over.set()
+    for thread in threads:
+        thread.join()
+    say("over")
 
 
 if __name__ == "__main__":

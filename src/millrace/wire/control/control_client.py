@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self, TypeVar, cast
@@ -37,19 +38,54 @@ T = TypeVar("T")
 
 
 class _Forks:
-    """Watch on forks: a process forked in the middle of gRPC's use can't use it, unless gRPC was told to expect it."""
+    """Watch on forks: a process forked in the middle of gRPC's use can't use it, unless gRPC was told to expect it.
+
+    In a forked child gRPC cancels the parent's calls, and takes locks for that. It lets none of its own threads hold
+    one as the process forks; other threads are ours to see to. They use gRPC with ``gate`` held, which a fork waits
+    for once gRPC's threads rest, and close channels, which needs gRPC's threads, with ``closing`` held, which a fork
+    waits for before that.
+    """
 
     def __init__(self) -> None:
         self.open_channels = 0
         self.stranded = False
-        os.register_at_fork(after_in_child=self._forked)
+        self.calls = weakref.WeakSet[Any]()
+        self.gate, self.closing = threading.RLock(), threading.RLock()
+        self._expects = False
+        os.register_at_fork(before=self.gate.acquire, after_in_parent=self.gate.release, after_in_child=self._forked)
+
+    def opened(self) -> None:
+        """Note that gRPC has opened a channel, and has registered what it does at forks."""
+        with self.gate:
+            self.open_channels += 1
+            if not self._expects:  # handlers are called in the reverse order before a fork
+                self._expects, release = True, self.closing.release
+                os.register_at_fork(before=self.closing.acquire, after_in_parent=release, after_in_child=release)
 
     def _forked(self) -> None:
+        for call in self.calls:  # whoever waits for its answer looks at it now and then, with its lock held
+            call._state.reset_postfork_child()  # noqa: SLF001 (as gRPC does where its own threads wait)
+        self.calls.clear()
+        self.gate.release()
         self.stranded = self.open_channels > 0 and not FORK_SUPPORT
         self.open_channels = 0
 
 
 _forks = _Forks()
+
+
+class _GatedCall:
+    """What a call uses of gRPC's core, so that it is not used while the process forks."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(self._through, getattr(self._call, name))
+
+    def _through(self, method: Callable[..., Any], *args: Any) -> Any:
+        with _forks.gate:
+            return method(*args)
 
 
 class ControlChannel:
@@ -83,7 +119,7 @@ class ControlChannel:
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._channel = grpc.insecure_channel(f"dns:///{self.address}", options=_OPTIONS)
-        _forks.open_channels += 1
+        _forks.opened()
 
     def connect(self) -> Identity:
         """Wait for the dispatcher to answer and to accept this process; return its identity.
@@ -160,7 +196,8 @@ class ControlChannel:
             sessions = tuple(self._sessions)
         for session in sessions:
             session.close()
-        self._channel.close()
+        with _forks.closing:
+            self._channel.close()
         _forks.open_channels -= 1
         for thread in self._threads - {threading.current_thread()}:
             thread.join(_CLOSE_S)
@@ -227,7 +264,11 @@ class ControlChannel:
     def _begun(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Begin a call of gRPC's."""
         try:
-            return call(*args, **options)
+            with _forks.gate:
+                begun = call(*args, **options)
+                begun._call = _GatedCall(begun._call)  # noqa: SLF001 (who waits for an answer first asks through it)
+                _forks.calls.add(begun)
+                return begun
         except ValueError:  # another thread has closed the channel since it was found usable
             self.check_usable()
             raise
@@ -238,6 +279,8 @@ class ControlChannel:
 
     def remember_thread(self) -> None:
         """Remember a thread that gRPC started for this channel, on which this is called; :meth:`close` waits for it."""
+        if not self.owned():
+            return  # forked: gRPC has cancelled the call, and who holds the lock may be in the parent
         with self._lock:
             self._threads = {thread for thread in self._threads if thread.is_alive()} | {threading.current_thread()}
 
@@ -405,5 +448,6 @@ class ClientSession:
             self._outbox.put(None)
 
     def _on_done(self, _: Any) -> None:
-        self._end_outbox()
-        self._channel.forget(self)
+        if self._channel.owned():
+            self._end_outbox()
+            self._channel.forget(self)
