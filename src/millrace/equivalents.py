@@ -10,7 +10,9 @@ import functools
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from millrace.errors import PipelineError
 
 OPERATORS = {
     "apply": "call the function: function(ds)",
@@ -142,23 +144,52 @@ class NamesEquivalents(metaclass=_EquivalentsOfClass):
             if name.startswith("_"):
                 continue
             if isinstance(member, classmethod | staticmethod):
-                setattr(cls, name, type(member)(_explaining(member.__func__)))
+                setattr(cls, name, _OfClass(type(member)(_explaining(member.__func__, cls.__name__))))
             elif inspect.isfunction(member):
                 setattr(cls, name, _explaining(member))
 
 
-def _explaining(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, refusing arguments that it does not have with what to do instead."""
-    known = inspect.signature(function).parameters
+class _OfClass:
+    """Method that is called on the class; on an instance it is refused, as that would be left out."""
+
+    def __init__(self, member: classmethod[Any, Any, Any] | staticmethod[Any, Any]) -> None:
+        self._member = member
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        method = self._member.__get__(None, owner)
+        return method if instance is None else functools.wraps(method)(functools.partial(_left_out, owner, method))
+
+
+def _left_out(owner: type, method: Callable[..., Any], *_args: Any, **_kwargs: Any) -> NoReturn:
+    call = f"{owner.__name__}.{method.__name__}"
+    raise PipelineError(
+        f"{call}() makes a dataset of its arguments alone, so that the one it is called on would be left out: "
+        f"write {call}(...), with all that belongs to it between the parentheses"
+    )
+
+
+def _explaining(function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
+    """``function``, refusing arguments that it does not have, or lacks, with what to do instead.
+
+    Args:
+        function: a method.
+        owner: name of its class; empty: that of the object it is called on.
+    """
+    signature = inspect.signature(function)
+    known = signature.parameters
     if any(each.kind is each.VAR_KEYWORD for each in known.values()):
         return function
+    takes = f"it takes {', '.join(each for each in known if each not in _BOUND) or 'none'}"
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in known:
-                remedy = ARGUMENTS.get(name, f"it takes {', '.join(each for each in known if each not in _BOUND)}")
-                raise TypeError(f"{function.__name__}() has no argument {name!r}; {remedy}")
+                raise TypeError(f"{function.__name__}() has no argument {name!r}; {ARGUMENTS.get(name, takes)}")
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:  # Python's own message would name the class that defines the method
+            raise TypeError(f"{owner or type(args[0]).__name__}.{function.__name__}(): {error}; {takes}") from None
         return function(*args, **kwargs)
 
     return call

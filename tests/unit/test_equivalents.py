@@ -78,6 +78,44 @@ def test_an_argument_of_another_library_is_answered_with_what_to_do(call: Any, s
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            TEN.shuffle,
+            "Dataset.shuffle(): missing a required argument: 'buffer_size'; it takes buffer_size, ",
+        ),
+        (lambda: TEN.take(1, 2), "Dataset.take(): too many positional arguments; it takes count"),
+        (TEN.peek, "Dataset.peek(): missing a required argument: 'count'; it takes count"),
+        (lambda: TEN.torch(batch_size=3), f"torch() has no argument 'batch_size'; {ARGUMENTS['batch_size']}"),
+        (lambda: TEN.numpy(1), "Dataset.numpy(): too many positional arguments; it takes none"),
+        (lambda: TEN.numpy().load_state_dict(), "NumpyDataset.load_state_dict(): missing a required argument: 'state'"),
+        (DATASET.from_list, "Dataset.from_list(): missing a required argument: 'items'; it takes items"),
+        (lambda: TEN.distribute().skip(), "DistributedDataset.skip(): missing a required argument: 'count'"),
+        (lambda: TEN.distribute().epochs(), "DistributedDataset.epochs(): missing a required argument: 'count'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_answered_with_the_name_that_users_know(call: Any, said: str):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: TEN.zip(TEN), "zip"),
+        (lambda: TEN.zip((TEN, TEN)), "zip"),
+        (lambda: TEN.sample_from_datasets([TEN]), "sample_from_datasets"),
+        (lambda: TEN.from_list([1]), "from_list"),
+        (lambda: TEN.range(3), "range"),
+    ],
+)
+def test_a_method_of_the_class_leaves_out_no_dataset_that_it_is_called_on(call: Any, name: str):
+    with pytest.raises(mr.PipelineError, match=rf"^Dataset\.{name}\(\) makes .* write Dataset\.{name}\(\.\.\.\), "):
+        call()
+
+
 def test_what_stands_for_a_name_is_there():
     everything = " ".join([*OPERATORS.values(), *ARGUMENTS.values(), *MODULE.values()])
     named = set(re.findall(r"(?:Dataset|ds)\.(\w+)\(", everything)) | set(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from millrace.equivalents import NamesEquivalents
 from millrace.planning.checkpoint import Checkpoint
 from millrace.planning.epoch_cursor import EpochCursor, Number, Share
 from millrace.planning.shapes import Varying
@@ -95,7 +96,7 @@ class Readable(ABC):
         """Called before copies of this object go to other processes, which will read parts of it."""
 
 
-class Stateful:
+class Stateful(NamesEquivalents):
     """Has the states and the length of what it reads.
 
     Args:

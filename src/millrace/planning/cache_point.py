@@ -48,6 +48,15 @@ class CachePoint(msgspec.Struct, frozen=True, array_like=True):
         return self.mode == "cache"
 
 
+def fixed_notice(point: CachePoint) -> str:
+    """Say what stays as in the first epoch below a point, where elements are kept in any case."""
+    what = "random values" if point.random else "order and the batches"
+    return (
+        f"below the cache after {point.label} every epoch is like the first, with the {what} of "
+        f"{' and '.join(point.fixed)}. Put the cache before that if it is not what you want"
+    )
+
+
 SEMANTICS = 1
 """Version of the operators' and sources' outputs for the same data; increment it when one of them changes."""
 

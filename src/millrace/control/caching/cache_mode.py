@@ -15,7 +15,7 @@ from millrace.control.journal.transaction import Turn
 from millrace.control.state.cache_state import CachedPoint, ModeOf, place_of
 from millrace.control.state.observed import CacheSight
 from millrace.control.state.state import Job, State
-from millrace.planning.cache_point import CachePoint
+from millrace.planning.cache_point import CachePoint, fixed_notice
 from millrace.policies.caching import autocache as policy
 from millrace.policies.caching.cache_cost_model import Profile, StoreModel, times
 from millrace.protocol.cache_messages import MeasureStore, StoreCost
@@ -118,19 +118,11 @@ def _notices(state: State, job: Job) -> list[str]:
         elif point.always and not (point.path or state.settings.cache):
             found.append(f"{name} keeps nothing, as the service was started without cache_dir: its input is computed")
         if point.always and point.fixed:
-            found.append(_fixed(point))
+            found.append(fixed_notice(point))
     kept = withheld(state, job)
     if kept and job.spec.untrusted_cache == "recompute":
         found.append(f"{kept}: these elements are made again")
     return found
-
-
-def _fixed(point: CachePoint) -> str:
-    what = "random values" if point.random else "order and the batches"
-    return (
-        f"below the cache after {point.label} every epoch is like the first, with the {what} of "
-        f"{' and '.join(point.fixed)}. Put the cache before that if it is not what you want"
-    )
 
 
 def epoch_began(turn: Turn, job: Job) -> None:
@@ -312,7 +304,7 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
         chosen = active(job)
         if chosen is not None and chosen.fixed and not chosen.always and chosen.node not in before:
             for consumer in job.consumers:
-                turn.to_consumer(job, consumer, Notice(_fixed(chosen)))
+                turn.to_consumer(job, consumer, Notice(fixed_notice(chosen)))
     for point in points:
         if point.node == node:
             _use(turn, job, point, wholes[point.node])

@@ -22,7 +22,7 @@ from millrace.engine.cache.find_cache_points import find_points
 from millrace.engine.run.host_limits import memory_bytes, siblings
 from millrace.errors import CacheError, MillraceWarning
 from millrace.graph.nodes import Graph, Node, always_reused
-from millrace.planning.cache_point import CachePoint
+from millrace.planning.cache_point import CachePoint, fixed_notice
 from millrace.planning.split_table import SplitTable
 
 MEMORY_SHARE = 4
@@ -34,6 +34,7 @@ _lock = threading.Lock()
 _kept: weakref.WeakValueDictionary[str, PointIndex] = weakref.WeakValueDictionary()
 _held: weakref.WeakKeyDictionary[Node, dict[str, PointIndex]] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[Node, bytes] = weakref.WeakKeyDictionary()
+_said: weakref.WeakSet[Node] = weakref.WeakSet()
 _memory: list[MemoryStore] = []
 
 
@@ -60,6 +61,8 @@ class LocalCache:
         for point in points:
             if not _usable(point):
                 warnings.warn(f"cache after {point.label} keeps nothing: {point.why}", MillraceWarning, stacklevel=2)
+            if point.fixed and not _is_said(graph.nodes[point.node]):
+                warnings.warn(fixed_notice(point), MillraceWarning, stacklevel=2)
         usable = [point for point in points if _usable(point)]
         if usable:
             self._open(graph, usable[-1], seed)
@@ -101,6 +104,14 @@ class LocalCache:
         finally:
             if kept is not None:
                 kept.close()
+
+
+def _is_said(node: Node) -> bool:
+    """Whether this process was told before that all below this cache is as in the first epoch; from now on it was."""
+    with _lock:
+        said = node in _said
+        _said.add(node)
+        return said
 
 
 def _usable(point: CachePoint) -> bool:

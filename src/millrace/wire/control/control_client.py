@@ -75,7 +75,7 @@ _forks = _Forks()
 
 
 class _GatedCall:
-    """What a call uses of gRPC's core, so that it is not used while the process forks."""
+    """Handle of a call in gRPC's core that is not used while the process forks."""
 
     def __init__(self, call: Any) -> None:
         self._call = call

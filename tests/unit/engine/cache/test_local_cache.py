@@ -33,6 +33,7 @@ def test_blocks_of_a_folder_are_checked_once_and_not_each_epoch(tmp_path, monkey
     assert not checked
 
 
+LIKE_THE_FIRST = pytest.mark.filterwarnings("ignore:below the cache after:millrace.errors.MillraceWarning")
 SEEN: list[int] = []
 
 
@@ -130,6 +131,18 @@ def test_a_pass_that_skipped_an_element_is_made_again(made, path):
     assert len(made) == 30
 
 
+def test_who_caches_what_is_random_is_told_once_that_epochs_are_alike():
+    dataset = Dataset.range(10).map(noisy).cache()
+    with pytest.warns(
+        MillraceWarning, match=r"^below the cache after map\(noisy\) every epoch is like the first, with"
+    ):
+        first = list(dataset)
+    assert list(dataset) == first
+    assert len(list(dataset.take(5))) == 5
+    assert len(list(Dataset.range(10).shuffle(10).cache())) == 10  # another order in each epoch, of the same elements
+
+
+@LIKE_THE_FIRST
 def test_what_is_random_below_is_as_in_the_first_epoch_and_above_it_is_not(path):
     dataset = Dataset.range(50).shuffle(50).map(noisy).cache(path).map(noisy).with_options(seed=3)
     below, above = zip(*[zip(*dataset, strict=True) for _ in range(3)], strict=True)
@@ -137,6 +150,7 @@ def test_what_is_random_below_is_as_in_the_first_epoch_and_above_it_is_not(path)
     assert len(set(above)) == 3
 
 
+@LIKE_THE_FIRST
 @pytest.mark.parametrize("kept", [True, False])
 def test_shuffles_and_repeats_below_are_as_in_the_first_epoch_whether_or_not_all_is_kept(monkeypatch, kept):
     if not kept:
@@ -147,6 +161,7 @@ def test_shuffles_and_repeats_below_are_as_in_the_first_epoch_whether_or_not_all
     assert len(epochs[0]) == 40
 
 
+@LIKE_THE_FIRST
 @pytest.mark.parametrize("steps", [0, 1, 13, 59, 60])
 def test_an_epoch_goes_on_from_its_state(made, path, steps):
     def pipeline() -> Dataset:
