@@ -361,3 +361,27 @@ def test_a_loop_ends_when_the_service_of_its_own_process_is_killed(kind):
         held._process.kill()
         with pytest.raises(mr.ServiceUnreachableError, match=r"is gone: its dispatcher was killed by SIGKILL"):
             list(numbers)
+
+
+HOLDER = """
+import sys
+import millrace as mr
+
+with mr.LocalService(max_workers=1) as service:
+    print(service.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_loop_ends_when_the_process_that_held_the_service_is_killed():
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        address = holder.stdout.readline().decode().strip()
+        with mr.Dataset.range(10**9).distribute(address) as there:
+            numbers = iter(there)
+            next(numbers)
+            holder.kill()
+            gone = rf"is gone: it belonged to process {holder.pid} on \S+, and ended with it\. A service that outlives"
+            with pytest.raises(mr.ServiceUnreachableError, match=gone):
+                for _ in numbers:
+                    pass

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import platform
 import resource
 import signal
 import sys
@@ -175,6 +176,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         scaling_policy=options.scaling_policy,
         prices=read_prices(options.prices) if options.prices else None,
         trust=_merged(options.trust),
+        owner=f"process {os.getppid()} on {platform.node()}" if options.parent_pipe and not options.port else "",
     )
     stopped = asyncio.create_task(over.wait())
     try:

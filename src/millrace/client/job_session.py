@@ -114,7 +114,7 @@ class Conversation:
         self._threads: list[threading.Thread] = []
         self._channel = ControlChannel(address, token, timeout)
         try:
-            self._channel.connect()
+            self._owner = self._channel.connect().owner
             session, joined = self._join_first(bundle, timeout)
         except BaseException:
             self._channel.close()
@@ -162,7 +162,7 @@ class Conversation:
                 _logger.warning("%s; waiting for it to come back", lost)
             if self._over.wait(pause):
                 return None
-            reason = self._gone() if self._gone is not None else ""
+            reason = self._why_gone()
             if reason:
                 raise ServiceUnreachableError(reason)
             try:
@@ -171,6 +171,17 @@ class Conversation:
             except ServiceUnreachableError as error:
                 lost = error
         return None
+
+    def _why_gone(self) -> str:
+        """Why the dispatcher will not come back; empty while it may."""
+        if self._gone is not None:
+            return self._gone()
+        if not self._owner or not self._channel.is_refused():
+            return ""
+        return (
+            f"the service at {self._channel.address} is gone: it belonged to {self._owner}, and ended with it. A "
+            "service that outlives the processes that use it is started with `millrace dispatcher`"
+        )
 
     def _join(self, timeout: float) -> tuple[ClientSession, JobJoined]:
         for memory in self._arrays:

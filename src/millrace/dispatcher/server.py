@@ -88,6 +88,7 @@ class Dispatcher:
             :mod:`millrace.policies.scaling.scaling_policies`.
         prices: by which jobs that want to be cheap are, and epochs cost what is said; None: some that are usual.
         trust: by tenant, the others of whose jobs its own read what the cache has; of others: none.
+        owner: process that the service ends with for good; empty: it may be started again at this address.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
 
@@ -115,6 +116,7 @@ class Dispatcher:
         scaling_policy: Kind = "millrace",
         prices: PriceTable | None = None,
         trust: Mapping[str, Iterable[str]] | None = None,
+        owner: str = "",
         blob_bytes: int = BLOB_BYTES,
         planner: Planner | None = None,
     ) -> None:
@@ -178,6 +180,7 @@ class Dispatcher:
                 CHECK: CallHandler(None, self._check),
             },
             token=token,
+            owner=owner,
         )
 
     async def start(self) -> str:

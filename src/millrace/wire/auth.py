@@ -22,11 +22,13 @@ class Identity(msgspec.Struct, frozen=True):
         protocol: version of the control messages; has to be equal at both ends.
         version: of millrace.
         python: "major.minor".
+        owner: of a service that ends with another process, that process; empty: the service may come back.
     """
 
     protocol: int = PROTOCOL
     version: str = __version__
     python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
+    owner: str = ""
 
 
 OWN = Identity()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -142,6 +143,16 @@ class ControlChannel:
             f"no dispatcher answered at {self.address} within {self._timeout:g} s ({self._why_unreachable()}): is"
             f" `millrace dispatcher` running there? Check the address, and that no firewall is between"
         ) from cause
+
+    def is_refused(self) -> bool:
+        """Whether nobody listens at the address any more."""
+        try:
+            socket.create_connection(parse_address(self.address), _PROBE_S).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def _wait_for_listener(self) -> None:
         try:

@@ -142,6 +142,7 @@ class ControlServer:
         check: called with each message that decodes; an error of :mod:`millrace.errors` closes the session.
         calls: questions that peers may ask, by name.
         token: token that peers have to present; None: on loopback this user's own.
+        owner: process that the server ends with for good; empty: it may come back.
 
     Raises:
         AuthenticationError: not on loopback and no token.
@@ -157,6 +158,7 @@ class ControlServer:
         check: Callable[[Any], None] = lambda message: None,
         calls: Mapping[str, CallHandler] | None = None,
         token: str | None = None,
+        owner: str = "",
     ) -> None:
         self._host, self._port = parse_address(address)
         token, _ = resolve(address, token)
@@ -164,7 +166,8 @@ class ControlServer:
         self._on_session = on_session
         self._decoder = msgspec.msgpack.Decoder(message)
         self._check = check
-        self._calls = {rpc.HELLO: CallHandler(None, _hello), **(calls or {})}
+        self._identity = Identity(owner=owner)
+        self._calls = {rpc.HELLO: CallHandler(None, self._hello), **(calls or {})}
         self._token = token
         self._server: grpc.aio.Server | None = None
         self._sessions: set[Session] = set()
@@ -219,6 +222,9 @@ class ControlServer:
                 functools.partial(_refuse, ProtocolError(f"millrace {OWN.version} does not know the call {name!r}"))
             )
         return grpc.stream_stream_rpc_method_handler(functools.partial(self._serve_call, name))
+
+    async def _hello(self, _: None) -> Identity:
+        return self._identity
 
     def _admit(self, metadata: Mapping[str, str]) -> Identity:
         check_token(self._token, rpc.token_of(metadata))
@@ -320,10 +326,6 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._route(handler_call_details)
-
-
-async def _hello(_: None) -> Identity:
-    return OWN
 
 
 async def _refuse(error: MillraceError, _: Any, context: grpc.aio.ServicerContext) -> None:
