@@ -109,9 +109,8 @@ class ConsumerCore:
                 self._assign(epoch, reads, alone)
             case io.Beat() | io.Used():
                 self._report(now)
-            case msg.StepsReady(epoch=epoch, steps=steps, last=last):
-                if self._is_here(epoch) and self.allowed is not None and not self.allowed[1]:
-                    self.allowed = max(self.allowed[0], steps), last
+            case msg.StepsReady():
+                self._steps_ready(item)
             case io.Connected(address=address):
                 self._connected(address)
             case io.Disconnected(address=address):
@@ -231,12 +230,22 @@ class ConsumerCore:
                 self.reading.forget()
 
     def _all_known(self, epoch: int, tasks: Sequence[int], unread: str) -> None:
-        self._unread = epoch, unread
-        if unread and epoch == self.read_to:
-            self.actions.append(io.Warn(unread))
+        self._lacks(epoch, unread)
         if self.inbox is not None and self._is_here(epoch):
             self.inbox.ends(tasks)
         self.actions.append(io.ReportSoon())
+
+    def _steps_ready(self, ready: msg.StepsReady) -> None:
+        if self._is_here(ready.epoch) and self.allowed is not None and not self.allowed[1]:
+            self.allowed = max(self.allowed[0], ready.steps), ready.last
+        if ready.last:
+            self._lacks(ready.epoch, ready.unread)
+
+    def _lacks(self, epoch: int, unread: str) -> None:
+        """Keep what nobody reads of an epoch for the user who comes to its end, or is there already."""
+        known, self._unread = self._unread, (epoch, unread)
+        if unread and epoch == self.read_to and known != self._unread:
+            self.actions.append(io.Warn(unread))
 
     def _end(self, number: int, now: float) -> None:
         reading = self.reading

@@ -425,11 +425,15 @@ class EpochBegun(Message, EpochShape, frozen=True, tag="EpochBegun"):
 
 
 class StepsReady(Message, frozen=True, tag="StepsReady"):
-    """Every consumer has so many elements of the epoch; with ``last`` one of them gets no more than these."""
+    """Every consumer has so many elements of the epoch; with ``last`` one of them gets no more than these.
+
+    ``unread``, with ``last``: as in :class:`EpochEnds`, which comes only to those whose share is settled.
+    """
 
     epoch: int
     steps: int
     last: bool = False
+    unread: str = ""
 
 
 class TaskRead(msgspec.Struct, frozen=True, array_like=True):

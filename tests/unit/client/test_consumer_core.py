@@ -211,6 +211,18 @@ def test_what_nobody_reads_is_told_at_the_end_and_later_if_it_is_heard_of_later(
     assert consumer.core.read_to == 0
 
 
+def test_what_nobody_reads_is_told_where_all_stop_at_a_step() -> None:
+    consumer = Consumer()
+    consumer.begin(held=True)
+    consumer.read(0)
+    consumer.deliver(0, 0, [1])
+    consumer.handle(msg.StepsReady(0, 0, last=True, unread="rank 0 has gone"))
+    assert consumer.ask() == io.Over("rank 0 has gone")
+    consumer.handle(io.End(0))
+    assert consumer.handle(msg.EpochEnds(0, [], "rank 0 has gone")) == [io.ReportSoon()]
+    assert io.Warn("rank 2 has gone") in consumer.handle(msg.StepsReady(0, 0, last=True, unread="rank 2 has gone"))
+
+
 # -- what the user gets ------------------------------------------------------------------------------------------------
 
 

@@ -215,6 +215,8 @@ class FakeConsumer:
             if self.epoch is not None:  # else it is in the place of one that read that epoch
                 assert message.epoch == self.epoch.epoch
                 self.ends, self.unread = message.tasks, message.unread
+        elif isinstance(message, msg.StepsReady):
+            self.unread = message.unread if message.last else self.unread
         elif isinstance(message, msg.JobFailed):
             self.failure = message.failure
         elif isinstance(message, msg.Notice):

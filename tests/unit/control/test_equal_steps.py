@@ -17,8 +17,8 @@ from millrace.planning.progress import TaskSet
 from millrace.protocol import messages as msg
 
 
-def started(consumers=2, *, equal=False, **fields):
-    plan = FakePlan(6)
+def started(consumers=2, *, equal=False, mains=6, **fields):
+    plan = FakePlan(mains)
     plan.equal = equal
     service = Service(plan)
     service.add_worker("w0")
@@ -32,7 +32,13 @@ def report(service, peer, arrived, *, all_here=False, epoch=0):
     """The consumer says what it has; returns what is told to whom."""
     message = msg.ConsumerReport(epoch, arrived=arrived, all_here=all_here)
     service.say(inp.ConsumerSaid(peer.client, message))
-    return {action.client: action.message for action in service.last if isinstance(action.message, msg.StepsReady)}
+    return steps_told(service)
+
+
+def steps_told(service):
+    """Who was told of steps by what was said last."""
+    messages = [(getattr(each, "client", ""), getattr(each, "message", None)) for each in service.last]
+    return {client: message for client, message in messages if isinstance(message, msg.StepsReady)}
 
 
 def ready(steps, *, last=False, clients=("c0", "c1")):
@@ -64,9 +70,7 @@ def test_who_left_or_is_past_the_epoch_holds_nobody_up():
     report(service, two, 3)
     assert report(service, three, 4) == ready(3, clients=("c0", "c1", "c2"))
     service.say(inp.ConsumerSaid(two.client, msg.LeaveJob()))
-    assert {a.client: a.message for a in service.last if isinstance(getattr(a, "message", None), msg.StepsReady)} == (
-        ready(4, clients=("c0", "c2"))
-    )
+    assert steps_told(service) == ready(4, clients=("c0", "c2"))
     service.begin(three)
     assert report(service, one, 6) == ready(6, clients=("c0",))
 
@@ -110,6 +114,32 @@ def test_what_is_the_last_step_stays_so_when_others_leave_and_the_dispatcher_die
     assert told == [msg.StepsReady(0, 3, last=True)]
     report(service, one, 5)
     assert service.state.jobs["a"].epochs[0].steps == 3
+
+
+def test_who_stops_there_is_told_what_nobody_reads_though_its_share_is_not_settled():
+    service, (one, two, three) = started(3, mains=60, deterministic=True)
+    report(service, one, 5)
+    report(service, three, 5)
+    assert report(service, two, 3, all_here=True)["c0"] == msg.StepsReady(0, 3, last=True)
+    assert one.ends is None
+    assert one.unread == ""
+    service.say(inp.ClientSessionLost(three.client))
+    assert steps_told(service)["c0"].last
+    assert one.unread.startswith("Epoch 0 of job 'a' lacks ")
+    assert "of consumer 2, which was lost" in one.unread
+    service.rejoin(three)
+    assert one.unread == ""
+
+
+def test_what_others_have_no_more_of_is_no_loss():
+    service, (one, two) = started()
+    report(service, two, 5)
+    report(service, one, 3, all_here=True)
+    assert service.state.jobs["a"].epochs[0].unread[1]
+    service.say(inp.ConsumerSaid(two.client, msg.ConsumerReport(0, batches=3, arrived=5, ended=True)))
+    service.begin(two)
+    assert service.state.jobs["a"].unread == []
+    assert plain(service.replayed()) == plain(service.state)
 
 
 def test_who_comes_back_is_told_again_also_by_another_dispatcher():

@@ -45,7 +45,7 @@ from millrace.control.tasks.epochs import (
 )
 from millrace.control.tasks.leases import drop, settle, spare
 from millrace.control.tasks.slots import missing
-from millrace.control.tasks.task_queue import epoch_length
+from millrace.control.tasks.task_queue import epoch_length, held_back
 from millrace.control.tasks.unread import said as said_of
 from millrace.errors import MillraceError
 from millrace.graph import serialize
@@ -211,9 +211,8 @@ def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> Non
         if first and job.tables is not None:
             cache_mode.epoch_began(turn, job)
         for earlier in [n for n in job.epochs if n < number]:
-            if has_ended(
-                turn, place, earlier
-            ):  # what is left became its when it had ended, so that it never heard of it
+            # What is left became its when it had ended, so that it never heard of it; or the others have fewer steps.
+            if has_ended(turn, place, earlier) and not held_back(job):
                 hand_on(turn, job, consumer, "had ended the epoch before they became its", [earlier])
                 tell_absence(turn, job, consumer)
             for task in sorted(job.epochs[earlier].unread_by(consumer, job.slot_of(consumer))):

@@ -141,6 +141,9 @@ def tell_absence(turn: Turn, job: Job, whose: int | None = None) -> None:
     for consumer, place in job.consumers.items():
         if consumer != whose:
             send_ends(turn, job, place.epoch, consumer, unread)
+    for number in sorted({place.epoch for place in job.consumers.values()}):
+        if number in job.epochs and job.epochs[number].steps >= 0:
+            tell_steps(turn, job, number, anew=True)
 
 
 def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
@@ -193,8 +196,8 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
         turn.to_consumer(job, consumer, ReadTasks(number, reads, alone))
 
 
-def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -> None:
-    """Tell a consumer (None: all that read the epoch, if it is news) how many elements all of them have by now.
+def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None, *, anew: bool = False) -> None:
+    """Tell a consumer (None: all that read the epoch, if it is news or ``anew``) how many elements all have by now.
 
     Whoever has left, is past the epoch, or came when others had its part of it, holds nobody up.
     """
@@ -215,14 +218,17 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None) -
     if not more and job.epochs[number].steps < 0:  # who ends there may be gone when others hear of it
         turn.emit(StepsEnded(job.name, number, steps))
     ended = job.epochs[number].steps
-    told = StepsReady(number, steps) if ended < 0 else StepsReady(number, ended, last=True)
-    if consumer is not None:
-        turn.to_consumer(job, consumer, told)
-    elif told != before:
-        turn.observed.steps[job.name, number] = told
-        for index, place in job.consumers.items():
-            if place.epoch == number:
-                turn.to_consumer(job, index, told)
+    ready = StepsReady(number, steps) if ended < 0 else StepsReady(number, ended, last=True)
+    if consumer is None and ready == before and not anew:
+        return
+    if consumer is None:
+        turn.observed.steps[job.name, number] = ready
+    if ready.last:  # who stops there may hear of no other end, as its share is not settled
+        lacks = told(turn.state, turn.observed, job, number, turn.now)
+        ready = msgspec.structs.replace(ready, unread=lacks)
+    for index, place in job.consumers.items():
+        if index == consumer or (consumer is None and place.epoch == number):
+            turn.to_consumer(job, index, ready)
 
 
 def close_epochs(turn: Turn, job: Job) -> None:
