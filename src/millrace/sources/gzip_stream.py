@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 import zlib
 from typing import Any
 
 from millrace.errors import SourceCorruptError
+from millrace.sources import storage
 
 GZIP = 31
 """Value of ``wbits`` of :mod:`zlib` for a gzip stream."""
@@ -16,36 +16,24 @@ ZLIB = 15
 _READ_BYTES = 256 << 10
 
 
-class _Inflated(io.RawIOBase):
+class _Inflated(storage.Stream):
     """Inflated stream: positions count inflated bytes; concatenated streams (``cat a.gz b.gz``) are read as one."""
 
     def __init__(self, stored: io.BufferedReader, location: str, wbits: int) -> None:
+        super().__init__()
         self._stored = stored
         self._location = location
         self._wbits = wbits
         self._inflate = zlib.decompressobj(wbits)
         self._begun = False
         self._pending = b""
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        target = offset + (self._at if whence == os.SEEK_CUR else 0)
-        if target < self._at:
+    def _go(self, target: int) -> None:
+        if target < self.at:
             raise io.UnsupportedOperation("a compressed stream cannot be read backwards")
-        dropped = bytearray(min(_READ_BYTES, target - self._at))
-        while self._at < target:
-            if not self.readinto(memoryview(dropped)[: target - self._at]):
-                break
-        return self._at
+        dropped = bytearray(min(_READ_BYTES, target - self.at))
+        while self.at < target and self.readinto(memoryview(dropped)[: target - self.at]):
+            pass
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
@@ -62,7 +50,7 @@ class _Inflated(io.RawIOBase):
             data = self._some(len(view))
             if data:
                 view[: len(data)] = data
-                self._at += len(data)
+                self.at += len(data)
                 return len(data)
         return 0
 
@@ -73,13 +61,13 @@ class _Inflated(io.RawIOBase):
         except zlib.error as error:
             kind = "gzip" if self._wbits == GZIP else "zlib"
             raise SourceCorruptError(
-                f"{self._location} is not a {kind} file or is damaged: {error} (after {self._at} inflated bytes)"
+                f"{self._location} is not a {kind} file or is damaged: {error} (after {self.at} inflated bytes)"
             ) from error
         self._begun = True
         self._pending = self._inflate.unconsumed_tail
         if ended and not data and not self._inflate.eof:
             raise SourceCorruptError(
-                f"{self._location} is truncated: its compressed data ends after {self._at} inflated bytes"
+                f"{self._location} is truncated: its compressed data ends after {self.at} inflated bytes"
             )
         return data
 

@@ -28,10 +28,8 @@ def expand(patterns: Sequence[str]) -> list[FileInfo]:
     """Expand paths, URLs and patterns to files: matches of one pattern sorted, patterns in the order given.
 
     A file named by two patterns comes twice. Patterns are described in :mod:`millrace.sources.globs`; a path that
-    exists
-    as written is not looked at for special characters. Folders never match. Over ``http(s)://``, which cannot be
-    listed,
-    only braces are expanded.
+    exists as written is not looked at for special characters. Folders never match. Over ``http(s)://``, which cannot be
+    listed, only braces are expanded.
 
     Raises:
         PipelineError: there is no pattern, or one is none that can be read.
@@ -53,13 +51,22 @@ def _each(
         raise PipelineError("No files given: the list of paths is empty. Give a path, a pattern, or a list of them")
 
     def resolve(name: str) -> Iterable[T]:
-        return collect(_resolve(name, seen))
+        return collect(_counted(_resolve(name), seen))
 
     names = (name for pattern in patterns for name in _names(pattern))
     while some := list(islice(names, _AT_ONCE)):
         remote = any(storage.is_remote(name) for name in some)
         for found in storage.concurrently(resolve, some) if remote else map(resolve, some):
             yield from found
+
+
+def _counted(found: Iterator[FileInfo], seen: ListingProgress) -> Iterator[FileInfo]:
+    count = 0
+    for count, file in enumerate(found, start=1):
+        yield file
+        if not count % _TOLD:
+            seen(_TOLD)
+    seen(count % _TOLD)
 
 
 def _in_order(found: Iterator[FileInfo]) -> list[FileInfo]:
@@ -103,21 +110,19 @@ def _names(pattern: str) -> Iterator[str]:
     yield from [pattern] if literal else language.expand_braces(pattern)
 
 
-def _resolve(name: str, seen: ListingProgress) -> Iterator[FileInfo]:
+def _resolve(name: str) -> Iterator[FileInfo]:
     """Find the file, or the files that match a pattern, in no order and some perhaps twice."""
     if storage.is_remote(name):
         http = storage.scheme_of(name).startswith("http")
         if language.has_glob(name) and not http:
-            yield from _match_remote(name, seen)
+            yield from _match_remote(name)
             return
-        seen(1)
         yield _http(name) if http else storage.stat(name)
         return
     path = storage.local_path(name)
     if language.has_glob(path) and not os.path.lexists(path):
-        yield from _match_local(path, seen)
+        yield from _match_local(path)
         return
-    seen(1)
     try:
         yield storage.stat(path)
     except SourceNotFoundError as error:
@@ -141,21 +146,17 @@ def _http(url: str) -> FileInfo:
 # -- local -------------------------------------------------------------------------------------------------------------
 
 
-def _match_local(pattern: str, seen: ListingProgress) -> Iterator[FileInfo]:
-    count, folders = 0, False
+def _match_local(pattern: str) -> Iterator[FileInfo]:
+    files = folders = False
     for path in glob.iglob(pattern, recursive=True):
         try:
             yield storage.stat_local(path)
+            files = True
         except SourceNotFoundError:  # a folder, a dangling link, or a file deleted since
             folders = True
-            continue
-        count += 1
-        if not count % _TOLD:
-            seen(_TOLD)
-    if not count:
+    if not files:
         reason = "only folders match it" if folders else _reach_local(pattern)
         raise SourceNotFoundError(f"{pattern!r} matches no file: {reason}")
-    seen(count % _TOLD)
 
 
 def _reach_local(pattern: str) -> str:
@@ -179,37 +180,34 @@ def _reach_local(pattern: str) -> str:
 # -- object stores -----------------------------------------------------------------------------------------------------
 
 
-def _match_remote(pattern: str, seen: ListingProgress) -> Iterator[FileInfo]:
+def _match_remote(pattern: str) -> Iterator[FileInfo]:
     folder = language.fixed_folder(pattern)
     rest = pattern[len(folder) :]
     match = language.compile_glob(rest).match
     folders: set[str] = set()
     empty: list[FileInfo] = []
-    count = 0
+    found = False
     for file in storage.list_folder(folder, recursive="/" in rest or "**" in rest):
         above = file.location.rpartition("/")[0]
         while len(above) > len(folder) and above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
         if match(file.location, len(folder)):
-            count += 1
-            if not count % _TOLD:
-                seen(_TOLD)
             if file.size:
+                found = True
                 yield file
             else:
                 empty.append(file)
-    seen(count % _TOLD)
     # Consoles mark a folder by an empty object of its name.
     files = [file for file in empty if file.location not in folders]
-    if len(empty) == count and not files:
+    if not (found or files):
         raise SourceNotFoundError(f"{pattern!r} matches no file: {_reach_remote(folder, rest)}")
     yield from files
 
 
 def _reach_remote(folder: str, rest: str) -> str:
-    root, key = storage.split_url(folder + "_")
-    fixed = key[: key.rfind("/") + 1].rstrip("/")
+    root, key = storage.split_url(folder)
+    fixed = key.rstrip("/")
     missing = rest.split("/", 1)[0]
     for deepest in [*reversed(language.prefixes(fixed + "/")), ""] if fixed else [""]:
         place = root + deepest + ("/" if deepest else "")

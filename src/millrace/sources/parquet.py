@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,9 +46,8 @@ def list_source(node: FromParquet, seen: ListingProgress = ignore_progress) -> S
         seen(1)
         return list(_splits(file, metadata))
 
-    remote = any(storage.is_remote(file.location) for file in files)
-    pieces = storage.concurrently(look, files) if remote else [look(file) for file in files]
-    return splits_table([split for splits in pieces for split in splits])
+    found = storage.for_each(look, files, lambda file: file.location)
+    return splits_table([split for splits in found for split in splits])
 
 
 def open_source(node: FromParquet, table: SplitTable) -> _Parquet:
@@ -145,32 +143,21 @@ def _open(location: str, size: int) -> Any:
     return _RemoteFile(location, size) if storage.is_remote(location) else pa.OSFile(location, "rb")
 
 
-class _RemoteFile(io.RawIOBase):
+class _RemoteFile(storage.Stream):
     """Remote file as pyarrow reads it: by position. Its end, which is read in small parts, is fetched once."""
 
     def __init__(self, location: str, size: int) -> None:
+        super().__init__()
         self._location = location
         self._size = size
-        self._at = 0
         self._tail = b""
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
+        return super().seek(self._size + offset) if whence == os.SEEK_END else super().seek(offset, whence)
 
     def read(self, size: int = -1) -> bytes:
-        data = self._range(self._at, self._size if size < 0 else min(self._size, self._at + size))
-        self._at += len(data)
+        data = self._range(self.at, self._size if size < 0 else min(self._size, self.at + size))
+        self.at += len(data)
         return data
 
     def _range(self, start: int, stop: int) -> bytes:

@@ -38,8 +38,7 @@ class SequentialSource(Protocol):
         """Read elements ``start`` to ``stop`` (-1: the end) of ``split``, in lists of about ``chunk_size()`` elements.
 
         No list is empty. ``chunk_size`` is asked before each list, as the engine learns what an element costs; a list
-        may be
-        shorter, never longer. Closing the iterator closes what it opened.
+        may be shorter, never longer. Closing the iterator closes what it opened.
 
         Raises:
             SourceError: with the file's name and the record's number.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from millrace.planning.split_table import Split
+from millrace.planning.split_table import Split, SplitTable, splits_table
+from millrace.sources.source import ListingProgress
 from millrace.sources.storage import FileInfo
 
 _PIECE_BYTES = 4 << 20
@@ -37,6 +38,23 @@ def _split(file: FileInfo, start: int, end: int, first: int, count: int) -> Spli
     return Split(file.location, start, end, first, count, end - start, file.version)
 
 
-def whole_file(file: FileInfo) -> Split:
-    """Make one split of a whole file, whose number of records only reading can tell."""
-    return Split(file.location, first_record=0, bytes=file.size, version=file.version)
+def split_records(
+    files: list[FileInfo],
+    record_ends: Callable[[FileInfo], Iterable[int] | None],
+    seen: ListingProgress,
+    size: int | None,
+) -> SplitTable:
+    """Cut each file into splits of about ``size`` bytes (None: by the amount of data).
+
+    A file whose records have no known ends is one split, whose number of records only reading can tell.
+    """
+    size = piece_bytes(files) if size is None else size
+    splits: list[Split] = []
+    for file in files:
+        ends = record_ends(file)
+        if ends is None:
+            splits.append(Split(file.location, first_record=0, bytes=file.size, version=file.version))
+        else:
+            splits.extend(cut(file, ends, size))
+        seen(1)
+    return splits_table(splits)

@@ -112,15 +112,12 @@ def split_url(location: str) -> tuple[str, str]:
     return location[: slash + 1], location[slash + 1 :]
 
 
-def _open_store(location: str) -> tuple[Any, str]:
-    """Open (the store that a location is in, its key there)."""
+@contextlib.contextmanager
+def _remote(location: str) -> Iterator[tuple[Any, str]]:
+    """Open the store that a URL is in, as (client, key there); its errors are raised as millrace's."""
     scheme, name, key = _address(location)
-    return store_of(scheme, name), key
-
-
-def _remote_errors(location: str) -> contextlib.AbstractContextManager[None]:
-    scheme, name, _ = _address(location)
-    return store_errors(location, scheme, name)
+    with store_errors(location, scheme, name):
+        yield store_of(scheme, name), key
 
 
 def _address(location: str) -> tuple[str, str, str]:
@@ -161,6 +158,12 @@ def concurrently(function: Callable[[T], R], items: list[T], threads: int = _REQ
             raise
 
 
+def for_each(function: Callable[[T], R], items: list[T], location: Callable[[T], str]) -> list[R]:
+    """Call ``function`` on each item, in order; at once if the location of any is remote."""
+    remote = any(is_remote(location(item)) for item in items)
+    return concurrently(function, items) if remote else [function(item) for item in items]
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -174,8 +177,7 @@ def stat(location: str) -> FileInfo:
         return stat_local(local_path(location))
     import obstore
 
-    with _remote_errors(location):
-        store, key = _open_store(location)
+    with _remote(location) as (store, key):
         return _found(location, obstore.head(store, key))
 
 
@@ -204,9 +206,7 @@ def existing(locations: list[str]) -> list[FileInfo]:
         except (SourceNotFoundError, StoreAccessDeniedError):
             return None
 
-    remote = any(is_remote(location) for location in locations)
-    found = concurrently(look, locations) if remote else [look(location) for location in locations]
-    return [item for item in found if item is not None]
+    return [item for item in for_each(look, locations, str) if item is not None]
 
 
 def read(location: str) -> bytes:
@@ -217,16 +217,13 @@ def read(location: str) -> bytes:
             return file.read()
     import obstore
 
-    with _remote_errors(location):
-        store, key = _open_store(location)
+    with _remote(location) as (store, key):
         return bytes(obstore.get(store, key).bytes())
 
 
 def read_many(locations: list[str]) -> list[bytes]:
     """Read files, in order; remote ones are asked for at once."""
-    if any(is_remote(location) for location in locations):
-        return concurrently(read, locations)
-    return [read(location) for location in locations]
+    return for_each(read, locations, str)
 
 
 def read_range(location: str, start: int, stop: int) -> bytes:
@@ -238,8 +235,7 @@ def read_range(location: str, start: int, stop: int) -> bytes:
             return stream.read()
     import obstore
 
-    with _remote_errors(location):
-        store, key = _open_store(location)
+    with _remote(location) as (store, key):
         return bytes(obstore.get_range(store, key, start=start, end=stop))
 
 
@@ -259,37 +255,51 @@ def open_range(
     return io.BufferedReader(_LocalRange(local_path(location), start, stop), buffer_bytes)
 
 
-class _LocalRange(io.RawIOBase):
+class Stream(io.RawIOBase):
+    """Readable stream whose position, ``at`` bytes from the start, says what its ``readinto`` reads."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to ``offset`` bytes from the start or, with ``SEEK_CUR``, from here; return the new position."""
+        self._go(offset + (self.at if whence == os.SEEK_CUR else 0))
+        return self.at
+
+    def _go(self, target: int) -> None:
+        self.at = target
+
+
+class _LocalRange(Stream):
     def __init__(self, path: str, start: int, stop: int) -> None:
+        super().__init__(start)
         self._fd = -1
         with _local_errors(path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._path = path
-        self._at = start
         self._stop = stop
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (self._at if whence == os.SEEK_CUR else 0)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         if self._stop >= 0:
-            view = view[: max(0, self._stop - self._at)]
+            view = view[: max(0, self._stop - self.at)]
         try:
-            count = os.preadv(self._fd, [view], self._at)
+            count = os.preadv(self._fd, [view], self.at)
         except OSError as error:
             raise SourceError(f"{self._path}: {error.strerror}") from error
-        self._at += count
+        self.at += count
         return count
 
     def close(self) -> None:
@@ -299,35 +309,24 @@ class _LocalRange(io.RawIOBase):
         super().close()
 
 
-class _RemoteRange(io.RawIOBase):
+class _RemoteRange(Stream):
     """One request whose body is read as it comes; a seek beyond what has come ends it and begins another."""
 
     def __init__(self, location: str, start: int, stop: int) -> None:
+        super().__init__(start)
         self._location = location
-        self._at = start
         self._stop = stop
         self._size = -1
         self._stream: Iterator[bytes] | None = None
         self._chunk = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        target = offset + (self._at if whence == os.SEEK_CUR else 0)
-        ahead = target - self._at
+    def _go(self, target: int) -> None:
+        ahead = target - self.at
         if 0 <= ahead <= len(self._chunk):
             self._chunk = self._chunk[ahead:]
         else:
             self._stream, self._chunk = None, memoryview(b"")
-        self._at = target
-        return target
+        self.at = target
 
     def readinto(self, buffer: Any) -> int:
         if not self._chunk:
@@ -336,29 +335,28 @@ class _RemoteRange(io.RawIOBase):
         count = min(len(view), len(self._chunk))
         view[:count] = self._chunk[:count]
         self._chunk = self._chunk[count:]
-        self._at += count
+        self.at += count
         return count
 
     def _next(self) -> memoryview:
-        if self._size < 0 and self._stop < 0 and self._at > 0:
+        if self._size < 0 and self._stop < 0 and self.at > 0:
             self._size = stat(self._location).size  # stores refuse a range that begins at the end
         end = self._size if self._stop < 0 else self._stop
-        if 0 <= end <= self._at:
+        if 0 <= end <= self.at:
             return memoryview(b"")
-        with _remote_errors(self._location):
+        with _remote(self._location) as (store, key):
             if self._stream is None:
-                self._stream = self._request()
+                self._stream = self._request(store, key)
             return memoryview(next(self._stream, b""))
 
-    def _request(self) -> Iterator[bytes]:
+    def _request(self, store: Any, key: str) -> Iterator[bytes]:
         import obstore
 
         options: GetOptions = {}
         if self._stop >= 0:
-            options["range"] = (self._at, self._stop)
-        elif self._at > 0:
-            options["range"] = {"offset": self._at}
-        store, key = _open_store(self._location)
+            options["range"] = (self.at, self._stop)
+        elif self.at > 0:
+            options["range"] = {"offset": self.at}
         answer = obstore.get(store, key, options=options)
         self._size = answer.meta["size"]
         return iter(answer.stream(min_chunk_size=READ_AHEAD_BYTES))
@@ -373,8 +371,7 @@ def read_ranges(location: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer
     import obstore
 
     asked = [each for each in ranges if each[0] < each[1]]
-    with _remote_errors(location):
-        store, key = _open_store(location)
+    with _remote(location) as (store, key):
         starts, stops = [start for start, _ in asked], [stop for _, stop in asked]
         found = iter(obstore.get_ranges(store, key, starts=starts, ends=stops))
     return [next(found) if start < stop else b"" for start, stop in ranges]
@@ -387,8 +384,7 @@ def write(location: str, data: bytes | IO[bytes]) -> None:
     """Store ``data``, or the rest of a file from its position on, at a URL; it is there wholly or not at all."""
     import obstore
 
-    with _remote_errors(location):
-        store, key = _open_store(location)
+    with _remote(location) as (store, key):
         obstore.put(store, key, data)
 
 
@@ -400,8 +396,7 @@ def delete(location: str) -> None:
     """
     import obstore
 
-    with _remote_errors(location):
-        store, key = _open_store(location)
+    with _remote(location) as (store, key):
         obstore.delete(store, key)
 
 
@@ -416,10 +411,9 @@ def list_folder(folder: str, *, recursive: bool) -> Iterable[FileInfo]:
     """
     import obstore
 
-    root, _ = split_url(folder + "_")
-    with _remote_errors(folder):
-        store, key = _open_store(folder + "_")
-        prefix, below = key[: key.rfind("/") + 1], 0
+    root, _ = split_url(folder)
+    with _remote(folder) as (store, prefix):
+        below = 0
         for page in obstore.list(store, prefix or None, chunk_size=_LIST_PAGE):
             for meta in page:
                 if not recursive and "/" in meta["path"][len(prefix) :]:

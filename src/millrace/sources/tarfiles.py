@@ -31,8 +31,7 @@ def members(stream: io.BufferedReader, location: str) -> Iterator[Member]:
     """List the regular files of an archive, in order, from a stream that stands at a header.
 
     When a member is yielded the stream stands at its data; what the receiver leaves unread is skipped. An archive ends
-    at a
-    block of zeros or, as some writers leave it, with the file.
+    at a block of zeros or, as some writers leave it, with the file.
 
     Raises:
         SourceCorruptError: the file is no archive, damaged or truncated; with the byte of the member's header, and its

@@ -14,19 +14,19 @@ import io
 import os
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from millrace.errors import PipelineError, SourceCorruptError
 from millrace.graph.nodes import FromTFRecords
-from millrace.planning.split_table import Split, SplitTable, splits_table
+from millrace.planning.split_table import Split, SplitTable
 from millrace.sources import storage
 from millrace.sources.crc32c import fast_crc32c, mask, masked_crc_of_lengths
 from millrace.sources.gzip_stream import GZIP, ZLIB, inflate
 from millrace.sources.listing import expand
 from millrace.sources.source import ListingProgress, ignore_progress
-from millrace.sources.splitting import cut, piece_bytes, whole_file
+from millrace.sources.splitting import split_records
 from millrace.sources.storage import FileInfo
 
 _HEADER = struct.Struct("<QI")
@@ -47,21 +47,15 @@ def list_source(node: FromTFRecords, seen: ListingProgress = ignore_progress, si
         SourceCorruptError: a local file is truncated, or none of TFRecords; with the record's number and byte.
     """
     files = expand(node.patterns)
-    size = piece_bytes(files) if size is None else size
     plain = [file for file in files if not _wbits(node, file.location)]
     indexes = _indexes([file for file in plain if storage.is_remote(file.location)])
-    splits: list[Split] = []
-    for file in files:
+
+    def record_ends(file: FileInfo) -> Iterable[int] | None:
         if _wbits(node, file.location):
-            splits.append(whole_file(file))
-        elif not storage.is_remote(file.location):
-            splits.extend(cut(file, _hop(file), size))
-        elif ends := indexes.get(file.location):
-            splits.extend(cut(file, ends, size))
-        else:
-            splits.append(whole_file(file))
-        seen(1)
-    return splits_table(splits)
+            return None
+        return indexes.get(file.location) if storage.is_remote(file.location) else _hop(file)
+
+    return split_records(files, record_ends, seen, size)
 
 
 def open_source(node: FromTFRecords, table: SplitTable) -> _TFRecords:

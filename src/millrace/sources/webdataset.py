@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from typing import Any
 
 from millrace.errors import SourceCorruptError
 from millrace.graph.nodes import FromWebDataset
-from millrace.planning.split_table import Split, SplitTable, splits_table
+from millrace.planning.split_table import Split, SplitTable
 from millrace.sources import storage
 from millrace.sources.gzip_stream import GZIP, inflate
 from millrace.sources.listing import expand
 from millrace.sources.source import ListingProgress, ignore_progress
-from millrace.sources.splitting import cut, piece_bytes, whole_file
+from millrace.sources.splitting import split_records
 from millrace.sources.storage import FileInfo
 from millrace.sources.tarfiles import members
 
@@ -34,16 +35,11 @@ def list_source(node: FromWebDataset, seen: ListingProgress = ignore_progress, s
         SourceNotFoundError: no such file.
         SourceCorruptError: a local file is truncated or no tar archive; with the member's number and byte.
     """
-    files = expand(node.patterns)
-    size = piece_bytes(files) if size is None else size
-    splits: list[Split] = []
-    for file in files:
-        if storage.is_remote(file.location) or _compressed(file.location):
-            splits.append(whole_file(file))
-        else:
-            splits.extend(cut(file, _hop(file), size))
-        seen(1)
-    return splits_table(splits)
+
+    def record_ends(file: FileInfo) -> Iterator[int] | None:
+        return None if storage.is_remote(file.location) or _compressed(file.location) else _hop(file)
+
+    return split_records(expand(node.patterns), record_ends, seen, size)
 
 
 def open_source(node: FromWebDataset, table: SplitTable) -> _WebDataset:
@@ -90,20 +86,14 @@ class _WebDataset:
             return
         done = start
         with contextlib.closing(_samples(split, start)) as samples:
-            chunk: list[dict[str, Any]] = []
-            wanted = max(1, chunk_size())
-            for sample in samples:
-                chunk.append(sample)
-                done += 1
-                if len(chunk) >= wanted or done == stop:
-                    yield chunk
-                    chunk = []
-                    if done == stop:
-                        return
-                    wanted = max(1, chunk_size())
-            if chunk:
+            while done != stop:
+                wanted = max(1, chunk_size())
+                chunk = list(islice(samples, wanted if stop < 0 else min(wanted, stop - done)))
+                if not chunk:
+                    break
+                done += len(chunk)
                 yield chunk
-        if done < split.count:
+        if done < split.count and done != stop:
             raise SourceCorruptError(
                 f"{split.location} is truncated: it ends before sample {max(0, split.first_record) + done}, which was "
                 "there when it was listed"
