@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness import Benchmark, Contestant, Figure, Options, Size, main
+from benchmarks.slow_server import far_server
 from millrace import Dataset, LocalService
 from millrace.sources import storage
-from millrace.testing.slow_server import far_server
 
 Read = Callable[[list[str], contextlib.ExitStack], Callable[[], Iterable[object]]]
 

@@ -24,13 +24,13 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from chaos.child_processes import NotFiredError
 from chaos.crew import GUARD_S, Crew
 from chaos.faults import DISKS, KINDS
 from chaos.pipeline import CACHES, Expected, expect, is_kept, write_data
 from chaos.reader import PLANTS, Options
 from chaos.schedule import Fault, draw
 from chaos.verdict import Verdict, judge
-from millrace.testing.child_processes import NotFiredError
 
 STALL_S = 2 * GUARD_S
 """Nobody has read anything for so long: it hangs."""

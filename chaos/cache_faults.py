@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Callable
 from typing import TypeVar
 
+from chaos import child_processes
+from chaos.child_processes import NotFiredError
 from chaos.crew import GUARD_S, Crew
-from millrace.testing import child_processes
-from millrace.testing.child_processes import NotFiredError
 
 _DRAFTS = ".drafts"
 _LOOK_S = 0.005

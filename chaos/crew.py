@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from chaos.child_processes import NotFiredError, ended
 from chaos.pipeline import BUFFER_BYTES
+from chaos.proxy import FaultQueue, Proxy
 from chaos.reader import LENGTH, Finished, Options, Over, Read, Saved, Word
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.errors import MillraceError
-from millrace.testing.child_processes import NotFiredError, ended
-from millrace.testing.proxy import FaultQueue, Proxy
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 """Processes listen at the first; the second is where they are known to be, and a proxy listens."""

@@ -9,11 +9,10 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable
 
-from chaos import cache_faults
+from chaos import cache_faults, child_processes, proxy
+from chaos.child_processes import NotFiredError
 from chaos.crew import GUARD_S, HEARTBEAT_S, Crew, Reader, go_on
 from millrace.clusters.child_process import hang_up
-from millrace.testing import child_processes, proxy
-from millrace.testing.child_processes import NotFiredError
 
 _BULK_BYTES = 4096
 """Least piece of a connection with a worker that is harmed: inside of a batch, which is larger."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.slow_server import FarServer, far_server
 
 import millrace as mr
-from millrace.testing.slow_server import FarServer, far_server
 
 FILES = 200
 

@@ -12,9 +12,9 @@ import sys
 import threading
 
 import pytest
+from chaos.child_processes import ends_within
 
 import millrace as mr
-from millrace.testing.child_processes import ends_within
 
 pytestmark = pytest.mark.timeout(90)
 WAIT_S = 60

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chaos.child_processes import ends_within, runs
 
 import millrace as mr
 from millrace.cli import main
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, kill, reap, spawn
 from millrace.clusters.subprocesses import LocalCluster
-from millrace.testing.child_processes import ends_within, runs
 from millrace.worker.worker import Worker
 
 WAIT_S = 30

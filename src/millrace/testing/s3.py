@@ -10,14 +10,27 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from unittest import mock
 
 _COMMAND = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
 
 
 @contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = os.environ.copy()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
+@contextlib.contextmanager
 def s3_bucket(name: str = "millrace-test") -> Iterator[str]:
-    """Starts a server with an empty bucket, and points this process's environment to it meanwhile.
+    """Start a server with an empty bucket, and point this process's environment to it meanwhile.
 
     Yields:
         ``s3://NAME/``. The address of the server is in ``AWS_ENDPOINT_URL``.
@@ -46,7 +59,7 @@ def s3_bucket(name: str = "millrace-test") -> Iterator[str]:
                 "AWS_SECRET_ACCESS_KEY": "testing",
                 "AWS_REGION": "us-east-1",
             }
-            with mock.patch.dict(os.environ, variables):
+            with _environment(variables):
                 request = urllib.request.Request(f"{address.decode()}/{name}", method="PUT")  # noqa: S310  # http
                 urllib.request.urlopen(request).close()  # noqa: S310  # as above
                 yield f"s3://{name}/"

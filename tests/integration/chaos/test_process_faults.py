@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-from millrace.testing.child_processes import STOPPED, NotFiredError, ended, kill, state_of, stopped
+from chaos.child_processes import STOPPED, NotFiredError, ended, kill, state_of, stopped
 
 
 @pytest.fixture

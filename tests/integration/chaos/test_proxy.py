@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-
-from millrace.testing.proxy import FaultKind, FaultQueue, Proxy, ProxyFault
+from chaos.proxy import FaultKind, FaultQueue, Proxy, ProxyFault
 
 PIECE = bytes(range(256)) * 40
 End = tuple[asyncio.StreamReader, asyncio.StreamWriter]

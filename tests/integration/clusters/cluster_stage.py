@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from chaos import child_processes
 
 from millrace.clusters.subprocesses import LocalCluster
 from millrace.control import inputs as inp
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.server import Dispatcher
-from millrace.testing import child_processes
 
 PATIENCE_S = 60.0
 

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from chaos.child_processes import ended, kill
 from tests.integration.clusters.cluster_stage import PATIENCE_S
 from tests.integration.clusters.fake_kubernetes import NAMESPACE, SECRET, FakeKubernetes
 
 import millrace as mr
 from millrace.clusters.child_process import hang_up, reap, spawn
-from millrace.testing.child_processes import ended, kill
 
 
 def start(fake, *arguments):

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.proxy import Proxy
 from tests.integration.service.service_calls import Calls
 from tests.integration.service.service_data import Data, write_data
 from tests.integration.service.service_driving import Link, Service
 from tests.integration.service.service_gate import Gate, Keeper
-
-from millrace.testing.proxy import Proxy
 
 
 @pytest.hookimpl(trylast=True)

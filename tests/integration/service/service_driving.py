@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from chaos.child_processes import ends_within
+from chaos.proxy import Proxy
 from tests.integration.own_host import OWN_HOST
 
 from millrace.client.status_query import fetch_status
 from millrace.clusters.child_process import hang_up, reap, spawn
 from millrace.elements import codec
-from millrace.testing.child_processes import ends_within
-from millrace.testing.proxy import Proxy
 
 Link = Callable[..., Proxy]
 """Opens a link of so many bytes a second, or without a bound; see the fixture of this name."""
