@@ -23,6 +23,7 @@ from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.dispatcher import blob_store, shortage
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
+from millrace.dispatcher.journal_file import Journal
 from millrace.dispatcher.server import STATUS, Dispatcher
 from millrace.dispatcher.shortage import UnwritableError
 from millrace.errors import (
@@ -265,14 +266,9 @@ def test_who_comes_back_does_not_hear_what_was_decided_before(loop: Loop, peers:
     heard = {kind: threading.Event() for kind in (msg.TaskFinished, msg.WorkerHello)}
     room = asyncio.Event()
 
-    class FullDisk:
-        due = False
-
+    class FullDisk(Journal):
         async def append(self, *_: Any) -> None:
             await room.wait()
-
-        def close(self) -> None:
-            pass
 
     feed = dispatcher._feed
 

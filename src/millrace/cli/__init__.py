@@ -1,4 +1,4 @@
-"""The command line; each command imports what it needs when it runs."""
+"""Command line; each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0 fine, 1 an error (one line on stderr), 2 wrong usage."""
+    """Run one command; return the exit status: 0 fine, 1 an error (one line on stderr), 2 wrong usage."""
     options = parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper() if "log_level" in options else logging.WARNING,
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Make the parser of all commands and their options."""
     top = argparse.ArgumentParser(prog="millrace", description="Input data processing for ML training, as a service.")
     top.add_argument("--version", action="version", version=f"millrace {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

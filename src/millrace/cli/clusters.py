@@ -1,10 +1,11 @@
-"""Where a dispatcher runs workers: options, and the cluster that they ask for."""
+"""Clusters on which a dispatcher runs workers: the options, and the cluster that they ask for."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from millrace.cli.options import LOOPBACK, amount, count_or_range, named_amount, positive, size
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_clusters(command: argparse.ArgumentParser) -> None:
-    """Options about workers that the dispatcher starts."""
+    """Add the options about workers that the dispatcher starts."""
     group = command.add_argument_group("workers that it starts")
     group.add_argument(
         "--cluster",
@@ -63,23 +64,23 @@ def add_clusters(command: argparse.ArgumentParser) -> None:
 
 
 def cluster_of(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster | None:
-    """The cluster that was asked for; None if no workers are to be started.
+    """Make the cluster that was asked for; None if no workers are to be started.
 
     Args:
         options: of the command line.
         token: of the service.
-        dispatcher: says where it listens, once it does.
+        dispatcher: returns the address that it listens at, once it does.
 
     Raises:
-        PipelineError: what it needs is not installed.
-        ServiceError: it can't be.
+        PipelineError: a library that the cluster needs is not installed.
+        ServiceError: the cluster can't be used.
     """
     _, most = options.workers
     return _CLUSTERS[options.cluster](options, token, dispatcher) if most else None
 
 
 def _of_workers(options: argparse.Namespace) -> list[str]:
-    """Options of the dispatcher's that its workers get as they are."""
+    """Options of the dispatcher's command line that its workers get as they are."""
     return [
         *("--buffer-bytes", str(options.buffer_bytes)),
         *(() if options.threads is None else ("--threads", str(options.threads))),
@@ -97,12 +98,8 @@ def _local(options: argparse.Namespace, token: str | None, dispatcher: Callable[
 
 
 def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
-    try:
+    with _installed("ray", "--cluster ray and RayService need Ray: pip install 'millrace[ray]'"):
         from millrace.clusters.ray import RayCluster
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise PipelineError("--cluster ray and RayService need Ray: pip install 'millrace[ray]'") from None
 
     sys.stdout = sys.stderr  # Ray prints what workers print; standard output is for a program to read
     cluster = RayCluster(
@@ -119,15 +116,22 @@ def _ray(options: argparse.Namespace, token: str | None, dispatcher: Callable[[]
 
 
 def _kubernetes(options: argparse.Namespace, token: str | None, dispatcher: Callable[[], str]) -> Cluster:
-    try:
+    with _installed("aiohttp", "--cluster kubernetes needs aiohttp: pip install 'millrace[kubernetes]'"):
         from millrace.clusters.api_server import ApiServer
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise PipelineError("--cluster kubernetes needs aiohttp: pip install 'millrace[kubernetes]'") from None
-    from millrace.clusters.kubernetes import KubernetesCluster
+        from millrace.clusters.kubernetes import KubernetesCluster
 
     return KubernetesCluster(options.deployment, ApiServer(options.api_server, options.namespace))
+
+
+@contextlib.contextmanager
+def _installed(library: str, needed: str) -> Iterator[None]:
+    """Raise an import of ``library`` that fails as a PipelineError that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise PipelineError(needed) from None
 
 
 _CLUSTERS: dict[str, Callable[[argparse.Namespace, str | None, Callable[[], str]], Cluster]] = {

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what values may be."""
+"""Options of several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN = "MILLRACE_TOKEN"  # noqa: S105 (the name of a variable)
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
-    """Options about memory of workers."""
+    """Add the options about memory of workers."""
     command.add_argument(
         "--buffer-bytes",
         type=size,
@@ -31,7 +31,7 @@ def add_memory(command: argparse.ArgumentParser) -> None:
 
 
 def add_cache(command: argparse.ArgumentParser) -> None:
-    """Options about what is kept."""
+    """Add the options about the cache."""
     command.add_argument(
         "--cache-dir",
         metavar="PATH",
@@ -51,7 +51,7 @@ def add_cache(command: argparse.ArgumentParser) -> None:
 
 
 def add_scaling(command: argparse.ArgumentParser) -> None:
-    """Options about how many workers jobs get."""
+    """Add the options about how many workers jobs get."""
     command.add_argument(
         "--scaling-policy",
         choices=("millrace", "cachew", "hpa"),
@@ -68,7 +68,7 @@ def add_scaling(command: argparse.ArgumentParser) -> None:
 
 
 def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPBACK) -> None:
-    """Options about where to listen; ``host`` says where if nothing is said."""
+    """Add the options about where to listen: at ``host`` if nothing is said."""
     command.add_argument("--host", help=f"address to listen on (default {host}); others than loopback need a token")
     shown = str(port) if port else "any that is free"
     command.add_argument(
@@ -78,40 +78,34 @@ def add_listening(command: argparse.ArgumentParser, port: int, host: str = LOOPB
 
 
 def add_process(command: argparse.ArgumentParser) -> None:
-    """Options of every process of a service."""
+    """Add the options of every process of a service."""
     command.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     command.add_argument("--parent-pipe", action="store_true", help="end when standard input is closed")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """The option that has a command answer in JSON."""
+    """Add the option by which a command answers in JSON."""
     command.add_argument("--json", action="store_true", help="for programs")
 
 
 def token_of(options: argparse.Namespace) -> str | None:
-    """The one that was given, else that of the environment."""
+    """Return the token that was given, else that of the environment."""
     token: str | None = options.token or os.environ.get(TOKEN) or None
     return token
 
 
 def count(text: str) -> int:
-    """A number from 0 on."""
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
-    return value
+    """Parse a whole number from 0 on."""
+    return _whole(text, 0)
 
 
 def positive(text: str) -> int:
-    """A number from 1 on."""
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
+    """Parse a whole number from 1 on."""
+    return _whole(text, 1)
 
 
 def count_or_range(text: str) -> tuple[int, int]:
-    """``4`` or ``1-16``: how many at least, and at most."""
+    """Parse ``4`` or ``1-16``: at least and at most so many."""
     least, dash, most = text.partition("-") if text[:1] != "-" else (text, "", "")
     found = count(least), count(most if dash else least)
     if found[0] > found[1]:
@@ -120,7 +114,7 @@ def count_or_range(text: str) -> tuple[int, int]:
 
 
 def amount(text: str) -> float:
-    """A number from 0 on, with a fraction if need be."""
+    """Parse a number from 0 on, with or without a fraction."""
     try:
         value = float(text)
     except ValueError:
@@ -131,7 +125,7 @@ def amount(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A number above 0, with a fraction if need be."""
+    """Parse a number above 0, with or without a fraction."""
     value = amount(text)
     if not value:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0")
@@ -139,7 +133,7 @@ def seconds(text: str) -> float:
 
 
 def named_amount(text: str) -> tuple[str, float]:
-    """A name and how much of it."""
+    """Parse ``NAME=AMOUNT``."""
     name, separator, much = text.rpartition("=")
     if not (separator and name):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT, e.g. accelerator_host=1")
@@ -147,7 +141,7 @@ def named_amount(text: str) -> tuple[str, float]:
 
 
 def size(text: str) -> int:
-    """Bytes, 1 or more, with a unit if need be."""
+    """Parse a number of bytes, 1 or more, with or without a unit."""
     units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
     digits = text.rstrip(string.ascii_letters + " ")
     unit = text[len(digits) :].strip().lower().removesuffix("b")
@@ -161,7 +155,7 @@ def size(text: str) -> int:
 
 
 def quota(text: str) -> tuple[str, int]:
-    """A tenant and the number of workers that it may have, from 1 on."""
+    """Parse ``TENANT=N``: a tenant and the workers that it may have, 1 or more."""
     tenant, found, number = text.rpartition("=")
     if not (tenant and found):
         raise argparse.ArgumentTypeError(f"{text!r} is not a tenant and a number of workers, such as vision=8")
@@ -169,7 +163,7 @@ def quota(text: str) -> tuple[str, int]:
 
 
 def trust(text: str) -> tuple[str, list[str]]:
-    """A tenant, and others, at least one."""
+    """Parse ``TENANT=OTHER,...``: a tenant and those whom it trusts, one or more."""
     reader, _, writers = text.partition("=")
     names = writers.split(",")
     if not (reader and all(names)):
@@ -178,15 +172,18 @@ def trust(text: str) -> tuple[str, list[str]]:
 
 
 def port_number(text: str) -> int:
-    """A port, or 0."""
+    """Parse a port, or 0."""
     value = _whole(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 65535")
     return value
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, least: float = -math.inf) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+    return value

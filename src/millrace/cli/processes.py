@@ -1,4 +1,4 @@
-"""Commands that are processes of a service."""
+"""Commands that run a process of a service: ``millrace dispatcher`` and ``millrace worker``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from millrace.cli.shutdown import end_with, exit_soon, watch_parent
 from millrace.errors import PipelineError, ServiceError
 
 _FOR_TASKS = ("millrace.engine.run.program", "millrace.elements.codec", "millrace.functions.bundles")
-"""What a worker's first task needs: loaded while it waits for the dispatcher's address."""
+"""Modules that a worker's first task needs: loaded while it waits for the dispatcher's address."""
 _FOR_WORKER = 4096
 _FOR_DISPATCHER = 65536
 
 
 def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace dispatcher``."""
+    """Add ``millrace dispatcher``."""
     command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
     add_listening(command, port=5050, host=f"{LOOPBACK}, with --cluster ray this node's")
     add_clusters(command)
@@ -83,7 +83,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace worker``."""
+    """Add ``millrace worker``."""
     command = commands.add_parser("worker", help="runs pipelines; start as many as you like, at any time")
     command.add_argument(
         "--dispatcher",
@@ -129,7 +129,7 @@ def _dispatcher(options: argparse.Namespace) -> int:
 
 
 def _raise_descriptors(wanted: int) -> None:
-    """Has this process have more file descriptors; often there are 1024."""
+    """Raise this process's limit on file descriptors, which often is 1,024, to ``wanted`` if it may be."""
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most, wanted)), most))
 
@@ -201,7 +201,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
 
 
 def _merged(trust: list[tuple[str, list[str]]]) -> dict[str, list[str]]:
-    """By reader all writers, whether they were given at once or one by one."""
+    """Merge the writers of each reader, whether they were given at once or one by one."""
     return {each: [name for reader, names in trust if reader == each for name in names] for each, _ in trust}
 
 

@@ -9,7 +9,7 @@ from millrace.cli.options import DEFAULT_SERVICE, SERVICE, TOKEN, add_json, seco
 
 
 def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace status``."""
+    """Add ``millrace status``."""
     command = commands.add_parser("status", help="what a service is doing, and who waits for what")
     _add_service(command)
     add_json(command)
@@ -26,7 +26,7 @@ def add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace cost``."""
+    """Add ``millrace cost``."""
     command = commands.add_parser("cost", help="what each epoch of each job has cost so far")
     _add_service(command)
     command.add_argument("--prices", metavar="FILE", help="TOML; default: those of the service (docs/service.md)")
@@ -35,7 +35,7 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace cache``."""
+    """Add ``millrace cache``."""
     cache = commands.add_parser("cache", help="what a service keeps, and what it is worth")
     kinds = cache.add_subparsers(dest="kind", required=True, metavar="WHAT")
     for name, text in (
@@ -54,7 +54,7 @@ def add_cache_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _add_service(command: argparse.ArgumentParser) -> None:
-    """Options about whom to ask."""
+    """Add the options about whom to ask."""
     command.add_argument(
         "--service",
         default=os.environ.get(SERVICE) or DEFAULT_SERVICE,

@@ -1,4 +1,4 @@
-"""How a process of the command line ends: by signals, with its parent, and in time. Signal handlers live here alone."""
+"""End of a process of the command line: by signals, with its parent, and in time. Signal handlers live here alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 
 EXIT_S = 5.0
-"""After its orderly end a process may still be held by a user's code; it does not wait longer than that."""
+"""Seconds that a process waits, after its orderly end, for a user's code that still holds it."""
 
 
 def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
-    """Has SIGTERM and SIGINT call ``stop`` (a second one again, which ends at once), and the parent's end likewise."""
+    """Have SIGTERM and SIGINT call ``stop`` (a second one again, which ends at once), and the parent's end likewise."""
     # Not by a Python handler. Only the main thread runs those, it waits in a lock, and nothing wakes it if the kernel
     # gives the signal to another thread (one that is just starting takes it). What C writes here wakes its reader.
     heard, told = os.pipe()
@@ -39,14 +39,14 @@ def end_with(stop: Callable[[str], None], *, parent_pipe: bool) -> None:
 
 
 def _without_signals() -> None:
-    """A process that user code forks ends by itself, as any does: its signals are not this process's."""
+    """Restore the signals in a process that user code forks: they are not this process's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def watch_parent(ended: Callable[[str], object]) -> None:
-    """Calls ``ended`` on another thread when standard input is closed; whoever else reads it finds its end at once."""
+    """Call ``ended`` on another thread when standard input is closed; whoever else reads it finds its end at once."""
     pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # a user's `breakpoint()` fails there, where it would wait for ever
     os.close(nothing)
@@ -61,7 +61,7 @@ def watch_parent(ended: Callable[[str], object]) -> None:
 
 
 def exit_soon(status: int) -> None:
-    """Ends the process with ``status`` in a while, whatever runs in it: user code can't be interrupted otherwise."""
+    """End the process with ``status`` after :data:`EXIT_S`, whatever runs: user code can't be interrupted otherwise."""
     timer = threading.Timer(EXIT_S, os._exit, (status,))
     timer.daemon = True
     timer.start()

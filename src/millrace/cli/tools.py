@@ -12,7 +12,7 @@ from millrace.cli.shutdown import end_with
 
 
 def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace simulate``."""
+    """Add ``millrace simulate``."""
     simulate = commands.add_parser("simulate", help="plays in virtual time what could happen to a service")
     kinds = simulate.add_subparsers(dest="kind", required=True, metavar="WHAT")
     command = kinds.add_parser(
@@ -39,7 +39,7 @@ def _add_autoscale(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace bench``."""
+    """Add ``millrace bench``."""
     bench = commands.add_parser("bench", help="measures what this machine or network can do")
     kinds = bench.add_subparsers(dest="kind", required=True, metavar="WHAT")
     command = kinds.add_parser("link", help="what a network link gives; start it with --listen at the other end first")
@@ -53,7 +53,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``millrace demo``."""
+    """Add ``millrace demo``."""
     command = commands.add_parser("demo", help="real pictures, a service with two workers, a model that learns")
     command.set_defaults(run=_demo)
 

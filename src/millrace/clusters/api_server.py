@@ -1,4 +1,4 @@
-"""A small client of a Kubernetes API server: requests that are tried again, and watches that go on for ever.
+"""Client of a Kubernetes API server: requests that are tried again, and watches that go on for ever.
 
 Why not a client that exists: kr8s brings 19 packages that take 0.4 s of processor time to import. lightkube (15, 0.2 s)
 comes close, but does not wait out a server that throttles, and its watches do not tell what vanished while they were
@@ -23,17 +23,17 @@ from millrace.wire.backoff import delays
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Folder in which every pod finds its service account."""
 RETRY_S = 60.0
-"""How long a request is tried again while the server throttles, fails or cannot be reached."""
+"""Seconds for which a request is tried again while the server throttles, fails or cannot be reached."""
 REQUEST_S = 15.0
 WATCH_S = 60
-"""The server ends a watch after so long, so that one whose connection has died unnoticed is not believed for ever."""
+"""Seconds after which the server ends a watch, as one whose connection died unnoticed must not be believed for ever."""
 SILENCE_S = WATCH_S + 15.0
 
 _DENIED = {401, 403}
-"""Answers that another attempt may change: the token may have been replaced just now, or the server was just started
+"""Denials that another attempt may change: the token may have been replaced just now, or the server was just started
 and does not know all roles yet."""
 _PASSING = {*_DENIED, 408, 429, 500, 502, 503, 504}
-"""All such answers."""
+"""Answers that another attempt may change."""
 _GONE = 410
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ Change = tuple[Literal["LISTED"], list[Any]] | tuple[Literal["ADDED", "MODIFIED"
 
 
 class RefusedError(ServiceError):
-    """The server has answered, and trying again would not help.
+    """Refusal by the server: trying again would not help.
 
     Attributes:
         status: of HTTP.
@@ -53,19 +53,19 @@ class RefusedError(ServiceError):
 
 
 class ApiServer:
-    """The objects of one namespace. Belongs to the event loop in which it is first used.
+    """API server with the objects of one namespace. Belongs to the event loop in which it is first used.
 
     Args:
-        url: where the server is; empty: of the cluster that this process runs in.
+        url: of the server; empty: that of the cluster that this process runs in.
         namespace: of the objects; empty: that of the service account.
         account: folder with ``token``, which is read again for each request because it is replaced every hour or so,
             ``ca.crt``, which may be replaced too, and ``namespace``; each is left out where it is missing.
-        patience_s: how long a request is tried again.
-        pauses: between attempts, in seconds.
+        retry_s: seconds for which a request is tried again.
+        pauses: seconds between attempts.
 
     Attributes:
         namespace: as given, or found.
-        hurried: to be denied something is believed at once.
+        closing: a denial is believed at once.
 
     Raises:
         ServiceError: no URL or namespace is given or found.
@@ -77,7 +77,7 @@ class ApiServer:
         namespace: str = "",
         *,
         account: str = ACCOUNT,
-        patience_s: float = RETRY_S,
+        retry_s: float = RETRY_S,
         pauses: Callable[[], Iterator[float]] = lambda: delays(0.1, 5.0),
     ) -> None:
         self._account = account
@@ -86,20 +86,20 @@ class ApiServer:
             raise ServiceError(f"in which namespace? Name it with --namespace: there is no {account}/namespace here")
         self._url = (url or _own_url()).rstrip("/")
         self.closing = False
-        self._patience_s = patience_s
+        self._retry_s = retry_s
         self._pauses = pauses
         self._session: aiohttp.ClientSession | None = None
         self._trust: tuple[float, ssl.SSLContext] | None = None
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
     async def request(self, method: str, path: str, body: Any = None, **query: str) -> Any:
-        """One request, tried again with growing, jittered pauses for as long as it may help.
+        """Send a request; try again with growing, jittered pauses for as long as it may help.
 
-        It may so be done twice: let it be one that this does not harm (with a resource version, or of one object).
+        It may so be done twice, and has to be one that this does not harm (with a resource version, or of one object).
 
         Args:
             method: of HTTP.
@@ -108,11 +108,11 @@ class ApiServer:
             query: parameters of the URL.
 
         Raises:
-            RefusedError: by the server; if access was denied, for as long as it may help to try again.
-            ServiceError: it was throttling, failing or not reached for too long.
+            RefusedError: the server refused; if it denied access, for as long as it may help to try again.
+            ServiceError: the server was throttling, failing or not reached for too long.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._patience_s
+        until = loop.time() + self._retry_s
         pauses = self._pauses()
         while True:
             pause, denied = next(pauses), 0
@@ -130,16 +130,16 @@ class ApiServer:
             except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
                 reason = f"{method} {path} at {self._url}: {type(error).__name__}: {error}"
             if denied and loop.time() + pause > until:
-                raise RefusedError(f"{reason} (for {self._patience_s:g} s)", denied)
+                raise RefusedError(f"{reason} (for {self._retry_s:g} s)", denied)
             if loop.time() + pause > until:
-                raise ServiceError(f"the Kubernetes API server did not help for {self._patience_s:g} s: {reason}")
+                raise ServiceError(f"the Kubernetes API server did not help for {self._retry_s:g} s: {reason}")
             _logger.info("%s; trying again in %.1f s", reason, pause)
             await asyncio.sleep(pause)
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[Change]:
-        """All that becomes of some objects: a list of them, then each change; a list again where changes were missed.
+        """Yield a list of some objects, then each change of them; a list again where changes were missed.
 
-        Never ends by itself: what keeps it from going on is logged, and tried again.
+        The watch never ends by itself: what keeps it from going on is logged, and tried again.
 
         Args:
             path: as for :meth:`request`.
@@ -168,7 +168,7 @@ class ApiServer:
             await asyncio.sleep(next(pauses))
 
     async def _stream(self, path: str, version: str, query: dict[str, str]) -> AsyncIterator[Any]:
-        """Events since ``version``, until the server ends the watch."""
+        """Yield events since ``version``, until the server ends the watch."""
         asked = {**query, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
         timeout = aiohttp.ClientTimeout(sock_connect=REQUEST_S, sock_read=SILENCE_S)
         async with self._open("GET", path, None, {**asked, "timeoutSeconds": str(WATCH_S)}, timeout) as answer:
@@ -201,7 +201,7 @@ class ApiServer:
         )
 
     def _trusted(self) -> ssl.SSLContext | bool:
-        """Whom to believe to be the server: what the cluster's own authority says is, else what this machine trusts."""
+        """Trust the cluster's own authority, where its certificate is; else whom this machine trusts."""
         path = os.path.join(self._account, "ca.crt")
         try:
             changed = os.stat(path).st_mtime
@@ -220,7 +220,7 @@ class ApiServer:
 
 
 def _own_url() -> str:
-    """Where the cluster that this process runs in has its API server."""
+    """Find the API server of the cluster that this process runs in."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ServiceError(
@@ -231,7 +231,7 @@ def _own_url() -> str:
 
 
 def _refusal(method: str, path: str, status: int, text: str) -> str:
-    """In words, what the server says about a request; it answers with an object that has a message."""
+    """Put the server's answer to a request into words; it is an object that has a message."""
     try:
         said = json.loads(text)["message"]
     except (ValueError, KeyError, TypeError):
@@ -240,5 +240,5 @@ def _refusal(method: str, path: str, status: int, text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    """Of a Retry-After header; Kubernetes sends whole seconds."""
+    """Parse the seconds of a Retry-After header; Kubernetes sends whole ones."""
     return min(float(text), 30.0) if text.isdigit() else 0.0

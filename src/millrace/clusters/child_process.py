@@ -18,7 +18,7 @@ from typing import IO, Any
 from millrace import version
 
 STOP_S = 5.0
-"""How long a child may take to end after it was told to."""
+"""Seconds that a child may take to end after it was told to."""
 
 _THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -38,7 +38,7 @@ _GLIBC = {
 
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker process: one thread per library, memory for large arrays; what is set already stays.
+    """Make the environment of a worker process: one thread per library, memory for large arrays; variables set stay.
 
     It has to be there before the process starts, because libraries read it as they are loaded.
     """
@@ -46,7 +46,7 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _import_path(inherited: Mapping[str, str]) -> dict[str, str]:
-    """``inherited``, with the place this millrace was imported from if Python would not look there by itself."""
+    """Add the folder that this millrace was imported from, if Python would not look there by itself."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(version.__file__)))
     known = [place for place in inherited.get("PYTHONPATH", "").split(os.pathsep) if place]
     if os.path.basename(root) in ("site-packages", "dist-packages") or root in map(os.path.abspath, known):
@@ -58,20 +58,22 @@ def spawn(
     arguments: Sequence[str],
     *,
     worker: bool,
+    token: str | None = None,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts ``millrace ARGUMENTS --parent-pipe``.
+    """Start ``millrace ARGUMENTS --parent-pipe``.
 
     Args:
         arguments: of the command line.
         worker: give it a worker's environment.
+        token: of the service; None: that of the environment, if there is one.
         stdout: as for :class:`subprocess.Popen`.
         stderr: as for :class:`subprocess.Popen`.
-        extra: variables to set besides.
+        extra: further variables to set.
     """
-    inherited = {**os.environ, **(extra or {})}
+    inherited = {**os.environ, **(extra or {}), **({"MILLRACE_TOKEN": token} if token else {})}
     environment = worker_environment(inherited) if worker else _import_path(inherited)
     process = subprocess.Popen(  # noqa: S603 (this interpreter, our module)
         [sys.executable, "-P", "-m", "millrace", *arguments, "--parent-pipe"],
@@ -89,7 +91,7 @@ _spawned: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def _release_pipes() -> None:
-    """In a forked child, e.g. a DataLoader's worker: the pipes are the parent's, and must close when it closes them."""
+    """Close the pipes in a forked child, e.g. a DataLoader's worker: they must close when the parent closes them."""
     pipes = [process.stdin for process in list(_spawned) if process.stdin is not None and not process.stdin.closed]
     if pipes:
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -102,13 +104,13 @@ os.register_at_fork(after_in_child=_release_pipes)
 
 
 def hang_up(process: subprocess.Popen[bytes]) -> None:
-    """Closes the pipe: the child ends at once, in good order."""
+    """Close the pipe: the child ends at once, in good order."""
     if process.stdin is not None:
         process.stdin.close()
 
 
 def reap(process: subprocess.Popen[bytes], seconds: float = STOP_S) -> int:
-    """Waits for a child that was told to end; kills it, and whatever it started in its session, if it doesn't."""
+    """Wait for a child that was told to end; kill it, and whatever it started in its session, if it doesn't."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -119,14 +121,14 @@ def reap(process: subprocess.Popen[bytes], seconds: float = STOP_S) -> int:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends a child that has not been waited for, with all of its process group."""
+    """Kill a child that has not been waited for, with all of its process group."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):  # another thread waits for it, and has just been told of its end
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def describe_exit(status: int) -> str:
-    """What an exit status of :class:`subprocess.Popen` says, e.g. ``was killed by SIGKILL``."""
+    """Put an exit status of :class:`subprocess.Popen` into words, e.g. ``was killed by SIGKILL``."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:

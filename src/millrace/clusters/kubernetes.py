@@ -28,42 +28,42 @@ from typing import Any
 
 from millrace.clusters import pods
 from millrace.clusters.api_server import ApiServer, Change, RefusedError
-from millrace.dispatcher.cluster_contract import Ended
+from millrace.dispatcher.cluster_contract import Cluster, Ended
 from millrace.errors import MillraceError
 from millrace.wire.backoff import delays
 
 STOP_S = 10.0
-"""How long a pod may take to end after it was told to; after that nobody waits for its node to say so."""
+"""Seconds that a pod may take to end after it was told to; after that nobody waits for its node to say so."""
 CLOSE_S = 45.0
-"""How long closing may take while the API server does not help."""
+"""Seconds that closing may take while the API server does not help."""
 CREATED_S = 5.0
-"""After which pods that were asked for should be there, with a process in them or not."""
+"""Seconds after which pods that were asked for should be there, with a process in them or not."""
 _NOT_FOUND, _CONFLICT = 404, 409
 _DELETED = {401, 403, _NOT_FOUND}
-"""What a dispatcher hears that ends because all of its service is deleted, its account and the Deployment as well."""
+"""Answers to a dispatcher that ends because its whole service is deleted, its account and the Deployment as well."""
 _AT_ONCE = 1
 """Seconds from SIGTERM to SIGKILL for a process that was given up; 0 would mean: do not wait for its node."""
 _TOGETHER = 16
-"""So many deletions are under way at a time."""
+"""Most deletions under way at a time."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(eq=False)
 class _Pod:
-    """What is known of a pod.
+    """Pod, as far as it is known.
 
     Attributes:
         name: also the id of the worker in it.
         uid: of the pod; no other ever has it.
-        restarts: how often its process had been started anew when it was first seen.
+        restarts: number of times that its process had been started anew when it was first seen.
         has_run: there was a process in it.
         condemned: it is to go.
-        told: its end was told, or counted where nobody is to be told.
-        deleted: the API server was asked to.
+        reported: its end was reported, or counted where nobody is to be told.
+        deleted: the API server was asked to delete it.
         leaving: it has ended, or is being ended by whomever.
         complaint: why there is no process in it, as was logged.
-        over: set when its end was told or it is no more.
+        over: set when its end was reported or it is no more.
     """
 
     name: str
@@ -78,8 +78,8 @@ class _Pod:
     over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
-class KubernetesCluster:
-    """Scales a Deployment of workers, on the event loop; see :class:`millrace.dispatcher.cluster_contract.Cluster`.
+class KubernetesCluster(Cluster):
+    """Cluster (:class:`~millrace.dispatcher.cluster_contract.Cluster`) that scales a Deployment, on the event loop.
 
     The Deployment belongs to the service: nobody else may scale it. Its pods' workers are named by their pods, and
     find the dispatcher by their own arguments. Pods that are there from the beginning, because a dispatcher has died,
@@ -88,7 +88,7 @@ class KubernetesCluster:
 
     Args:
         deployment: its name.
-        api: with the namespace that it is in. Is closed by :meth:`close`.
+        api: API server, with the namespace of the Deployment; :meth:`close` closes it.
     """
 
     def __init__(self, deployment: str, api: ApiServer) -> None:
@@ -109,16 +109,16 @@ class KubernetesCluster:
         self._creation_watch: asyncio.Task[None] | None = None
 
     def trouble(self) -> str:
-        """Why there are fewer pods than were asked for, or no process in one; empty if nothing is wrong."""
+        """Say why there are fewer pods than were asked for, or no process in one; empty if nothing is wrong."""
         waiting = (pod.complaint for pod in self._pods.values() if pod.complaint and not pod.condemned)
         return self._trouble or next(waiting, "")
 
     def watch(self, ended: Ended) -> None:
-        """Has ``ended`` called for each worker process that ends."""
+        """Have ``ended`` called for each worker process that ends."""
         self._ended = ended
 
     async def start(self, workers: int) -> None:
-        """Has so many more replicas, or takes so many of those over that are there.
+        """Ask for so many more replicas, or take over as many of those that are there.
 
         Raises:
             ServiceError: there is no such Deployment, it may not be scaled, or the API server does not help.
@@ -138,7 +138,7 @@ class KubernetesCluster:
             raise
 
     async def forgo(self, workers: int) -> int:
-        """Has so many replicas fewer of those in which no process has run; pods that wait for a node go by name."""
+        """Give up so many replicas in which no process has run; pods that wait for a node go by name."""
         begun = sum(1 for pod in self._pods.values() if pod.has_run and not pod.reported)
         given_up = min(workers, self._wanted, self._wanted + self._spare - begun)
         if given_up <= 0:
@@ -150,11 +150,11 @@ class KubernetesCluster:
         return given_up
 
     def running(self) -> list[str]:
-        """Pods in which a process runs, but for those that are on their way out."""
+        """Return the pods in which a process runs, but for those that are on their way out."""
         return [pod.name for pod in self._pods.values() if pod.has_run and not (pod.reported or pod.leaving)]
 
     async def stop(self, workers: Sequence[str]) -> None:
-        """Ends these pods, with a second for their processes to go in, and waits until they have ended."""
+        """End these pods, with a second for their processes, and wait until they have ended."""
         named = set(workers)
         chosen = [pod for pod in self._pods.values() if pod.name in named and not pod.reported]
         for pod in chosen:
@@ -163,7 +163,7 @@ class KubernetesCluster:
         await self._wait_for_end(chosen)
 
     async def close(self) -> None:
-        """Ends all pods and waits for that. If the API server does not help, the log says what is left."""
+        """End all pods and wait for that. If the API server does not help, the log says what is left."""
         self._closed = self._api.closing = True
         try:
             if self._watching is not None:
@@ -202,7 +202,7 @@ class KubernetesCluster:
     # -- how many --------------------------------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        """What is there already counts."""
+        """Count the replicas that are there already."""
         scale = await self._scale()
         self._selector = scale["status"]["selector"]
         listed = await self._list()
@@ -212,7 +212,7 @@ class KubernetesCluster:
         self._watching.add_done_callback(_say_why)
 
     async def _left(self) -> list[_Pod]:
-        """Those that have not ended, also if the watch has not told of them yet."""
+        """Find the pods that have not ended, also if the watch has not told of them yet."""
         self._listed((await self._list())["items"])
         return [pod for pod in self._pods.values() if not pod.over.is_set()]
 
@@ -220,7 +220,7 @@ class KubernetesCluster:
         return await self._api.request("GET", "/v1/pods", labelSelector=self._selector)
 
     async def _reconcile(self) -> None:
-        """Makes the Deployment what is wanted, and condemned pods go."""
+        """Delete condemned pods, and give the Deployment the replicas that are wanted."""
         pauses, raised = delays(0.05, 2.0), False
         async with self._reconciling:
             while True:
@@ -241,7 +241,7 @@ class KubernetesCluster:
             self._creation_watch = asyncio.create_task(self._watch_creation())
 
     async def _watch_creation(self) -> None:
-        """Says so while the Deployment has created fewer pods than it is to have, as where a quota is used up."""
+        """Report trouble while the Deployment has created too few pods, as where a quota is used up."""
         try:
             while True:
                 await asyncio.sleep(CREATED_S)
@@ -278,7 +278,7 @@ class KubernetesCluster:
             raise RefusedError(refused, error.status) from error
 
     async def _rescale(self, scale: dict[str, Any], replicas: int) -> bool:
-        """Whether nobody has changed it since ``scale`` was read."""
+        """Change the replicas; False: somebody has changed the Deployment since ``scale`` was read."""
         body = {**scale, "spec": {**scale["spec"], "replicas": replicas}}
         try:
             await self._api.request("PUT", self._scale_path, body)
@@ -295,7 +295,7 @@ class KubernetesCluster:
         pod.deleted = True
 
     async def _delete_in(self, pod: _Pod, grace_s: int | None) -> None:
-        """In so many seconds; None: in those that the Deployment gives it."""
+        """Have a pod deleted within so many seconds; None: within those that the Deployment gives it."""
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": pod.uid}}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
@@ -317,7 +317,7 @@ class KubernetesCluster:
                 raise failure
 
     async def _wait_for_end(self, chosen: Sequence[_Pod]) -> None:
-        """Waits until these have ended; a node that does not say so in time is not waited for."""
+        """Wait until these have ended; a node that does not say so in time is not waited for."""
         waiting = [asyncio.ensure_future(pod.over.wait()) for pod in chosen]
         if not waiting:
             return
@@ -379,7 +379,7 @@ class KubernetesCluster:
         pod.over.set()
 
     def _mark_leaving(self, pod: _Pod, *, replaced: bool) -> None:
-        """It begins to go; perhaps it is one that nobody has asked for, or whose place its ReplicaSet fills."""
+        """Note that a pod begins to go; perhaps nobody has asked for it, or its ReplicaSet replaces it."""
         if pod.leaving:
             return
         pod.leaving = True
@@ -392,7 +392,7 @@ class KubernetesCluster:
             self._spare -= 1
 
     def _report_end(self, pod: _Pod, how: str, *, orderly: bool) -> None:
-        """Its process has ended: the pod goes, and whoever asked for it may ask for another one."""
+        """Report that a pod's process has ended: the pod goes, and who asked for it may ask for another one."""
         if pod.over.is_set():
             return
         pod.over.set()

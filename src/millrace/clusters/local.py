@@ -1,4 +1,4 @@
-"""A service whose workers are processes of this machine."""
+"""Local service: its workers are processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.clusters.service import Service, quota_options, scaling_options, s
 
 
 class LocalService(Service):
-    """A service on this machine: a dispatcher and its workers, as long as this object lives.
+    """Service on this machine: a dispatcher and its workers, as long as this object lives.
 
     All of its processes end with :meth:`close`, with a ``with`` block, or with this process, however it ends.
 

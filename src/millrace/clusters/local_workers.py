@@ -1,4 +1,4 @@
-"""Workers inside the training host: processes that one training process starts for its own job on a service.
+"""Local workers: processes that one training process starts on its own host, for its job on a service.
 
 They register with the service's dispatcher like any others, but belong to that job. They end when they are closed, or
 with the process that started them, however it ends; one that ends by itself is replaced.
@@ -32,7 +32,7 @@ class LocalWorkers:
     Args:
         dispatcher: address of the service.
         job: name of the job.
-        workers: how many processes, each of which keeps one core busy.
+        workers: number of processes, each of which keeps one core busy.
         token: of the service.
 
     Raises:
@@ -43,30 +43,30 @@ class LocalWorkers:
         self.job = job
         # Where the dispatcher sees this host: others may have to fetch from there what tasks leave over.
         command = ["worker", "--dispatcher", dispatcher, "--job", job, "--threads", "1", "--host", own_host(dispatcher)]
-        self._places = _RespawnedProcesses(command, workers, {"MILLRACE_TOKEN": token} if token else {})
+        self._processes = _RespawnedProcesses(command, workers, token)
         # Dropped without close(), which may happen in any thread, inside anything: only hang up.
-        self._finalizer = weakref.finalize(self, self._places.hang_up_all)
+        self._finalizer = weakref.finalize(self, self._processes.hang_up_all)
 
     @property
     def usable(self) -> bool:
-        """It was not closed, and is of this process."""
-        return self._finalizer.alive and self._places.owner == os.getpid()
+        """Whether it was not closed, and is of this process."""
+        return self._finalizer.alive and self._processes.owner == os.getpid()
 
     def close(self) -> None:
-        """Ends the processes. May be called any number of times."""
+        """End the processes. May be called any number of times."""
         if self._finalizer.detach() is not None:
-            self._places.close()
+            self._processes.close()
 
     def __reduce__(self) -> NoReturn:
         raise ShippingError("workers of a training host cannot be pickled: another process starts its own")
 
 
 class _RespawnedProcesses:
-    """A number of processes of one kind: a thread for each starts it, waits for its end, and starts it again."""
+    """Number of processes of one kind: a thread for each starts it, waits for its end, and starts it again."""
 
-    def __init__(self, command: list[str], count: int, extra: dict[str, str]) -> None:
+    def __init__(self, command: list[str], count: int, token: str | None) -> None:
         self.owner = os.getpid()
-        self._command, self._count, self._extra = command, count, extra
+        self._command, self._count, self._token = command, count, token
         self._gone = False
         self._over = threading.Event()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -89,9 +89,9 @@ class _RespawnedProcesses:
                 return
 
     def _run(self) -> str:
-        """One process from its start to its end; how it ended, "" if that is the end of all."""
+        """Run one process to its end; return how it ended in words, "" if that is the end of all."""
         try:
-            process = spawn(self._command, worker=True, stdout=STDERR, extra=self._extra)
+            process = spawn(self._command, worker=True, token=self._token, stdout=STDERR)
         except OSError as error:
             return f"could not be started ({error})"
         self._running.add(process)
@@ -103,14 +103,14 @@ class _RespawnedProcesses:
         return "" if self._gone else how
 
     def hang_up_all(self) -> None:
-        """Has all of them end, without waiting for that, and without any lock."""
+        """Tell all of them to end, without waiting for that, and without any lock."""
         if os.getpid() == self.owner:  # else forked: they are the parent's
             self._gone = True
             for process in list(self._running):
                 hang_up(process)
 
     def close(self) -> None:
-        """Ends all of them and waits for that."""
+        """End all of them and wait for that."""
         if os.getpid() != self.owner:
             return
         self.hang_up_all()
@@ -122,18 +122,18 @@ class _RespawnedProcesses:
 
 
 def free_cores() -> int:
-    """Cores of this host for one training process's workers, where each training process keeps one busy itself."""
+    """Count the cores for one training process's workers, where each training process keeps one busy itself."""
     trainings = siblings()
     return max(1, ((os.cpu_count() or 1) - trainings) // trainings)
 
 
 def local_share(workers: int, share: Share | None, *, alone: bool) -> int:
-    """How many of this host's ``workers`` a helper starts, of which each ends as soon as it has read its share.
+    """Divide this host's ``workers`` among helpers, each of which ends as soon as it has read its share.
 
     Args:
-        workers: that all of them may have together.
+        workers: number that all helpers may have together.
         share: (i, n): helper i of n; None: there are no helpers.
-        alone: nobody else does their work: each needs one of its own, as those of others may end before.
+        alone: no other workers do their work: each helper needs one of its own, as those of others may end before.
     """
     if share is None or not workers:
         return workers

@@ -1,4 +1,4 @@
-"""What the status of a pod says about the one process in it."""
+"""Status of a pod, read for the one process in it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 from millrace.clusters.child_process import describe_exit
 
 _SIGNALLED = 128
-"""A shell's way to say it: killed by a signal, whose number is what is above."""
+"""Exit status above which, as in a shell, a process was killed by the signal whose number is what is above."""
 _BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
-"""Who ends pods whose node does not answer: nobody there will say what became of the process."""
+"""Reasons of those who end pods whose node does not answer: nobody there will say what became of the process."""
 
 
 def restarts(pod: dict[str, Any]) -> int:
-    """How often its process was started anew in its place."""
+    """Count how often the pod's process was started anew in its place."""
     return int(_container(pod).get("restartCount", 0))
 
 
 def has_run(pod: dict[str, Any]) -> bool:
-    """Whether there is, or was, a process in it."""
+    """Whether there is, or was, a process in the pod."""
     state = _container(pod).get("state", {})
     return "running" in state or "terminated" in state or restarts(pod) > 0
 
 
 def exit_reason(pod: dict[str, Any], restarts_before: int) -> str:
-    """In words, how the process ended that ran after so many restarts; "" while it may run."""
+    """Say how the process ended that ran after so many restarts; "" while it may run."""
     status, ended = pod.get("status", {}), _terminated(pod, restarts_before)
     cause = _disruption(status)
     if _has_failed(status):
@@ -43,12 +43,12 @@ def ended_in_order(pod: dict[str, Any], restarts_before: int) -> bool:
 
 
 def is_disrupted(pod: dict[str, Any]) -> bool:
-    """Whether it is evicted, or was on a node that is: not deleted by a user, nor because it is one too many."""
+    """Whether the pod or its node is evicted: not deleted by a user, nor because it is one too many."""
     return bool(_disruption(pod.get("status", {})))
 
 
 def waiting_reason(pod: dict[str, Any]) -> str:
-    """In words, why there is no process in it yet; "" if nothing is wrong."""
+    """Say why there is no process in the pod yet; "" if nothing is wrong."""
     waiting = _container(pod).get("state", {}).get("waiting", {})
     if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
         return f"{waiting['reason']}: {waiting.get('message') or 'no message'}"
@@ -59,14 +59,14 @@ def waiting_reason(pod: dict[str, Any]) -> str:
 
 
 def _container(pod: dict[str, Any]) -> dict[str, Any]:
-    """Status of the one that the worker is in: the first, others being its helpers."""
+    """Status of the container that the worker is in: the first, others being its helpers."""
     first = pod["spec"]["containers"][0]["name"]
     statuses = pod.get("status", {}).get("containerStatuses", [])
     return next((status for status in statuses if status["name"] == first), {})
 
 
 def _terminated(pod: dict[str, Any], restarts_before: int) -> dict[str, Any] | None:
-    """What is said of the end of the process that ran after so many restarts."""
+    """Find the end of the process that ran after so many restarts."""
     container = _container(pod)
     last = container.get("lastState", {}) if restarts(pod) > restarts_before else {}
     found: dict[str, Any] | None = container.get("state", {}).get("terminated") or last.get("terminated")
@@ -74,7 +74,7 @@ def _terminated(pod: dict[str, Any], restarts_before: int) -> dict[str, Any] | N
 
 
 def _has_failed(status: dict[str, Any]) -> bool:
-    """Its node has ended it, and says why."""
+    """Whether the pod's node has ended it, and says why."""
     return status.get("phase") == "Failed" and bool(status.get("reason"))
 
 

@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster."""
+"""Ray cluster: workers as actors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ray.exceptions import RayError
 
 from millrace.clusters.child_process import STOP_S, describe_exit, hang_up, reap, spawn
 from millrace.clusters.subprocesses import STDERR
-from millrace.dispatcher.cluster_contract import Ended
+from millrace.dispatcher.cluster_contract import Cluster, Ended
 from millrace.errors import ServiceError
 from millrace.wire.address import WILDCARDS, answers, format_address, parse_address
 
 ANSWER_S = 10.0
-"""How long a Ray cluster may take to accept a connection."""
+"""Seconds that a Ray cluster may take to accept a connection."""
 GRACE_S = 2 * STOP_S
-"""How long an actor may take to end its worker; one whose node is gone does not answer at all."""
+"""Seconds that an actor may take to end its worker; one whose node is gone does not answer at all."""
 
 
-class RayCluster:
-    """Starts workers on the nodes of a Ray cluster; see :class:`millrace.dispatcher.cluster_contract.Cluster`.
+class RayCluster(Cluster):
+    """Cluster (:class:`~millrace.dispatcher.cluster_contract.Cluster`) of workers on the nodes of a Ray cluster.
 
     Each is a process, as on a single machine, and an actor holds it: user code that crashes ends neither the actor nor
     what it has to tell, and the kernel ends the process with its actor, however that ends. Ray spreads actors over the
@@ -33,7 +33,7 @@ class RayCluster:
     All of them belong to this process: Ray ends them with it.
 
     Args:
-        dispatcher: says where the dispatcher listens; asked whenever a worker is started.
+        dispatcher: returns where the dispatcher listens; asked whenever a worker is started.
         options: further ones of ``millrace worker``, for each; without ``--threads`` it has ``num_cpus``, and at least
             one.
         token: of the service.
@@ -81,15 +81,11 @@ class RayCluster:
         self.host: str = ray.util.get_node_ip_address()
 
     def watch(self, ended: Ended) -> None:
-        """Has ``ended`` called for each worker that ends."""
+        """Have ``ended`` called for each worker that ends."""
         self._ended = ended
 
-    def trouble(self) -> str:
-        """Nothing that is not said when workers are started."""
-        return ""
-
     async def start(self, workers: int) -> None:
-        """Asks Ray for so many more actors, and does not wait for it to have room for them.
+        """Ask Ray for so many more actors; do not wait for it to have room for them.
 
         Raises:
             ServiceError: Ray does not take the request.
@@ -110,22 +106,22 @@ class RayCluster:
             follower.add_done_callback(self._followers.discard)
 
     async def forgo(self, workers: int) -> int:
-        """Gives up so many of those that Ray has no room for, the last ones first."""
+        """Give up so many of those that Ray has no room for, the last ones first."""
         waiting = [name for name in reversed(self._actors) if name not in self._nodes][:workers]
         for name in waiting:
             ray.kill(self._actors.pop(name))
         return len(waiting)
 
     def running(self) -> list[str]:
-        """Those whose actors have said where they are."""
+        """Return the ids of the workers whose actors have said where they are."""
         return list(self._nodes)
 
     async def stop(self, workers: Sequence[str]) -> None:
-        """Ends these, those that don't react within seconds by force; those that Ray has no room for are given up."""
+        """End these, those that don't react within seconds by force; give up those that Ray has no room for."""
         await asyncio.gather(*(self._end(name, self._actors[name]) for name in workers if name in self._actors))
 
     async def close(self) -> None:
-        """Ends all of them, and leaves the Ray cluster."""
+        """End all of them, and leave the Ray cluster."""
         self._ended = lambda worker, how, orderly: None
         await self.stop(list(self._actors))
         await asyncio.gather(*self._followers)
@@ -138,7 +134,7 @@ class RayCluster:
         ray.kill(actor)
 
     async def _follow(self, name: str, actor: Any) -> None:
-        """From asking for a worker to its end."""
+        """Follow a worker from when it was asked for to its end."""
         try:
             self._nodes[name] = await actor.node.remote()
             status = await actor.wait.remote()
@@ -152,7 +148,7 @@ class RayCluster:
 
 
 def _join(address: str) -> None:
-    """Connects this process to a Ray cluster.
+    """Connect this process to a Ray cluster.
 
     Raises:
         ServiceError: there is none, or it cannot be joined.
@@ -176,11 +172,11 @@ def _join(address: str) -> None:
 
 
 def actor_end_reason(error: RayError, node: str) -> str:
-    """How an actor ended: what Ray says about it, after the names of things that it begins with.
+    """Say how an actor ended: in Ray's words, without the names of things that they begin with.
 
     Args:
         error: of a call of the actor.
-        node: address of the one that it was on; empty: it was on none yet.
+        node: address of its node; empty: it was on none yet.
     """
     said = str(error)
     if not node and "ray.kill" in said:
@@ -192,15 +188,16 @@ def actor_end_reason(error: RayError, node: str) -> str:
 
 
 class _WorkerActor:
-    """In an actor: one worker process, which ends with it."""
+    """Actor that holds one worker process, which ends with it."""
 
     def __init__(self, name: str, dispatcher: str, options: Sequence[str], token: str | None) -> None:
         self._host: str = ray.util.get_node_ip_address()
         # Ray sets as many OpenMP threads as an actor has cores; a worker has that many threads of its own.
-        extra = {"OMP_NUM_THREADS": "1", **({"MILLRACE_TOKEN": token} if token else {})}
+        extra = {"OMP_NUM_THREADS": "1"}
         self._process = spawn(
             ["worker", "--dispatcher", dispatcher, "--name", name, "--host", self._host, *options],
             worker=True,
+            token=token,
             stdout=STDERR,
             extra=extra,
         )

@@ -1,4 +1,4 @@
-"""A service whose workers are actors of a Ray cluster."""
+"""Ray service: its workers are actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.errors import PipelineError, ServiceError
 
 
 class RayService(Service):
-    """A service on a Ray cluster, as long as this object lives.
+    """Service on a Ray cluster, as long as this object lives.
 
     The dispatcher is a process beside this one, not an actor: it is needed for as long as this process reads, its
     journal is on this machine's disk, and Ray could only start a dead one anew where that is not. The workers are
@@ -101,10 +101,10 @@ class RayService(Service):
 
 
 def _connected() -> Any:
-    """The module ``ray``, if this process is connected to a Ray cluster; else None.
+    """Return the module ``ray``, if this process is connected to a Ray cluster; else None.
 
     Raises:
-        ServiceError: it is so through Ray's client, on a machine that is none of the cluster's.
+        ServiceError: it is connected through Ray's client, on a machine that is none of the cluster's.
     """
     ray = sys.modules.get("ray")  # who is connected has imported it
     if ray is None or not ray.is_initialized():
@@ -118,7 +118,7 @@ def _connected() -> Any:
 
 
 def _room(ray: Any, needs: Mapping[str, float]) -> int:
-    """How many workers the nodes that there are now could hold if they held nothing else, and at least 1."""
+    """Count the workers that the nodes of now could hold if they held nothing else; at least 1."""
     if ray is None:
         raise PipelineError("max_workers has to be said, as this process is connected to no Ray cluster: ray.init()")
     there = ray.cluster_resources()

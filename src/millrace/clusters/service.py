@@ -1,4 +1,4 @@
-"""A service whose dispatcher is a child of this process, and what users say of it."""
+"""Service whose dispatcher is a child of this process, and the options that users give it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
 from millrace.blocks.disk_capacity import default_bytes
@@ -22,24 +21,24 @@ from millrace.policies.scaling.scaling_policies import SERVICES
 from millrace.sources.storage import absolute
 
 START_S = 60.0
-"""How long a dispatcher may take to say where it listens; on a busy machine imports alone take seconds."""
+"""Seconds that a dispatcher may take to say where it listens; on a busy machine imports alone take some."""
 LAST_LINES = 20
 LAST_WORDS_S = 1.0
-"""By then what an ended dispatcher has said is read; what user code has started may hold its stderr for longer."""
+"""Seconds to read what an ended dispatcher has said; what user code has started may hold its stderr for longer."""
 WRONG_USAGE = 2
 """Exit status of a command with wrong options; its last line says what is wrong with them."""
 
 
 def worker_range(min_workers: int, max_workers: int | None, room: int) -> tuple[int, int]:
-    """How many workers a service has at least and at most.
+    """Check how many workers a service has at least and at most.
 
     Args:
         min_workers: from 0 on.
-        max_workers: None: for so many as there is room, and not fewer than ``min_workers``.
-        room: see there.
+        max_workers: None: as many as there is ``room`` for, and not fewer than ``min_workers``.
+        room: number of workers.
 
     Raises:
-        PipelineError: they make no sense.
+        PipelineError: the numbers make no sense.
     """
     given: tuple[Any, Any] = (min_workers, room if max_workers is None else max_workers)  # whatever was given
     if not all(isinstance(each, int) for each in given):
@@ -56,7 +55,7 @@ def storage_options(
     cache_compression: Literal["lz4", "zstd"] | None,
     work_dir: str | None,
 ) -> list[str]:
-    """The options of ``millrace dispatcher`` for what a service keeps, from the arguments of the same names.
+    """Make the options of ``millrace dispatcher`` for cache and journal from the arguments of the same names.
 
     Raises:
         PipelineError: they make no sense.
@@ -82,7 +81,7 @@ def storage_options(
 
 
 def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
-    """The options of ``millrace dispatcher`` for how many workers jobs get, from the arguments of the same names.
+    """Make the options of ``millrace dispatcher`` for scaling from the arguments of the same names.
 
     Raises:
         PipelineError: there is no such policy.
@@ -96,10 +95,7 @@ def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
 
 
 def quota_options(quotas: Mapping[str, int] | None) -> list[str]:
-    """The options of ``millrace dispatcher`` for how many workers the jobs of tenants may have together.
-
-    Args:
-        quotas: by tenant, from 1 on.
+    """Make the options of ``millrace dispatcher`` for ``quotas``, workers by tenant from 1 on.
 
     Raises:
         PipelineError: they make no sense.
@@ -118,7 +114,7 @@ def quota_options(quotas: Mapping[str, int] | None) -> list[str]:
 
 
 class Service:
-    """A dispatcher and its workers, as long as this object lives.
+    """Dispatcher and its workers, as long as this object lives.
 
     The dispatcher ends with :meth:`close`, with a ``with`` block, or with this process, however it ends; what it has
     started ends with it.
@@ -133,7 +129,7 @@ class Service:
 
     Raises:
         AddressInUseError: the port is taken.
-        ServiceError: the dispatcher did not start; the message has its last words.
+        ServiceError: the dispatcher did not start; the message has its last stderr.
     """
 
     def __init__(self, options: Sequence[str], token: str | None) -> None:
@@ -145,15 +141,15 @@ class Service:
             worker=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            extra={"MILLRACE_TOKEN": token} if token else None,
+            token=token,
         )
-        self._words = _StderrReader(self._process)
+        self._stderr = _StderrReader(self._process)
         self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._words)
+        self._finalizer = weakref.finalize(self, _end, self._owner, self._process, self._stderr)
         try:
             # What reads from a service takes a while to load, as its processes do.
             importlib.import_module("millrace.client.epoch_reader")
-            self.address: str = _read_address(self._process, self._words)
+            self.address: str = _read_address(self._process, self._stderr)
         except BaseException:
             self.close()
             raise
@@ -165,7 +161,7 @@ class Service:
         return not self._finalizer.alive
 
     def status(self) -> dict[str, Any]:
-        """What the service is doing, as of ``millrace status --json``.
+        """Fetch what the service is doing, as ``millrace status --json`` does.
 
         Raises:
             ServiceError: if it can't be asked.
@@ -175,15 +171,13 @@ class Service:
         return fetch_status(self.address, self.token)
 
     def close(self) -> None:
-        """Ends all processes of the service. May be called any number of times."""
+        """End all processes of the service. May be called any number of times."""
         self._finalizer()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -197,15 +191,15 @@ _services: weakref.WeakValueDictionary[str, Service] = weakref.WeakValueDictiona
 
 
 def token_of(address: str) -> str | None:
-    """The token that a service at this address was given by this process; None if it holds no such service."""
+    """Return the token that this process gave a service at this address; None if it holds no such service."""
     service = _services.get(address)
     return None if service is None else service.token
 
 
 def watch(address: str) -> Callable[[], str] | None:
-    """For the address of a service that this process holds: what says why it has ended, "" while it runs.
+    """Return a function that says why the service at this address has ended, "" while it runs; None: it isn't ours.
 
-    Whoever keeps the answer does not keep the service.
+    Whoever keeps the function does not keep the service.
     """
     service = _services.get(address)
     if service is None or service._owner != os.getpid():  # noqa: SLF001 (of this module; a forked child cannot tell)
@@ -220,18 +214,14 @@ def watch(address: str) -> Callable[[], str] | None:
 
 
 class _StderrReader:
-    """What a process says on stderr: passed on to ours, the last lines kept."""
+    """Reader of a process's stderr, which passes it on to ours and keeps the last lines."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
         self._process = process
         self._thread = threading.Thread(target=self._read, name="millrace-service-stderr", daemon=True)
         self.started = False
         self._thread.start()
-
-    @property
-    def last(self) -> list[str]:
-        return list(self._lines)
 
     def join(self) -> None:
         self._thread.join(LAST_WORDS_S)
@@ -240,7 +230,7 @@ class _StderrReader:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             text = line.decode(errors="replace")
-            self._lines.append(text.rstrip())
+            self.last.append(text.rstrip())
             if self.started and sys.stderr is not None:
                 # Ours may be closed, or read by nobody; the dispatcher would stand still if nobody read its own.
                 with contextlib.suppress(OSError, ValueError):
@@ -248,7 +238,7 @@ class _StderrReader:
         self._process.stderr.close()
 
 
-def _read_address(process: subprocess.Popen[bytes], words: _StderrReader) -> str:
+def _read_address(process: subprocess.Popen[bytes], stderr: _StderrReader) -> str:
     assert process.stdout is not None
     hurry = threading.Timer(START_S, kill, (process,))
     hurry.daemon = True
@@ -262,22 +252,22 @@ def _read_address(process: subprocess.Popen[bytes], words: _StderrReader) -> str
         address: str = json.loads(line)["address"]
     except (ValueError, KeyError, TypeError):
         status = reap(process)
-        words.join()
-        last = words.last
+        stderr.join()
+        last = list(stderr.last)
         if status == WRONG_USAGE:
             raise PipelineError(f"the service cannot be as it was asked for: {last[-1]}") from None
         kind = AddressInUseError if any("another process" in each for each in last) else ServiceError
         said = "\n  ".join(last) or f"nothing; exit status {status}"
         raise kind(f"the service did not start. Its dispatcher said:\n  {said}") from None
-    words.started = True
+    stderr.started = True
     return address
 
 
-def _end(owner: int, process: subprocess.Popen[bytes], words: _StderrReader) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes], stderr: _StderrReader) -> None:
     if os.getpid() != owner:
         return  # forked: the service is the parent's
     hang_up(process)
     reap(process)
     if process.stdout is not None:
         process.stdout.close()
-    words.join()
+    stderr.join()

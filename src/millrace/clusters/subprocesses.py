@@ -1,4 +1,4 @@
-"""Workers as child processes of the dispatcher."""
+"""Local cluster: workers as child processes of the dispatcher."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from millrace.clusters.child_process import describe_exit, hang_up, reap, spawn
-from millrace.dispatcher.cluster_contract import Ended
+from millrace.dispatcher.cluster_contract import Cluster, Ended
 from millrace.errors import ServiceError
 
 STDERR = 2
-"""What user functions print goes where the dispatcher's log goes; its standard output is for a program to read."""
+"""Destination of what user functions print, that of the dispatcher's log: its standard output is for a program."""
 
 
-class LocalCluster:
-    """Starts workers on this machine; see :class:`millrace.dispatcher.cluster_contract.Cluster`.
+class LocalCluster(Cluster):
+    """Cluster (:class:`~millrace.dispatcher.cluster_contract.Cluster`) of processes on this machine.
 
     Args:
-        dispatcher: says where the dispatcher listens; asked whenever a worker is started.
+        dispatcher: returns where the dispatcher listens; asked whenever a worker is started.
         options: further ones of ``millrace worker``, for each.
         token: of the service.
     """
@@ -38,27 +38,23 @@ class LocalCluster:
         self._closed = False
 
     def watch(self, ended: Ended) -> None:
-        """Has ``ended`` called for each process that ends."""
+        """Have ``ended`` called for each process that ends."""
         self._ended = ended
 
     def prepare(self, workers: int) -> None:
-        """Has so many load their libraries before they are told of a dispatcher; :meth:`start` takes them.
+        """Have so many load their libraries before they are told of a dispatcher; :meth:`start` takes them.
 
         Raises:
-            ServiceError: if the machine can't.
+            ServiceError: no further process can be started.
         """
         while len(self._spares) < workers:
             self._spares.append(self._spawn())
 
-    def trouble(self) -> str:
-        """Nothing that is not said when workers are started."""
-        return ""
-
     async def start(self, workers: int) -> None:
-        """Starts so many more.
+        """Start so many more.
 
         Raises:
-            ServiceError: if the machine can't.
+            ServiceError: no further process can be started.
         """
         self.prepare(workers)  # all or none are started
         for _ in range(workers):
@@ -71,14 +67,14 @@ class LocalCluster:
             ).start()
 
     def _spawn(self) -> tuple[str, subprocess.Popen[bytes]]:
-        """A process, by name, that waits to be told the dispatcher's address."""
+        """Start a process that waits to be told the dispatcher's address; return it with its name."""
         name = uuid.uuid4().hex
         try:
             process = spawn(
                 ["worker", "--dispatcher", "-", "--name", name, *self._options],
                 worker=True,
                 stdout=STDERR,
-                extra={"MILLRACE_TOKEN": self._token} if self._token else None,
+                token=self._token,
             )
         except OSError as error:
             raise ServiceError(f"no further worker process can be started on this machine: {error}") from error
@@ -86,25 +82,20 @@ class LocalCluster:
             self._processes[name] = process
         return name, process
 
-    async def forgo(self, workers: int) -> int:
-        """None: this machine has room, and each begins when it is asked for."""
-        del workers
-        return 0
-
     def running(self) -> list[str]:
-        """All that were told of the dispatcher."""
+        """Return the ids of all that were told of the dispatcher."""
         with self._lock:
             spares = {name for name, _ in self._spares}
             return [name for name in self._processes if name not in spares]
 
     async def stop(self, workers: Sequence[str]) -> None:
-        """Ends these processes, those that don't react within seconds by force."""
+        """End these processes, those that don't react within seconds by force."""
         with self._lock:
             processes = [self._processes[name] for name in workers if name in self._processes]
         await _end(processes)
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """End all of them."""
         with self._lock:
             self._closed = True
             processes = list(self._processes.values())

@@ -1,4 +1,4 @@
-"""What workers and consumers ask the dispatcher for of its blobs."""
+"""Calls by which workers and consumers ask the dispatcher for blobs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from millrace.wire.control.control_server import CallHandler
 
 
 def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> dict[str, CallHandler]:
-    """The calls of :mod:`millrace.wire.control.blob_transfer`.
+    """Make the calls of :mod:`millrace.wire.control.blob_transfer`.
 
     Args:
-        store: gives the blobs, which are others once a work_dir was read.
+        store: returns the blobs, which are others once a work_dir was read.
         lacks: is told what there is no room for, and "" when there is.
     """
 

@@ -1,4 +1,4 @@
-"""Bytes that the dispatcher keeps for workers without looking into them: functions of jobs, split tables."""
+"""Blob store: bytes that the dispatcher keeps for workers unread: functions of jobs, split tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from millrace.private_folder import private
 from millrace.wire.control.blob_transfer import digest_of
 
 MOST_BORROWED = 256
-"""Pieces of memory of other processes; each takes a descriptor."""
+"""Most pieces of memory of other processes; each takes a descriptor."""
 AWAITED_S = 240.0
-"""For who had lent it to come back, after a dispatcher was started anew."""
+"""Seconds for the lender of a blob to come back, after a dispatcher was started anew."""
 
 
 class BlobFolder:
@@ -33,7 +33,7 @@ class BlobFolder:
         self.path = path
 
     def write(self, digest: str, data: bytes) -> None:
-        """Returns when it is durable.
+        """Write a blob; return when it is durable.
 
         Raises:
             UnwritableError: it could not be written.
@@ -53,11 +53,11 @@ class BlobFolder:
             raise UnwritableError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def read(self, digest: str) -> bytes:
-        """The bytes.
+        """Read a blob.
 
         Raises:
-            ShortageError: there is no file descriptor left, say; they may be read later.
-            ServiceError: they are not there, or not those that were written.
+            ShortageError: there is no file descriptor left, say; it may be read later.
+            ServiceError: it is not there, or not what was written.
         """
         path = self._path(digest)
         try:
@@ -70,12 +70,12 @@ class BlobFolder:
         return data
 
     def remove(self, digest: str) -> None:
-        """Removes it, if it is there."""
+        """Remove a blob, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(digest))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file, whole or left over from an end in between."""
+        """List the bytes of each file, whole or left over from an end in between."""
         with os.scandir(self.path) as entries:
             return {entry.name: entry.stat().st_size for entry in entries}
 
@@ -109,14 +109,14 @@ class BlobStore:
         return digest in self._sizes
 
     def has(self, digest: str) -> bool:
-        """Whether it is here; if so it won't be the next to go."""
-        size = self._sizes.pop(digest, None)
-        if size is not None:
-            self._sizes[digest] = size
-        return size is not None
+        """Whether a blob is here; if so it won't be the next to go."""
+        if digest not in self._sizes:
+            return False
+        self._sizes[digest] = self._sizes.pop(digest)
+        return True
 
     async def put(self, digest: str, data: bytes) -> None:
-        """Keep it. Returns when it is as durable as it will be.
+        """Keep a blob; return when it is as durable as it will be.
 
         Raises:
             ProtocolError: if ``digest`` is not that of ``data``.
@@ -153,7 +153,7 @@ class BlobStore:
         self._came(digest)
 
     def borrow(self, loan: MemoryLoan) -> bool:
-        """Keep memory of another process's, which takes none here; False: it can't be reached, or there are too many.
+        """Keep memory of another process, which takes none here; False: it can't be reached, or there are too many.
 
         It stays as long as a job needs it, whatever becomes of that process.
         """
@@ -169,7 +169,7 @@ class BlobStore:
         return True
 
     async def locate(self, digest: str) -> MemoryLoan | None:
-        """Where others on this host find it, if it is memory.
+        """Find the memory that holds a blob, which others on this host can map; None: it is no memory.
 
         A dispatcher that was started anew waits until a consumer has lent it again, or given it.
 
@@ -188,7 +188,7 @@ class BlobStore:
             self._awaited.pop(digest).set()
 
     def adopt(self, held: Iterable[tuple[str, str]]) -> None:
-        """Takes over what is in the folder: (job, digest) of what jobs need; the rest is removed."""
+        """Take over the blobs in the folder that jobs need, as (job, digest); remove the rest."""
         assert self._folder is not None
         for job, digest in held:
             self.hold(job, digest)
@@ -200,24 +200,24 @@ class BlobStore:
                 self._folder.remove(name)
 
     def promise(self, digest: str) -> bool:
-        """As :meth:`has`, for a client that is about to join: if it is here it outlives the job that holds it now."""
+        """Promise a blob to a client about to join: it outlives the job that holds it now. False: it is not here."""
         known = self.has(digest)
         if known:
             self._promised[digest] += 1
         return known
 
     def keep_promise(self, digest: str) -> None:
-        """A client that was told about it has joined."""
+        """Note that a client that was told about a blob has joined."""
         if self._promised[digest] > 1:
             self._promised[digest] -= 1
         else:
             del self._promised[digest]
 
     async def get(self, digest: str) -> bytes:
-        """The bytes.
+        """Read a blob.
 
         Raises:
-            ServiceError: if they aren't here.
+            ServiceError: it isn't here.
         """
         if not self.has(digest):
             raise ServiceError(f"the dispatcher has no blob {digest}; the job that it belonged to is over")
@@ -228,11 +228,11 @@ class BlobStore:
         return await asyncio.to_thread(self._folder.read, digest)
 
     def hold(self, job: str, digest: str) -> None:
-        """The job needs it as long as it lives."""
+        """Keep a blob as long as the job lives."""
         self._holders.setdefault(digest, set()).add(job)
 
     def drop(self, job: str) -> None:
-        """The job is over: what nobody else needs goes."""
+        """Forget the blobs of a job that is over, where nobody else needs them."""
         for digest in [name for name, jobs in self._holders.items() if job in jobs]:
             self._holders[digest].discard(job)
             if not self._holders[digest]:

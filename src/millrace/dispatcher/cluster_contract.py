@@ -1,4 +1,4 @@
-"""What can start and stop worker processes, as the dispatcher sees it."""
+"""Contract of clusters, which start and stop worker processes for the dispatcher."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 Ended = Callable[[str, str, bool], None]
-"""What hears of the end of a worker's process, however that came: its id ("" if it is not known), in words how it
-ended (e.g. ``was killed by SIGKILL``), and whether that was in good order: by itself, with exit status 0."""
+"""Callback for the end of a worker's process: its id ("" if it is not known), how it ended in words, e.g. ``was killed
+by SIGKILL``, and whether that was in good order: by itself, with exit status 0."""
 
 
 class Cluster(Protocol):
-    """Starts and stops workers somewhere. Implementations are in :mod:`millrace.clusters`."""
+    """Cluster on which workers are started and stopped. Implementations are in :mod:`millrace.clusters`."""
 
     def watch(self, ended: Ended) -> None:
-        """Called once before anything is started.
+        """Have ``ended`` called for each worker process that ends; called once, before anything is started.
 
         Args:
-            ended: to be called when a worker's process has ended, from any thread; not for one that the cluster
-                replaces by itself.
+            ended: called from any thread; not for a process that the cluster replaces by itself.
         """
 
     def trouble(self) -> str:
-        """In words, why workers that were asked for have not begun; empty if nothing is known to be wrong."""
+        """Say why workers that were asked for have not begun; empty if nothing is known to be wrong."""
+        return ""
 
     async def start(self, workers: int) -> None:
         """Ask for so many more workers; they register by themselves when they are there.
@@ -37,9 +37,10 @@ class Cluster(Protocol):
         Returns:
             How many were given up, which is fewer if more have begun: those are left alone. ``ended`` is not called.
         """
+        return 0
 
     def running(self) -> list[str]:
-        """Ids of the workers whose processes run, as far as is known, whether they have registered or not."""
+        """Return the ids of workers whose processes run, as far as is known, whether they have registered or not."""
 
     async def stop(self, workers: Sequence[str]) -> None:
         """End these workers' processes, at once if need be; ids of others are ignored."""

@@ -1,4 +1,4 @@
-"""Where events become durable before anybody hears of what follows from them.
+"""Journal file, in which events become durable before anybody hears of what follows from them.
 
 An SQLite file in WAL mode with full sync. Events are written in groups, a row and a sync for all that was decided
 while the group before was being written. Every so many events a snapshot of the state is written with them; the one
@@ -18,7 +18,7 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -29,32 +29,33 @@ from millrace.dispatcher.work_dir import sync_folder
 from millrace.errors import ServiceError
 
 SCHEMA = 1
-"""Raised when tables change in a way that this version could not read."""
+"""Version of the tables; raised when they change in a way that this version could not read."""
 SNAPSHOT_EVENTS = 50_000
 """Events from one snapshot to the next: a fraction of a second to apply."""
 MARK_EVENTS = 1_000
 """Events from one sync of the mark to the next; what is not synced outlives the process, but not its host."""
 WAL_BYTES = 16 << 20
-"""The write-ahead log is cut to this size once it was copied into the file."""
+"""Bytes to which the write-ahead log is cut once it was copied into the file."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS groups (first INTEGER PRIMARY KEY, count INTEGER, at REAL, body BLOB, checksum BLOB);
 CREATE TABLE IF NOT EXISTS snapshots (sequence INTEGER PRIMARY KEY, at REAL, body BLOB, checksum BLOB);
 """
 _SUFFIXES = ("-wal", "-shm", "-last", "")
-"""Of the names of the files that make up a journal."""
+"""Suffixes of the names of the files that make up a journal."""
 _decoder = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
-class Journal(Protocol):
-    """An append-only list of events."""
+class Journal:
+    """Append-only list of events. This one remembers nothing: a restarted dispatcher starts empty."""
 
     @property
     def due(self) -> bool:
-        """The next group should bring a snapshot."""
+        """Whether the next group should bring a snapshot."""
+        return False
 
     async def append(self, events: Sequence[Event | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
-        """Returns when these are durable, all or none.
+        """Return when these events are durable, all or none.
 
         Args:
             events: in order, be they encoded already.
@@ -66,24 +67,12 @@ class Journal(Protocol):
         """
 
     def close(self) -> None:
-        """Nothing more will be appended."""
-
-
-class MemoryJournal:
-    """Remembers nothing: a restarted dispatcher starts empty."""
-
-    due = False
-
-    async def append(self, events: Sequence[Event | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
-        """Returns at once."""
-
-    def close(self) -> None:
-        """Does nothing."""
+        """End appending."""
 
 
 @dataclasses.dataclass
 class JournalContents:
-    """What a journal holds.
+    """Contents of a journal.
 
     Attributes:
         snapshot: the newest good one, None if there is none.
@@ -105,7 +94,7 @@ class JournalContents:
 
 
 class HighWaterMark:
-    """The number of the last event that is durable, in a file of its own.
+    """Number of the last event that is durable, in a file of its own.
 
     It is written behind each group and synced now and then: a mark that is behind the journal is none the worse, and
     one that is ahead of it never becomes so by itself.
@@ -119,7 +108,7 @@ class HighWaterMark:
         self._file: int | None = None
 
     def read(self) -> int | None:
-        """The number; None if none was ever written.
+        """Read the number; None if none was ever written.
 
         Raises:
             ValueError: the file is not what was written.
@@ -136,7 +125,7 @@ class HighWaterMark:
         return last
 
     def write(self, last: int) -> None:
-        """Replaces the number. The file is there with a number or not at all, also where the disk is full.
+        """Replace the number. The file is there with a number or not at all, also where the disk is full.
 
         Raises:
             OSError: it cannot be written.
@@ -159,7 +148,7 @@ class HighWaterMark:
         self._file = file
 
     def sync(self) -> None:
-        """Makes the number last.
+        """Make the number durable.
 
         Raises:
             OSError: the disk fails.
@@ -168,7 +157,7 @@ class HighWaterMark:
             os.fdatasync(self._file)
 
     def close(self) -> None:
-        """It will not be written any more."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -185,8 +174,8 @@ def _marked(last: int) -> bytes:
     return number + hashlib.blake2b(number, digest_size=16).digest()
 
 
-class SqliteJournal:
-    """A journal in a file.
+class SqliteJournal(Journal):
+    """Journal in a file.
 
     Args:
         path: of the file; made if it is not there.
@@ -223,11 +212,11 @@ class SqliteJournal:
 
     @property
     def due(self) -> bool:
-        """The next group should bring a snapshot."""
+        """Whether the next group should bring a snapshot."""
         return self._last - self._base >= SNAPSHOT_EVENTS
 
     def read(self) -> JournalContents:
-        """Everything, up to the first thing that is wrong. To be called once, before the first :meth:`append`.
+        """Read everything, up to the first thing that is wrong. To be called once, before the first :meth:`append`.
 
         Raises:
             OSError: there is no file descriptor left, say; it may be read later.
@@ -267,17 +256,13 @@ class SqliteJournal:
         return past
 
     async def append(self, events: Sequence[Event | msgspec.Raw], at: float, snapshot: bytes | None = None) -> None:
-        """Returns when these are durable, all or none.
-
-        Raises:
-            UnwritableError: nothing was written.
-        """
+        """Append as :meth:`Journal.append` does, in the writer's thread."""
         body = msgspec.msgpack.encode(events)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self.write, len(events), at, body, snapshot)
 
     def write(self, count: int, at: float, body: bytes, snapshot: bytes | None = None) -> None:
-        """As :meth:`append`, in the calling thread, of ``count`` events that are encoded already.
+        """Append ``count`` events that are encoded already, in the calling thread.
 
         Raises:
             UnwritableError: nothing was written.
@@ -309,12 +294,12 @@ class SqliteJournal:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Takes what is in the write-ahead log over into the file, so that as little as can be hangs on the log."""
+        """Copy the write-ahead log into the file, so that as little as can be hangs on the log."""
         with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays, and is taken over later
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def begin(self) -> None:
-        """What was read is gone on with, whatever the mark said.
+        """Go on with what was read, whatever the mark said.
 
         Raises:
             OSError: the mark cannot be written.
@@ -324,7 +309,7 @@ class SqliteJournal:
         self._mark.sync()
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Wait for what is being written, and close the files."""
         self._writer.shutdown()
         self._db.close()
         with contextlib.suppress(OSError):
@@ -341,7 +326,7 @@ def _check_schema(path: str, schema: int) -> None:
 
 
 def _wrong(expected: int, first: int, count: int, at: float, body: Any, checksum: Any) -> str:
-    """What is wrong with a group of events, empty if nothing is."""
+    """Say what is wrong with a group of events, empty if nothing is."""
     if first != expected:
         return f"events {expected} to {first - 1} are missing"
     if checksum != _checksum(first, count, at, body):
@@ -356,7 +341,7 @@ def _checksum(number: int, count: int, at: float, body: Any) -> bytes:
 
 
 def set_aside(path: str) -> str:
-    """Renames a journal with what belongs to it; returns its new name.
+    """Rename a damaged journal with what belongs to it; return its new name.
 
     Raises:
         OSError: if that can't be done.
@@ -369,7 +354,7 @@ def set_aside(path: str) -> str:
 
 
 def move_journal(path: str, to: str) -> None:
-    """Renames a journal with what belongs to it, itself at last, and durably.
+    """Rename a journal with what belongs to it, itself at last, and durably.
 
     Raises:
         OSError: if that can't be done.
@@ -381,7 +366,7 @@ def move_journal(path: str, to: str) -> None:
 
 
 def remove_journal(path: str) -> None:
-    """Removes a journal with what belongs to it, if there is any of that.
+    """Remove a journal with what belongs to it, if there is any of that.
 
     Raises:
         OSError: if that can't be done.

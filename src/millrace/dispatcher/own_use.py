@@ -1,4 +1,4 @@
-"""What the dispatcher's own process uses, for the bill."""
+"""Use of processor and memory by the dispatcher's own process, for the bill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millrace.engine.run.host_limits import resident_bytes
 
 
 def own_use(alive_s: float) -> Spent:
-    """What this process has used so far, as one worker's; its memory counts as it is now.
+    """Measure what this process has used so far, as one worker's; its memory counts as it is now.
 
     Args:
         alive_s: seconds since it began.

@@ -1,4 +1,4 @@
-"""What was decided and waits until it is durable."""
+"""Decisions that wait until they are durable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _logger = logging.getLogger(__name__)
 
 
 class PendingDecision(NamedTuple):
-    """What follows from one input.
+    """Consequences of one input.
 
     Attributes:
-        events: that became so.
-        encoded: the same as they are journalled.
-        actions: to be done then, with the session that each is for.
+        events: events that were applied.
+        encoded: the events as they are journalled.
+        actions: to be done once they are durable, with the session that each is for.
     """
 
     events: list[Event]
@@ -30,7 +30,7 @@ class PendingDecision(NamedTuple):
     actions: list[tuple[act.Action, Session | None]]
 
     def log(self) -> None:
-        """Say what was lost."""
+        """Log lost workers, and jobs that ended for want of consumers."""
         for event in self.events:
             if isinstance(event, WorkerLost):
                 _logger.info("worker %s %s: what it had goes to others", event.worker, event.reason)

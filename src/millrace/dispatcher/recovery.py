@@ -1,4 +1,4 @@
-"""A dispatcher's state from what an earlier one has left in its work_dir."""
+"""Recovery of a dispatcher's state from its work_dir."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from millrace.dispatcher.work_dir import WorkDir
 from millrace.errors import ServiceError
 
 NUMBERS_SKIPPED = 1 << 32
-"""Leases and turns, where a journal is gone on with that may be older than what was done since: none comes twice."""
+"""Numbers of leases and turns to skip where a journal may be older than what was done since: none comes twice."""
 NEW_SUFFIX = ".new"
-"""Behind the name of a journal that is to take another one's place."""
+"""Suffix of the name of a journal that is to take another one's place."""
 
 _logger = logging.getLogger(__name__)
 
 
 def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> tuple[SqliteJournal, State, float]:
-    """The journal to go on with, the state that it gives, and the dispatcher's clock at its end, in seconds.
+    """Restore (journal to go on with, state that it gives, the dispatcher's clock at its end in seconds).
 
     Args:
-        work_dir: where they are.
-        fresh: an empty state.
+        work_dir: folder of the journal.
+        fresh: returns an empty state.
         recover: of a damaged journal keep what is good up to the first thing that is wrong; the damaged file is
             renamed and stays.
 
@@ -97,9 +97,10 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
 
 
 def _replace_journal(path: str, at: float, snapshot: bytes) -> tuple[SqliteJournal, str]:
-    """A journal with this alone in the place of the one there, and that one's new name: it moves once there is another.
+    """Make a journal of this snapshot in the place of the one there; return it with the new name of the other one.
 
-    From when it has its second name it is whole, and a start that finds it under that goes on with it.
+    The other one moves once the new one is whole, which it is from when it has its second name; a start that finds it
+    under that name goes on with it.
 
     Raises:
         OSError, sqlite3.Error, UnwritableError: there is no room for it, say.
@@ -130,14 +131,14 @@ def _replace_journal(path: str, at: float, snapshot: bytes) -> tuple[SqliteJourn
 
 
 def _exchange(path: str) -> str:
-    """Puts the new journal in the place of the one there, if that still is; returns that one's new name, or ""."""
+    """Put the new journal in the place of the one there, if that still is; return that one's new name, or ""."""
     aside = set_aside(path) if os.path.exists(path) else ""
     move_journal(path + NEW_SUFFIX, path)
     return aside
 
 
 def _finish_exchange(path: str) -> None:
-    """Ends what a dispatcher had begun that was ended while a new journal was to take the place of a damaged one."""
+    """Finish putting a new journal in the place of a damaged one, which an earlier dispatcher did not."""
     if os.path.exists(path + NEW_SUFFIX):
         aside = _exchange(path)
         _logger.warning(
@@ -154,7 +155,7 @@ def _unwritable(work_dir: WorkDir, error: OSError | sqlite3.Error | UnwritableEr
 
 
 def _journal_lost(path: str, blobs: BlobFolder) -> str:
-    """A sentence if there was a journal, and is none any more; empty if there is one, or never was."""
+    """Say that there was a journal and is none any more; empty if there is one, or never was."""
     if os.path.exists(path) and os.path.getsize(path):
         return ""
     traces = [name for name in (f"{path}-wal", f"{path}-last") if os.path.exists(name)]
@@ -178,14 +179,14 @@ def _open(path: str) -> tuple[SqliteJournal | None, JournalContents]:
 
 
 def fence_off_newer(state: State) -> None:
-    """What was done since the state was so, by choice never happened: it is another service's, and proves nothing."""
+    """Make whatever was done since this state another service's, which proves nothing to this one."""
     state.next_lease += NUMBERS_SKIPPED
     state.turns += NUMBERS_SKIPPED
     state.service = ""
 
 
 def rebuild(fresh: Callable[[], State], past: JournalContents) -> tuple[State, str]:
-    """The state after what is good, and what is wrong with the first thing that isn't."""
+    """Rebuild the state from what is good; return it with what is wrong with the first thing that isn't."""
     state = fresh()
     try:
         if past.snapshot is not None:
@@ -204,22 +205,18 @@ def rebuild(fresh: Callable[[], State], past: JournalContents) -> tuple[State, s
 
 
 def _missing(job: Job, blobs: BlobFolder) -> str:
-    """A sentence if something that the job needs is not in the work_dir."""
-    try:
-        fill_in(job, blobs.read)
-    except ShortageError:
-        raise
-    except ServiceError as error:
-        return f"the split tables of job {job.name!r} are lost: {error}"
-    return _functions_lost(job, blobs)
+    """Say what the job needs and is not in the work_dir; empty if all is there.
 
-
-def _functions_lost(job: Job, blobs: BlobFolder) -> str:
-    """A sentence, if so. Nothing else reads them before a worker asks, which may be long after."""
-    try:
-        blobs.read(job.spec.bundle)
-    except ShortageError:
-        raise
-    except ServiceError as error:
-        return f"the functions of job {job.name!r} are lost: {error}"
+    Nothing else reads the functions before a worker asks for them, which may be long after.
+    """
+    for what, look in (
+        ("split tables", lambda: fill_in(job, blobs.read)),
+        ("functions", lambda: blobs.read(job.spec.bundle)),
+    ):
+        try:
+            look()
+        except ShortageError:
+            raise
+        except ServiceError as error:
+            return f"the {what} of job {job.name!r} are lost: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""The dispatcher's shell: sockets, timers, blobs and the journal around :mod:`millrace.control`."""
+"""Dispatcher's shell: sockets, timers, blobs and the journal around :mod:`millrace.control`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from millrace.dispatcher.blob_calls import blob_calls
 from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
-from millrace.dispatcher.journal_file import Journal, MemoryJournal
+from millrace.dispatcher.journal_file import Journal
 from millrace.dispatcher.own_use import own_use
 from millrace.dispatcher.pending_decision import PendingDecision
 from millrace.dispatcher.recovery import restore
@@ -67,7 +67,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """One dispatcher. Belongs to the event loop in which it was started.
+    """Dispatcher of a service. Belongs to the event loop in which it was started.
 
     Args:
         address: where to listen; port 0 takes a free one.
@@ -86,8 +86,8 @@ class Dispatcher:
         quotas: by tenant, how many workers its jobs may have together; of others: all.
         scaling_policy: that finds out how many workers a job needs, of
             :mod:`millrace.policies.scaling.scaling_policies`.
-        prices: by which jobs that want to be cheap are, and epochs cost what is said; None: some that are usual.
-        trust: by tenant, the others of whose jobs its own read what the cache has; of others: none.
+        prices: of workers and training hosts, for jobs that want to be cheap and for the bill; None: usual ones.
+        trust: by tenant, the tenants whose cached blocks its jobs read; of others: none.
         owner: process that the service ends with for good; empty: it may be started again at this address.
         blob_bytes: bound on functions and split tables kept for workers.
         planner: makes plans; None: :func:`millrace.planning.plan.make_plan`.
@@ -147,7 +147,7 @@ class Dispatcher:
         self._work_dir: WorkDir | None = None
         self._work_path = work_dir
         self._recover = recover
-        self._journal: Journal = MemoryJournal()
+        self._journal: Journal = Journal()
         self._unwritable = self._lacking = ""
         self._clock = Clock(time.monotonic)
         self._blob_bytes = blob_bytes
@@ -227,7 +227,7 @@ class Dispatcher:
         self._blobs.adopt((job, digest) for job, digest in needed if digest)  # some were not listed yet
 
     async def broken(self) -> None:
-        """Returns if it cannot go on, be it by a bug, for the reason that ``failure`` has: stop it then."""
+        """Wait until it cannot go on, be it by a bug, for the reason that ``failure`` has: stop it then."""
         await self._broken.wait()
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
@@ -312,7 +312,7 @@ class Dispatcher:
         self._answer(len(self._checks), why)
 
     def _resource_missing(self, why: str) -> None:
-        """It is short of something that it needs to begin, or to go on with some jobs; others are not concerned."""
+        """Report a shortage that keeps it from beginning, or from going on with some jobs; others are not concerned."""
         if not why:
             _logger.warning("there is room again")
         elif why != self._lacking:
@@ -384,7 +384,7 @@ class Dispatcher:
             self._feed(inp.Tick(self._worker_pool.running()))
 
     def _report_dead_workers(self) -> None:
-        """Workers of this host that are away need not be waited for once their processes have ended."""
+        """Give up workers of this host that are away once their processes have ended: nobody need wait for them."""
         host = platform.node()
         for worker in list(self._state.workers.values()):
             if worker.lost_at is not None and worker.host == host and worker.pid and not process_exists(worker.pid):
@@ -482,7 +482,7 @@ class Dispatcher:
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """What the service is doing, as plain values; see :func:`millrace.dispatcher.status_report.status`."""
+        """Report what the service is doing, as :func:`millrace.dispatcher.status_report.status` does."""
         return status(
             self._state,
             self._observed,

@@ -1,4 +1,4 @@
-"""What the dispatcher does with the sessions of its peers, be they there or not."""
+"""Sessions of the dispatcher's peers, be they there or not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _logger = logging.getLogger(__name__)
 def send(session: Session | None, message: Any, job: str) -> inp.Unsendable | None:
     """Tell a peer, if it is there.
 
-    A message that can't be sent fails the job that it is about, as others would wait for it: that is to be fed. About
-    none, or if that is what it says, the session ends with an error.
+    A message that can't be sent fails the job that it is about, as others would wait for it: the input to decide about
+    is returned. If it is about no job, or says that the job failed, the session ends with an error.
     """
     if session is None:
         return None
@@ -41,7 +41,7 @@ def close(session: Session | None, failure: msg.Failure | None) -> None:
 
 
 def internal_error(error: Exception) -> ServiceError:
-    """What a peer is told whose message brought a bug to light."""
+    """Make the error for a peer whose message brought a bug to light."""
     return ServiceError(f"the dispatcher failed: {type(error).__name__}: {error}; see its log")
 
 

@@ -1,4 +1,4 @@
-"""What the machine is short of for a while, a full disk or no free file descriptor, is waited out."""
+"""Shortages of the machine, such as a full disk or no free file descriptor, which are waited out."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from millrace.wire.backoff import delays
 T = TypeVar("T")
 
 SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""What the machine is short of now: room on the disk, file descriptors, memory."""
+"""Errors of the system for want of room on the disk, file descriptors or memory."""
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
 
 
 class UnwritableError(ServiceError):
-    """Nothing could be made durable; trying again may succeed, e.g. once there is room on the disk."""
+    """Failure to make something durable; trying again may succeed, e.g. once there is room on the disk."""
 
 
 class ShortageError(ServiceError):
-    """Something cannot be opened or read for want of what the machine is short of; trying again may succeed."""
+    """Failure to open or read something for a shortage of the machine; trying again may succeed."""
 
 
 def unusable(what: str, error: OSError | sqlite3.Error) -> ServiceError:
-    """The error about something that cannot be used: a shortage, or one that stays."""
+    """Make the error about something that cannot be used: a shortage, or one that stays."""
     if isinstance(error, sqlite3.Error):
         short = getattr(error, "sqlite_errorcode", 0) & 0xFF in _FULL
         return (ShortageError if short else ServiceError)(f"{what}: {error}")
@@ -37,11 +37,11 @@ def unusable(what: str, error: OSError | sqlite3.Error) -> ServiceError:
 async def retry_while_short(
     attempt: Callable[[], Awaitable[T]], kind: type[ServiceError], said: Callable[[str], None]
 ) -> T:
-    """What ``attempt()`` gives once it no longer fails for a shortage: tried every few seconds, up to half a minute.
+    """Call ``attempt`` until it does not fail for a shortage, every few seconds up to half a minute; return its result.
 
     Args:
         attempt: has changed nothing if it fails.
-        kind: what it raises for a shortage.
+        kind: error that it raises for a shortage.
         said: gets the reason each time, and at last an empty one if there was any.
     """
     pauses = delays(2.0, 30.0)

@@ -1,4 +1,4 @@
-"""What the service is doing and who waits for what, as plain values for ``millrace status``."""
+"""Status report: what the service is doing and who waits for what, as plain values for ``millrace status``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol.crash_sites import Poison
 
 _MOST_COUNTED = 100_000
-"""Tasks of an epoch without sharding of which it is counted how many parts of the data they are."""
+"""Most tasks of an epoch without sharding for which the parts of the data that they read are counted."""
 STALE_S = 20.0
-"""Reports older than this say nothing about now."""
+"""Seconds after which a report says nothing about now."""
 
 
 def status(
@@ -39,7 +39,7 @@ def status(
     why: str = "",
     dispatcher: Spent | None = None,
 ) -> dict[str, Any]:
-    """Everything, ready for JSON.
+    """Report everything, ready for JSON.
 
     Args:
         state: of the dispatcher.
@@ -50,7 +50,7 @@ def status(
         plan: workers that there should be, 0 if nobody plans.
         requested: workers that a cluster was asked for and that have not ended.
         why: a sentence about the difference, if there is something to say.
-        dispatcher: what this process itself has used so far, as one worker's.
+        dispatcher: use of this process itself so far, as one worker's.
     """
     jobs = [state.jobs[name] for name in sorted(state.jobs)]
     here = sum(worker.lost_at is None and not worker.only for worker in state.workers.values())
@@ -70,7 +70,7 @@ def status(
 
 
 def _used_by(state: State, spent: Spent) -> dict[str, Any]:
-    """Hours of the dispatcher's process, and what they cost: it is one more worker (tf.data service 4.1)."""
+    """Report hours of the dispatcher's process and their cost: it is one more worker (tf.data service 4.1)."""
     hours, cores, gib = (each / 3600 for each in (spent.worker_s, spent.core_s, spent.gib_s))
     table = state.settings.prices
     price = None if table is None else table.of_hours(hours, 0.0, 0, cores, gib).service
@@ -78,7 +78,7 @@ def _used_by(state: State, spent: Spent) -> dict[str, Any]:
 
 
 def _finished(job: FinishedJob, now: float) -> dict[str, Any]:
-    """What became of a job that is over."""
+    """Report a job that is over."""
     return {
         "name": job.name,
         "ended_s": max(0.0, now - job.at),
@@ -170,7 +170,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
 
 
 def _unread(state: State, observed: Observed, job: Job, now: float) -> list[dict[str, Any]]:
-    """What of the job's epochs is not read, by nobody or by who is not there; of the epochs that are settled."""
+    """Report what nobody reads of the job's epochs that are settled, or consumers that are not there."""
     return [
         {
             "epoch": share.epoch,
@@ -196,7 +196,7 @@ def _shares(state: State, observed: Observed, job: Job, now: float) -> list[Unre
 
 
 def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
-    """Hours of workers and of training, by epoch, as far as this dispatcher has seen them, and what they cost."""
+    """Report hours of workers and of training by epoch, as far as this dispatcher has seen them, and their cost."""
     rows = []
     for epoch, spent in sorted(observed.spent.get(job.name, {}).items()):
         workers, training, table = spent.worker_s / 3600, spent.consumer_s / 3600, state.settings.prices
@@ -211,7 +211,7 @@ def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
 
 
 def _scaling(job: Job, serving: int) -> dict[str, Any]:
-    """How many workers the job has, how many it is to have, and why."""
+    """Report how many workers the job has, how many it is to have, and why."""
     scaling = job.scaling
     if scaling is None:
         return {"plan": None, "observed": serving, "why": "their number is not the service's affair", "history": []}
@@ -230,7 +230,7 @@ _NO_POINT = "the pipeline has no cache point that this service could use"
 
 
 def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
-    """What the job does about its cache points, and why."""
+    """Report what the job does about its cache points, and why."""
     sight = observed.caching.get(job.name, CacheSight())
     labels = {point.node: point.label for point in job.points}
     return {
@@ -247,7 +247,7 @@ def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
 
 
 def _cache(state: State, now: float) -> dict[str, Any] | None:
-    """What is kept, and what it is worth."""
+    """Report what is kept, and what it is worth."""
     if not state.settings.cache:
         return None
     worth = benefits(state, now)
@@ -275,13 +275,13 @@ def _cache(state: State, now: float) -> dict[str, Any] | None:
 
 
 def _poison(job: Job) -> list[Poison]:
-    """What ended workers and is not touched any more."""
+    """Find what ended workers and is not touched any more."""
     lives = [live for epoch in job.epochs.values() for live in epoch.live.values()]
     return [*job.poison, *(poison for live in lives for poison in live.poison)]
 
 
 def _notes(job: Job, impure: list[str]) -> list[str]:
-    """Sentences that the job's user should read."""
+    """Write sentences that the job's user should read."""
     notes = [f"{poison.where} ended the workers that came to it, and is not tried again" for poison in _poison(job)]
     careful = sum(epoch.live[task].deaths >= CARE for epoch in job.epochs.values() for task in epoch.suspected)
     if careful:
@@ -290,12 +290,12 @@ def _notes(job: Job, impure: list[str]) -> list[str]:
 
 
 def _undivided(state: State, job: Job, number: int) -> int:
-    """Elements of an epoch that nobody gets, so that all consumers get equally many."""
+    """Count the elements of an epoch that nobody gets, so that all consumers get equally many."""
     return state.plan(job, number).left_out if job.tables is not None and job.failure is None else 0
 
 
 def _visits(state: State, job: Job, number: int) -> list[str]:
-    """What a weaker guarantee has cost so far, in words."""
+    """Say what a weaker guarantee has cost so far."""
     if job.lost:
         elements = f", at most {job.lost_elements} elements" if job.lost_elements else ""
         choice = f"Visitation.{job.spec.visitation.upper()}"

@@ -1,4 +1,4 @@
-"""The service's store as the dispatcher sees it: listed and cleared on a thread, told to the dispatcher's mind."""
+"""Store janitor: lists and clears the service's store on a thread, and feeds the results to the dispatcher's core."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _logger = logging.getLogger(__name__)
 
 
 class StoreJanitor:
-    """One thing at a time, in the order in which it was asked for. Belongs to the event loop.
+    """Janitor that does one action at a time, in the order in which they came. Belongs to the event loop.
 
     Args:
         location: path or URL of the store.
-        feed: takes what has become of it.
+        feed: takes the result of an action.
     """
 
     def __init__(self, location: str, feed: Callable[[inp.Input], None]) -> None:
@@ -38,7 +38,7 @@ class StoreJanitor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Opens the store.
+        """Open the store.
 
         Raises:
             ServiceError: it cannot be used.
@@ -57,7 +57,7 @@ class StoreJanitor:
         return store
 
     def do(self, action: ListStore | DeleteBlocks) -> None:
-        """In the background; what came of it is fed."""
+        """Do an action in the background, and feed its result."""
         task = asyncio.ensure_future(self._do(action))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -91,7 +91,7 @@ class StoreJanitor:
         return inp.StoreListed(found, action.leases, writers)
 
     def _index(self, point: str, name: str) -> BlockIndex | None:
-        """Of a block; None if it is none, or lies where only others write, and then it is removed."""
+        """Read a block's index; None, and the block is removed, if it is none or lies where only others write."""
         assert self._store is not None
         try:
             with closing(self._store.open(point, name)) as block:
@@ -122,6 +122,6 @@ class StoreJanitor:
         return True
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Wait for the actions under way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)

@@ -1,4 +1,4 @@
-"""The folder in which a dispatcher keeps what has to outlive it, and that no second one may use."""
+"""Work_dir: the folder of all that outlives a dispatcher, which no second one may use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.private_folder import make_private
 
 
 class WorkDir:
-    """Made if need be, for this user alone, and locked until :meth:`close` or the end of the process, however it ends.
+    """Folder of this user alone, locked until :meth:`close` or the end of the process; made if it isn't there.
 
     Args:
         path: of the folder. One that was there and holds other files keeps its mode.
@@ -56,10 +56,10 @@ class WorkDir:
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
 
     def _hide(self) -> None:
-        """What an earlier version has left for all to read becomes this user's alone; the folder may hold other files.
+        """Make this user's alone what an earlier version left for all to read; the folder may hold other files.
 
         Raises:
-            OSError: it can't be.
+            OSError: it can't be changed.
         """
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
@@ -75,12 +75,12 @@ class WorkDir:
         return name == "lock" or name.startswith(os.path.basename(self.journal))
 
     def close(self) -> None:
-        """Lets another dispatcher have it."""
+        """Let another dispatcher have it."""
         os.close(self._lock)
 
 
 def sync_folder(path: str) -> None:
-    """Makes names in a folder durable.
+    """Make names in a folder durable.
 
     Raises:
         OSError: the disk fails.

@@ -1,4 +1,4 @@
-"""Keeps as many workers running as planned: starts new ones for those that end, more slowly if they die at once.
+"""Worker pool: as many workers as planned; starts new ones for those that end, more slowly if they die at once.
 
 Those that are more than planned are told to leave by the dispatcher, and end by themselves. Neither that nor the end of
 those that the dispatcher has given up is a death: their places are filled at once if more are planned again by then.
@@ -20,18 +20,18 @@ from millrace.policies.scaling.respawn import respawn_at
 
 _REMEMBERED = 100
 _LEAVING = 10_000
-"""Workers that are known to leave, at most: of those that are not the cluster's nobody tells the end."""
+"""Most workers that are known to leave: of those that are not the cluster's nobody tells the end."""
 _RETRY_S = 10.0
-"""After which a cluster that could not start workers is asked again."""
+"""Seconds after which a cluster that could not start workers is asked again."""
 _logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """The workers that a cluster runs for this service. Belongs to the event loop.
+    """Workers that a cluster runs for this service. Belongs to the event loop.
 
     Args:
         cluster: starts and stops them.
-        plan: how many there should be.
+        plan: number of workers that there should be.
         on_end: called with a worker's id and how it ended.
         notice: called with a sentence for all consumers.
     """
@@ -60,11 +60,11 @@ class WorkerPool:
 
     @property
     def trouble(self) -> str:
-        """Why not all workers are there, if that is known; empty otherwise."""
+        """Reason why not all workers are there, if it is known; empty otherwise."""
         return self.why or (self._cluster.trouble() if self._cluster is not None else "")
 
     def running(self) -> list[str]:
-        """Ids of the workers whose processes run, whether they have registered or not."""
+        """Return the ids of the workers whose processes run, whether they have registered or not."""
         return [] if self._cluster is None or self._closed else self._cluster.running()
 
     async def start(self) -> None:
@@ -81,7 +81,7 @@ class WorkerPool:
         await self._cluster.start(self.plan)
 
     def resize(self, plan: int) -> None:
-        """There are to be so many. Those that are too many leave, or are given up if they have not begun."""
+        """Change the plan. Those that are too many leave, or are given up if they have not begun."""
         self.plan = plan
         if self._starting is None:
             self._refill()
@@ -108,7 +108,7 @@ class WorkerPool:
             self._run(self._cluster.stop, workers)
 
     def leaves(self, worker: str) -> None:
-        """It was told to leave, or says that it does."""
+        """Note that a worker was told to leave, or says that it does."""
         self._leaving.append(worker)
 
     def _ended(self, worker: str, how: str, orderly: bool) -> None:

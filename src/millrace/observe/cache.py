@@ -1,4 +1,4 @@
-"""What ``millrace cache`` prints: from the service's status message and nothing else."""
+"""Tables of ``millrace cache``, from the service's status message and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POINTS: Row = ("point", "writer", "after", "kept", "of", "blocks", "items", "sav
 
 
 def of(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a status that is about the cache.
+    """Return the part of a status that is about the cache.
 
     Raises:
         PipelineError: the service has none.
@@ -26,7 +26,7 @@ def of(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
-    """One line per cache point of which something is kept, what is worth most first."""
+    """Print one line per cache point of which something is kept, the most worth first."""
     out = out or sys.stdout
     points = [point for point in of(status)["points"] if point["blocks"]]
     points.sort(key=lambda point: -point["saves_per_gib"])
@@ -49,7 +49,7 @@ def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
 
 
 def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
-    """How full the cache is, and what each job does about it."""
+    """Print how full the cache is, and what each job does about it."""
     out = out or sys.stdout
     cache = of(status)
     blocks = sum(point["blocks"] for point in cache["points"] if "@" not in point["point"])
@@ -78,7 +78,7 @@ def _said(cache: Mapping[str, Any]) -> Iterator[str]:
 
 
 def chosen(status: Mapping[str, Any], names: list[str], *, everything: bool) -> list[str]:
-    """The points that were asked for, each by its name or the beginning of it.
+    """Find the points that were asked for, each by its name or the beginning of it.
 
     Raises:
         PipelineError: there is no such point, or more than one, or none was named, or it is in a folder of its own.

@@ -1,4 +1,4 @@
-"""What ``millrace cost`` prints: from the service's status message and a table of prices."""
+"""Table of ``millrace cost``, from the service's status message and a table of prices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD: Row = ("job", "epoch", "worker hours", "core hours", "training hours", "se
 
 
 def read_prices(path: str) -> PriceTable:
-    """The table in a TOML file.
+    """Read the table in a TOML file.
 
     Raises:
         PipelineError: it cannot be read, or is not such a table.
@@ -33,7 +33,7 @@ def read_prices(path: str) -> PriceTable:
 
 
 def costs(status: Mapping[str, Any], table: PriceTable | None = None) -> list[dict[str, Any]]:
-    """A row for each epoch of each job: hours, and what they cost, by these prices or else those of the service.
+    """Make a row for each epoch of each job: hours, and their cost by these prices or else those of the service.
 
     Args:
         status: of the service.
@@ -52,7 +52,7 @@ def costs(status: Mapping[str, Any], table: PriceTable | None = None) -> list[di
 
 
 def dispatcher(status: Mapping[str, Any], table: PriceTable | None = None) -> dict[str, Any] | None:
-    """Hours of the dispatcher itself, which all jobs share, and what they cost; None: the service does not say."""
+    """Hours of the dispatcher itself, which all jobs share, and their cost; None: the service does not say."""
     spent = status.get("dispatcher")
     if spent is None or table is None:
         return spent
@@ -66,7 +66,7 @@ def show(
     out: IO[str] | None = None,
     shared: Mapping[str, Any] | None = None,
 ) -> None:
-    """One line per epoch of each job, and one for the dispatcher, which they share."""
+    """Print one line per epoch of each job, and one for the dispatcher, which they share."""
     out = out or sys.stdout
 
     def money(*parts: float | None) -> str:

@@ -1,36 +1,35 @@
-"""What ``millrace bench link`` prints: from its report and nothing else."""
+"""Report of ``millrace bench link`` in words."""
 
 from __future__ import annotations
 
 import sys
 from typing import IO
 
+from millrace.observe.status import columns
 from millrace.wire.data.link_benchmark import BATCH_BYTES, LinkFigure, LinkReport
 
 MEGA = 1e6
 
 
 def show(report: LinkReport, file: IO[str] | None = None) -> None:
-    """Prints ``report`` to ``file``, standard output by default."""
+    """Print ``report`` to ``file``, standard output by default."""
     print("\n".join(lines(report)), file=file or sys.stdout)
 
 
 def lines(report: LinkReport) -> list[str]:
-    """A table of the figures and what follows from them, in plain words."""
+    """Format the figures as a table, and what follows from them in plain words."""
     heads = ("", "sockets", "content", "compression", "MB/s", f"batches of {BATCH_BYTES / MEGA:.1f} MB a second")
-    table = [heads, *map(_cells, report.rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     return [
         f"the link to {report.peer}; round trip {report.round_trip_s * 1e3:.2f} ms",
         "",
-        *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table),
+        *columns([heads, *map(_cells, report.rows)]),
         "",
         *conclusions(report),
     ]
 
 
 def conclusions(report: LinkReport) -> list[str]:
-    """What to make of it: a sentence each."""
+    """Draw conclusions, a sentence each."""
     by_way = {(row.way, row.sockets, row.content, row.compression): row.bytes_per_s for row in report.rows}
     most = max(rate for (way, *_), rate in by_way.items() if way == "plain sockets")
     ours = by_way["millrace", report.sockets, "random bytes", None]

@@ -1,4 +1,4 @@
-"""What ``millrace status`` prints: from the service's status message and nothing else."""
+"""Tables of ``millrace status``, from the service's status message and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, ...]
 Table = tuple[str, Row, Sequence[Row]]
-"""Its title, the heads of its columns, its rows."""
+"""Title, heads of the columns, rows."""
 
 JOBS: Row = ("job", "epoch", "read", "left", "mode", "tasks", "workers", "consumers", "step", "waiting", "why")
 OPERATORS: Row = ("operator", "share", "elements", "elements/s", "threads")
@@ -24,12 +24,12 @@ FINISHED: Row = ("job", "ended", "took", "epochs", "elements", "waiting", "why",
 
 
 def as_json(status: Mapping[str, Any]) -> str:
-    """For programs."""
+    """Format a status as JSON, for programs."""
     return msgspec.json.format(msgspec.json.encode(status), indent=2).decode()
 
 
 def job_rows(status: Mapping[str, Any]) -> list[Row]:
-    """One row per job, in the columns of :data:`JOBS`, and one for each of its consumers."""
+    """Make a row per job, in the columns of :data:`JOBS`, and one for each of its consumers."""
     rows: list[Row] = []
     for job in status["jobs"]:
         tasks, consumers, progress = job["tasks"], job["consumers"], job["progress"]
@@ -63,7 +63,7 @@ def job_rows(status: Mapping[str, Any]) -> list[Row]:
 
 
 def operator_rows(job: Mapping[str, Any]) -> list[Row]:
-    """One row per operator of a job, in the columns of :data:`OPERATORS`, from the source to the last."""
+    """Make a row per operator of a job, in the columns of :data:`OPERATORS`, from the source to the last."""
     epochs = [epoch for epoch in job["epochs"] if epoch["epoch"] == job["epoch"]]
     given = [each["elements"] for epoch in epochs for each in epoch["operators"]]
     return [
@@ -79,7 +79,7 @@ def operator_rows(job: Mapping[str, Any]) -> list[Row]:
 
 
 def worker_rows(status: Mapping[str, Any]) -> list[Row]:
-    """One row per worker, in the columns of :data:`WORKERS`."""
+    """Make a row per worker, in the columns of :data:`WORKERS`."""
     return [
         (
             worker["id"][:8],
@@ -95,7 +95,7 @@ def worker_rows(status: Mapping[str, Any]) -> list[Row]:
 
 
 def finished_rows(status: Mapping[str, Any]) -> list[Row]:
-    """One row per job that is over, in the columns of :data:`FINISHED`, the last one first."""
+    """Make a row per job that is over, in the columns of :data:`FINISHED`, the last one first."""
     return [
         (
             job["name"],
@@ -112,7 +112,7 @@ def finished_rows(status: Mapping[str, Any]) -> list[Row]:
 
 
 def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
-    """Prints jobs and workers, as tables with colour on a terminal, as plain columns elsewhere."""
+    """Print jobs and workers, as tables with colour on a terminal, as plain columns elsewhere."""
     out = out or sys.stdout
     if out.isatty():
         from rich.console import Console
@@ -124,7 +124,7 @@ def show(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
 
 
 def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, as_lines: bool = False) -> None:
-    """Shows each answer of a service in the place of the one before; one below the other where there is no terminal.
+    """Show each answer of a service in the place of the one before; one below the other where there is no terminal.
 
     Args:
         answers: of :func:`millrace.client.status_query.watch_status`.
@@ -146,7 +146,7 @@ def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, a
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """Rows as lines with aligned columns."""
+    """Format rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

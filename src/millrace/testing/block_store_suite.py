@@ -1,4 +1,4 @@
-"""What every store of blocks must do: a suite that the tests of a store subclass.
+"""Conformance suite of block stores, which the tests of a store subclass.
 
     class TestMyStore(BlockStoreSuite):
         @pytest.fixture
@@ -28,14 +28,14 @@ POINT = "0123456789abcdef0123456789abcdef"
 
 
 def put(store: BlockStore, name: str, data: bytes, point: str = POINT) -> None:
-    """Publishes ``data`` as a block."""
+    """Publish ``data`` as a block."""
     with store.draft() as draft:
         draft.write(data)
         draft.publish(point, name)
 
 
 def get(store: BlockStore, name: str, start: int = 0, stop: int | None = None, point: str = POINT) -> bytes:
-    """Bytes ``start`` to ``stop`` of a block; None: to its end."""
+    """Read bytes ``start`` to ``stop`` of a block; None: to its end."""
     block = store.open(point, name)
     try:
         (data,) = block.read([(start, block.nbytes if stop is None else stop)])
@@ -52,12 +52,12 @@ class BlockStoreSuite:
 
     @pytest.fixture
     def store(self) -> BlockStore:
-        """The store under test, empty."""
+        """Make the store under test, empty."""
         raise NotImplementedError
 
     @pytest.fixture
     def again(self, store: BlockStore) -> BlockStore:
-        """The same blocks through another object, as another process sees them."""
+        """Open the same blocks through another object, as another process sees them."""
         return store
 
     def test_nothing_is_there_at_first(self, store: BlockStore) -> None:

@@ -1,4 +1,4 @@
-"""An S3 server of one's own, for tests and benchmarks: moto (``pip install 'moto[server]'``) in a process."""
+"""S3 server of one's own, for tests and benchmarks: moto (``pip install 'moto[server]'``) in a process."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ async def test_a_deployment_that_is_not_there_is_said_with_what_to_do(stage, fak
 
 @on_a_fake
 async def test_what_the_role_does_not_allow_is_said(stage, fake, folder):
-    stage.cluster._api._patience_s = 0.1
+    stage.cluster._api._retry_s = 0.1
     fake._rules = []
     with pytest.raises(
         ServiceError, match=r"docs/kubernetes.md on its role: .* 403: get deployments/scale is forbidden"
@@ -386,12 +386,12 @@ async def test_what_the_role_does_not_allow_is_said(stage, fake, folder):
 @on_a_fake
 async def test_a_server_that_never_helps_is_given_up_and_what_was_asked_for_is_forgotten(stage, fake, folder):
     await stage.cluster.start(1)
-    stage.cluster._api._patience_s = 0.1
+    stage.cluster._api._retry_s = 0.1
     fake.refuse(1000, 503)
     with pytest.raises(ServiceError, match=r"did not help for 0.1 s: .*GET .*scale with 503: as the test wants"):
         await stage.cluster.start(1)
     fake._refusals.clear()
-    stage.cluster._api._patience_s = 60.0
+    stage.cluster._api._retry_s = 60.0
     await stage.cluster.start(1)
     await stage.until_there(2)
     assert fake.replicas == 2
@@ -414,7 +414,7 @@ async def test_closing_does_not_wait_for_ever_for_a_server_that_does_not_help(st
 
 @on_a_fake
 async def test_a_server_that_names_a_pause_is_not_asked_before(stage, fake, folder):
-    stage.cluster._api._patience_s = 10.0
+    stage.cluster._api._retry_s = 10.0
     fake.refuse(1, 429, **{"Retry-After": "30"})
     with pytest.raises(ServiceError, match="did not help for 10 s"):
         await stage.cluster.start(1)
@@ -444,7 +444,7 @@ def test_only_who_the_clusters_own_authority_vouches_for_is_believed(tmp_path):
         await fake.start(certified(tmp_path, "right"))
         certified(tmp_path, "wrong")
         path = f"apps/v1/deployments/{DEPLOYMENT}/scale"
-        api = api_of(fake, tmp_path, patience_s=0.1)
+        api = api_of(fake, tmp_path, retry_s=0.1)
         try:
             with pytest.raises(ServiceError, match="CERTIFICATE_VERIFY_FAILED"):
                 await api.request("GET", path)
@@ -503,10 +503,10 @@ async def test_a_quota_is_forgotten_once_it_is_over_though_the_server_was_away_f
     await stage.until_there(1)
     await until(stage.cluster.trouble)
     api = stage.cluster._api
-    patience_s, api._patience_s = api._patience_s, 0.0
+    retry_s, api._retry_s = api._retry_s, 0.0
     fake.refuse(1, 503)
     await until(lambda: 503 in [status for *_, status in fake.asked])
-    api._patience_s = patience_s
+    api._retry_s = retry_s
     assert await stage.cluster.forgo(2) == 2
     await until(lambda: not stage.cluster.trouble())
 
