@@ -64,7 +64,7 @@ decode_index = msgspec.msgpack.Decoder(Index).decode
 
 
 class BlockInfo(NamedTuple):
-    """A block that was written: its name, its size in bytes, and the number of its items."""
+    """Written block: its name, its size in bytes, and the number of its items."""
 
     name: str
     nbytes: int

@@ -129,7 +129,7 @@ class Service:
 
     Raises:
         AddressInUseError: the port is taken.
-        ServiceError: the dispatcher did not start; the message has its last stderr.
+        ServiceError: the dispatcher did not start; the message has its last words.
     """
 
     def __init__(self, options: Sequence[str], token: str | None) -> None:
