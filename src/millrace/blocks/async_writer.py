@@ -34,11 +34,7 @@ class AsyncWriter:
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, data: Piece, /) -> None:
-        """Append all of ``data``, sooner or later.
-
-        Raises:
-            As :meth:`Draft.write`, for this or for what came before.
-        """
+        """Append all of ``data``, sooner or later."""
         self._pieces.append(data)
         self._bytes += len(data)
         if self._bytes >= _HANDOVER_BYTES:
@@ -46,11 +42,7 @@ class AsyncWriter:
             self._wait(_UNDER_WAY)
 
     def publish(self, point: str, name: str) -> None:
-        """End the draft, once all is written.
-
-        Raises:
-            As :meth:`Draft.publish`.
-        """
+        """End the draft, once all is written."""
         self._hand_over()
         self._wait(0)
         self._draft.publish(point, name)

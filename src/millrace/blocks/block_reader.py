@@ -197,9 +197,6 @@ class BlockReader:
         block: an open block; whoever opened it closes it.
         index: the block's, if it has been read before; None reads it.
         reads: counter of the reads.
-
-    Raises:
-        As :func:`read_index`.
     """
 
     def __init__(self, block: OpenBlock, index: BlockIndex | None = None, reads: ReadCounter | None = None) -> None:

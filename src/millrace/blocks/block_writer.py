@@ -63,11 +63,7 @@ class BlockWriter:
         return self.nbytes_written + waiting + _ITEM_BYTES * self.items + _MESSAGE_HEAD_BYTES
 
     def add(self, key: bytes, elements: Sequence[Any]) -> None:
-        """Write the next item, whole: :meth:`begin` and :meth:`extend`.
-
-        Raises:
-            As these.
-        """
+        """Write the next item, whole: :meth:`begin` and :meth:`extend`."""
         self.begin(key)
         self.extend(elements)
 
@@ -102,11 +98,7 @@ class BlockWriter:
                 self._pending_bytes += size
 
     def finish(self) -> BlockInfo:
-        """Write what is left; the file is then complete.
-
-        Raises:
-            As :meth:`add`.
-        """
+        """Write what is left; the file is then complete."""
         self._flush()
         index = encode_index(
             Index(

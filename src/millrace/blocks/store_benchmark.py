@@ -74,9 +74,6 @@ def calibrate(
         threads: number of threads that read at once, as a worker's do; a read then takes longer, and all together less.
         largest: bytes of a read, and of the block.
         clock: seconds, for tests.
-
-    Raises:
-        StoreFullError, CacheError: the store cannot be used.
     """
     name = uuid.uuid4().hex
     free = store.free_bytes()

@@ -70,10 +70,6 @@ def cluster_of(options: argparse.Namespace, token: str | None, dispatcher: Calla
         options: of the command line.
         token: of the service.
         dispatcher: returns the address that it listens at, once it does.
-
-    Raises:
-        PipelineError: a library that the cluster needs is not installed.
-        ServiceError: the cluster can't be used.
     """
     _, most = options.workers
     return _CLUSTERS[options.cluster](options, token, dispatcher) if most else None

@@ -118,11 +118,7 @@ class KubernetesCluster(Cluster):
         self._ended = ended
 
     async def start(self, workers: int) -> None:
-        """Ask for so many more replicas, or take over as many of those that are there.
-
-        Raises:
-            ServiceError: there is no such Deployment, it may not be scaled, or the API server does not help.
-        """
+        """Ask for so many more replicas, or take over as many of those that are there."""
         self._wanted += workers
         claimed = 0
         try:

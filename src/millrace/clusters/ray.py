@@ -85,11 +85,7 @@ class RayCluster(Cluster):
         self._ended = ended
 
     async def start(self, workers: int) -> None:
-        """Ask Ray for so many more actors; do not wait for it to have room for them.
-
-        Raises:
-            ServiceError: Ray does not take the request.
-        """
+        """Ask Ray for so many more actors; do not wait for it to have room for them."""
         host, port = parse_address(self._dispatcher())
         address = format_address(self.host if host in WILDCARDS else host, port)
         asked: dict[str, Any] = {}
@@ -148,11 +144,7 @@ class RayCluster(Cluster):
 
 
 def _join(address: str) -> None:
-    """Connect this process to a Ray cluster.
-
-    Raises:
-        ServiceError: there is none, or it cannot be joined.
-    """
+    """Connect this process to a Ray cluster."""
     where, told = address, ""
     if address == "auto" and (named := os.environ.get("RAY_ADDRESS")):
         where, told = named, " (RAY_ADDRESS in the environment)"

@@ -101,11 +101,7 @@ class RayService(Service):
 
 
 def _connected() -> Any:
-    """Return the module ``ray``, if this process is connected to a Ray cluster; else None.
-
-    Raises:
-        ServiceError: it is connected through Ray's client, on a machine that is none of the cluster's.
-    """
+    """Return the module ``ray``, if this process is connected to a Ray cluster; else None."""
     ray = sys.modules.get("ray")  # who is connected has imported it
     if ray is None or not ray.is_initialized():
         return None

@@ -36,9 +36,6 @@ def worker_range(min_workers: int, max_workers: int | None, room: int) -> tuple[
         min_workers: from 0 on.
         max_workers: None: as many as there is ``room`` for, and not fewer than ``min_workers``.
         room: number of workers.
-
-    Raises:
-        PipelineError: the numbers make no sense.
     """
     given: tuple[Any, Any] = (min_workers, room if max_workers is None else max_workers)  # whatever was given
     if not all(isinstance(each, int) for each in given):
@@ -55,11 +52,7 @@ def storage_options(
     cache_compression: Literal["lz4", "zstd"] | None,
     work_dir: str | None,
 ) -> list[str]:
-    """Make the options of ``millrace dispatcher`` for cache and journal from the arguments of the same names.
-
-    Raises:
-        PipelineError: they make no sense.
-    """
+    """Make the options of ``millrace dispatcher`` for cache and journal from the arguments of the same names."""
     if cache_dir is None and cache_bytes is not None:
         raise PipelineError("cache_bytes says how much a cache may take: say where it is, too, with cache_dir=")
     size: Any = cache_bytes  # whatever was given
@@ -81,11 +74,7 @@ def storage_options(
 
 
 def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
-    """Make the options of ``millrace dispatcher`` for scaling from the arguments of the same names.
-
-    Raises:
-        PipelineError: there is no such policy.
-    """
+    """Make the options of ``millrace dispatcher`` for scaling from the arguments of the same names."""
     if scaling_policy not in SERVICES:
         raise PipelineError(f"scaling_policy is one of {', '.join(SERVICES)}, not {scaling_policy!r}")
     return [
@@ -95,11 +84,7 @@ def scaling_options(scaling_policy: str, prices: str | None) -> list[str]:
 
 
 def quota_options(quotas: Mapping[str, int] | None) -> list[str]:
-    """Make the options of ``millrace dispatcher`` for ``quotas``, workers by tenant from 1 on.
-
-    Raises:
-        PipelineError: they make no sense.
-    """
+    """Make the options of ``millrace dispatcher`` for ``quotas``, workers by tenant from 1 on."""
     if quotas is not None and not isinstance(quotas, Mapping):
         raise PipelineError(
             f"quotas are numbers of workers by the names of tenants, as in {{'vision': 8}}, not {quotas!r}"

@@ -42,20 +42,12 @@ class LocalCluster(Cluster):
         self._ended = ended
 
     def prepare(self, workers: int) -> None:
-        """Have so many load their libraries before they are told of a dispatcher; :meth:`start` takes them.
-
-        Raises:
-            ServiceError: no further process can be started.
-        """
+        """Have so many load their libraries before they are told of a dispatcher; :meth:`start` takes them."""
         while len(self._spares) < workers:
             self._spares.append(self._spawn())
 
     async def start(self, workers: int) -> None:
-        """Start so many more.
-
-        Raises:
-            ServiceError: no further process can be started.
-        """
+        """Start so many more."""
         self.prepare(workers)  # all or none are started
         for _ in range(workers):
             name, process = self._spares.pop()

@@ -33,11 +33,7 @@ class BlobFolder:
         self.path = path
 
     def write(self, digest: str, data: bytes) -> None:
-        """Write a blob; return when it is durable.
-
-        Raises:
-            UnwritableError: it could not be written.
-        """
+        """Write a blob; return when it is durable."""
         path = self._path(digest)
         temporary = f"{path}.{uuid.uuid4().hex}"
         try:
@@ -214,11 +210,7 @@ class BlobStore:
             del self._promised[digest]
 
     async def get(self, digest: str) -> bytes:
-        """Read a blob.
-
-        Raises:
-            ServiceError: it isn't here.
-        """
+        """Read a blob."""
         if not self.has(digest):
             raise ServiceError(f"the dispatcher has no blob {digest}; the job that it belonged to is over")
         if digest in self._lent:

@@ -125,11 +125,7 @@ class HighWaterMark:
         return last
 
     def write(self, last: int) -> None:
-        """Replace the number. The file is there with a number or not at all, also where the disk is full.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Replace the number. The file is there with a number or not at all, also where the disk is full."""
         if self._file is not None:
             os.pwrite(self._file, _marked(last), 0)
             return
@@ -148,11 +144,7 @@ class HighWaterMark:
         self._file = file
 
     def sync(self) -> None:
-        """Make the number durable.
-
-        Raises:
-            OSError: the disk fails.
-        """
+        """Make the number durable."""
         if self._file is not None:
             os.fdatasync(self._file)
 
@@ -262,11 +254,7 @@ class SqliteJournal(Journal):
         await loop.run_in_executor(self._writer, self.write, len(events), at, body, snapshot)
 
     def write(self, count: int, at: float, body: bytes, snapshot: bytes | None = None) -> None:
-        """Append ``count`` events that are encoded already, in the calling thread.
-
-        Raises:
-            UnwritableError: nothing was written.
-        """
+        """Append ``count`` events that are encoded already, in the calling thread."""
         first, last = self._last + 1, self._last + count
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -299,11 +287,7 @@ class SqliteJournal(Journal):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def begin(self) -> None:
-        """Go on with what was read, whatever the mark said.
-
-        Raises:
-            OSError: the mark cannot be written.
-        """
+        """Go on with what was read, whatever the mark said."""
         self.checkpoint()
         self._mark.write(self._last)
         self._mark.sync()
@@ -341,11 +325,7 @@ def _checksum(number: int, count: int, at: float, body: Any) -> bytes:
 
 
 def set_aside(path: str) -> str:
-    """Rename a damaged journal with what belongs to it; return its new name.
-
-    Raises:
-        OSError: if that can't be done.
-    """
+    """Rename a damaged journal with what belongs to it; return its new name."""
     number = 1
     while os.path.exists(aside := f"{path}.damaged-{number}"):
         number += 1
@@ -354,11 +334,7 @@ def set_aside(path: str) -> str:
 
 
 def move_journal(path: str, to: str) -> None:
-    """Rename a journal with what belongs to it, itself at last, and durably.
-
-    Raises:
-        OSError: if that can't be done.
-    """
+    """Rename a journal with what belongs to it, itself at last, and durably."""
     for ending in _SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             os.rename(path + ending, to + ending)
@@ -366,11 +342,7 @@ def move_journal(path: str, to: str) -> None:
 
 
 def remove_journal(path: str) -> None:
-    """Remove a journal with what belongs to it, if there is any of that.
-
-    Raises:
-        OSError: if that can't be done.
-    """
+    """Remove a journal with what belongs to it, if there is any of that."""
     for ending in _SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + ending)

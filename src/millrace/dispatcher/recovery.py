@@ -101,9 +101,6 @@ def _replace_journal(path: str, at: float, snapshot: bytes) -> tuple[SqliteJourn
 
     The other one moves once the new one is whole, which it is from when it has its second name; a start that finds it
     under that name goes on with it.
-
-    Raises:
-        OSError, sqlite3.Error, UnwritableError: there is no room for it, say.
     """
     draft = f"{path}.draft"
     remove_journal(draft)

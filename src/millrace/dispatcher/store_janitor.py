@@ -38,11 +38,7 @@ class StoreJanitor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Open the store.
-
-        Raises:
-            ServiceError: it cannot be used.
-        """
+        """Open the store."""
         if self._location.startswith("memory:"):
             raise ServiceError(f"cache_dir {self._location}: the memory of one process is no place that workers share")
         try:

@@ -56,11 +56,7 @@ class WorkDir:
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
 
     def _hide(self) -> None:
-        """Make this user's alone what an earlier version left for all to read; the folder may hold other files.
-
-        Raises:
-            OSError: it can't be changed.
-        """
+        """Make this user's alone what an earlier version left for all to read; the folder may hold other files."""
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
             if (
@@ -80,11 +76,7 @@ class WorkDir:
 
 
 def sync_folder(path: str) -> None:
-    """Make names in a folder durable.
-
-    Raises:
-        OSError: the disk fails.
-    """
+    """Make names in a folder durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

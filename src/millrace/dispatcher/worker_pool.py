@@ -68,11 +68,7 @@ class WorkerPool:
         return [] if self._cluster is None or self._closed else self._cluster.running()
 
     async def start(self) -> None:
-        """Ask for all of them.
-
-        Raises:
-            ServiceError: if the cluster can't start them.
-        """
+        """Ask for all of them."""
         if self._cluster is None:
             return
         loop = asyncio.get_running_loop()

@@ -31,13 +31,7 @@ _FOOTER_BYTES = 64 << 10
 
 
 def list_source(node: FromParquet, seen: ListingProgress = ignore_progress) -> SplitTable:
-    """List one split per row group that has rows, from the files' footers.
-
-    Raises:
-        SourceNotFoundError: no such file.
-        SourceCorruptError: a file is truncated or no Parquet file.
-        PipelineError: a file has none of the wanted columns.
-    """
+    """List one split per row group that has rows, from the files' footers."""
     files = expand(node.patterns)
 
     def look(file: FileInfo) -> list[Split]:

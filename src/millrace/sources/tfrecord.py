@@ -40,12 +40,7 @@ _WBITS = {"": 0, "GZIP": GZIP, "ZLIB": ZLIB}
 
 
 def list_source(node: FromTFRecords, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
-    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files.
-
-    Raises:
-        SourceNotFoundError: no such file.
-        SourceCorruptError: a local file is truncated, or none of TFRecords; with the record's number and byte.
-    """
+    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files."""
     files = expand(node.patterns)
     plain = [file for file in files if not _wbits(node, file.location)]
     indexes = _indexes([file for file in plain if storage.is_remote(file.location)])

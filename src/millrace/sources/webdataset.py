@@ -29,12 +29,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 
 
 def list_source(node: FromWebDataset, seen: ListingProgress = ignore_progress, size: int | None = None) -> SplitTable:
-    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files.
-
-    Raises:
-        SourceNotFoundError: no such file.
-        SourceCorruptError: a local file is truncated or no tar archive; with the member's number and byte.
-    """
+    """List pieces of about ``size`` bytes (None: by the amount of data), or whole files."""
 
     def record_ends(file: FileInfo) -> Iterator[int] | None:
         return None if storage.is_remote(file.location) or _compressed(file.location) else _hop(file)

@@ -108,11 +108,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def answers(address: str, timeout: float) -> bool:
-    """Whether anything takes connections at ``address`` within ``timeout`` seconds.
-
-    Raises:
-        ServiceError: if it is no address.
-    """
+    """Whether anything takes connections at ``address`` within ``timeout`` seconds."""
     try:
         socket.create_connection(parse_address(address), timeout).close()
     except OSError:

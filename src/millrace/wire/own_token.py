@@ -44,11 +44,7 @@ def resolve(address: str, token: str | None) -> tuple[str | None, bool]:
 
 
 def own_token() -> str:
-    """Read this user's token on this machine; draw it if there is none.
-
-    Raises:
-        ServiceError: it can neither be read nor kept.
-    """
+    """Read this user's token on this machine; draw it if there is none."""
     reasons = []
     for folder in _folders():
         try:

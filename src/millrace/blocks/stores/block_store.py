@@ -42,11 +42,7 @@ class Draft(Protocol):
         """
 
     def publish(self, point: str, name: str) -> None:
-        """End the draft: the block is there, for everybody and at once.
-
-        Raises:
-            As :meth:`write`.
-        """
+        """End the draft: the block is there, for everybody and at once."""
 
 
 class OpenBlock(Protocol):
@@ -94,11 +90,7 @@ class BlockStore(Protocol):
     location: str
 
     def draft(self) -> AbstractContextManager[Draft]:
-        """Begin a draft; who leaves its context without publishing it leaves nothing behind.
-
-        Raises:
-            As :meth:`Draft.write`.
-        """
+        """Begin a draft; who leaves its context without publishing it leaves nothing behind."""
 
     def open(self, point: str, name: str) -> OpenBlock:
         """Open a block, to be closed.

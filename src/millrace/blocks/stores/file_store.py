@@ -52,9 +52,6 @@ class FileStore:
 
     Args:
         path: of the folder; it is made if it isn't there, and becomes its owner's alone, unless it holds other files.
-
-    Raises:
-        CacheError: the folder cannot be made or written to.
     """
 
     def __init__(self, path: str) -> None:

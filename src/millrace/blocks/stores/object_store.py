@@ -32,9 +32,6 @@ class ObjectStore:
 
     Args:
         location: ``s3://``, ``gs://`` or ``az://`` with a bucket, and a prefix if wanted; or ``memory://PREFIX``.
-
-    Raises:
-        PipelineError: the scheme is none that can be written to.
     """
 
     def __init__(self, location: str) -> None:

@@ -58,9 +58,6 @@ def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> st
         channel: to the dispatcher.
         data: up to a gibibyte.
         waits: until there is room on the dispatcher's disk.
-
-    Raises:
-        ServiceError: if it can't be handed over.
     """
     digest = digest_of(data)
     known: bool = channel.call(HAS, digest, bool)
@@ -96,11 +93,7 @@ def offer(channel: ControlChannel, memory: SealedMemory, job: str, *, joins: boo
 
 
 def fetch_memory(channel: ControlChannel, digest: str) -> Bytes:
-    """Fetch the bytes of ``digest``, uint8, read-only: mapped where they are on this host, else a copy.
-
-    Raises:
-        ServiceError: if the dispatcher can't be asked, or does not have them.
-    """
+    """Fetch the bytes of ``digest``, uint8, read-only: mapped where they are on this host, else a copy."""
     loan: MemoryLoan | None = channel.call(LOCATE, digest, MemoryLoan | None, TIMEOUT_S)
     memory = None if loan is None else open_loan(loan)
     return np.frombuffer(fetch_blob(channel, digest), np.uint8) if memory is None else memory.view()

@@ -75,9 +75,6 @@ class Session:
         """Queue ``message``; never wait. A closed session drops it.
 
         A peer that leaves 64 MiB unread is taken to hang: its session is closed with an error that says so.
-
-        Raises:
-            ProtocolError: the message is over 16 MiB encoded; nothing was queued.
         """
         encoded = rpc.encode_message(message)
         if self.closed:
@@ -175,12 +172,7 @@ class ControlServer:
         self._receiving_bytes = 0
 
     async def start(self) -> str:
-        """Start to listen; return the address as ``host:port`` with the port that was taken.
-
-        Raises:
-            AddressInUseError: the port is taken.
-            ServiceError: the host is not of this machine.
-        """
+        """Start to listen; return the address as ``host:port`` with the port that was taken."""
         if self._port:
             # gRPC says no more than that it failed, and on stderr; a socket of our own says why.
             listen(self._host, self._port).close()

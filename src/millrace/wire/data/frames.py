@@ -144,9 +144,6 @@ def encode_head(header: msgspec.Struct, payload: int, code: int = 0) -> bytes:
         header: of any type that the other side has a decoder for.
         payload: its size in bytes.
         code: how it is stored.
-
-    Raises:
-        ProtocolError: the header is over 1 MiB.
     """
     encoded = _encoder.encode(header)
     if len(encoded) > MAX_HEADER_BYTES:
@@ -242,11 +239,7 @@ def receive_frame(
 
 
 def receive_all(sock: Receiver, view: memoryview, where: str) -> None:
-    """Fill ``view`` (of bytes).
-
-    Raises:
-        EOFError: the peer closed the connection; ``where`` says in the middle of what.
-    """
+    """Fill ``view`` (of bytes)."""
     total = view.nbytes
     received = 0
     while received < total:

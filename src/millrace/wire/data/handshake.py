@@ -68,12 +68,7 @@ def exchange_hello(sock: socket.socket, hello: Hello, deadline: float) -> Welcom
 
 
 def receive_hello(sock: socket.socket, seconds: float) -> Hello:
-    """Receive a new peer's hello, which has to come within ``seconds``.
-
-    Raises:
-        ProtocolError: it is not millrace.
-        EOFError, OSError: the connection broke, or the time is over.
-    """
+    """Receive a new peer's hello, which has to come within ``seconds``."""
     set_socket_options(sock)
     hurried = _DeadlineSocket(sock, time.monotonic() + seconds)
     hello, _ = receive_frame(hurried, _hello_decoder, limit=0, header_limit=_HELLO_BYTES)
@@ -82,11 +77,7 @@ def receive_hello(sock: socket.socket, seconds: float) -> Hello:
 
 
 def send_welcome(sock: socket.socket, failure: Failure | None = None, local: str = "") -> None:
-    """Answer a hello.
-
-    Raises:
-        OSError: the connection broke.
-    """
+    """Answer a hello."""
     send_frame(sock, Welcome(OWN, failure, local))
 
 

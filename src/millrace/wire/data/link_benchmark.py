@@ -84,11 +84,7 @@ _orders = msgspec.msgpack.Decoder(SendBatches)
 
 
 def serve_link(host: str, port: int, token: str | None) -> DataServer:
-    """Serve the end that sends; runs until it is closed.
-
-    Raises:
-        AddressInUseError, AuthenticationError, ServiceError: as of :class:`DataServer`.
-    """
+    """Serve the end that sends; runs until it is closed."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, BATCH_BYTES, np.uint8)
     tokens = (rng.zipf(1.3, BATCH_BYTES // 4) % 50_000).astype(np.int32).view(np.uint8)
@@ -121,9 +117,6 @@ def measure_link(address: str, token: str | None, seconds: float = 0.5, rounds: 
         token: token that it demands.
         seconds: time that each measurement is to take, about.
         rounds: in which the ways take turns; figures are medians.
-
-    Raises:
-        As :func:`~millrace.wire.data.data_connection.open_data_connection`.
     """
     with ExitStack() as stack:
         # First in, last out: its threads end when the connections are closed, also after Ctrl-C.

@@ -65,11 +65,7 @@ class Striped:
         self._sent = self._received = 0
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
-        """Send all of ``buffers`` (of bytes); return their size in bytes.
-
-        Raises:
-            OSError: one of the sockets broke.
-        """
+        """Send all of ``buffers`` (of bytes); return their size in bytes."""
         views = [memoryview(buffer) for buffer in buffers]
         size = sum(view.nbytes for view in views)
         shares = stripe(views, self._sent, len(self._sockets))
@@ -78,11 +74,7 @@ class Striped:
         return size
 
     def recv_into(self, buffer: Buffer, nbytes: int, flags: int, /) -> int:
-        """Fill ``buffer`` with ``nbytes``; 0 if the peer closed one of the sockets.
-
-        Raises:
-            OSError: one of the sockets broke.
-        """
+        """Fill ``buffer`` with ``nbytes``; 0 if the peer closed one of the sockets."""
         shares = stripe([memoryview(buffer)[:nbytes]], self._received, len(self._sockets))
         self._received += nbytes
         return nbytes if self._move(shares, _receive, select.POLLIN) else 0
@@ -207,11 +199,7 @@ class StripePart(msgspec.Struct, frozen=True):
     count: int
 
     def check(self) -> None:
-        """Refuse impossible numbers.
-
-        Raises:
-            ProtocolError: they are out of range.
-        """
+        """Refuse impossible numbers."""
         if not 0 <= self.index < self.count <= MAX_SOCKETS:
             raise ProtocolError(
                 f"socket {self.index} of {self.count} was offered; a connection has at most {MAX_SOCKETS}"
@@ -255,11 +243,7 @@ class PendingSockets:
             raise ServiceUnreachableError("the first socket of its connection did not come")
 
     def collect(self, part: StripePart) -> list[socket.socket]:
-        """Collect the sockets 1, 2, ... of the connection, which belong to the caller from now on.
-
-        Raises:
-            ProtocolError: some have not come.
-        """
+        """Collect the sockets 1, 2, ... of the connection, which belong to the caller from now on."""
         keys = [(part.connection, index) for index in range(1, part.count)]
         with self._changed:
             if any(key not in self._waiting for key in keys):
