@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.blocks.block_format import MAGIC, TRAILER, VERSION, Index, decode_index
-from millrace.blocks.block_keys import KEY_BYTES, Keys, KeyTable, block_name
+from millrace.blocks.block_keys import KEY_BYTES, Keys, block_name
 from millrace.blocks.stores.block_store import OpenBlock
 from millrace.elements.codec import decode, row_layout
 from millrace.elements.recycled_arrays import Bytes
@@ -45,7 +45,7 @@ class MessageFacts:
 
 
 class BlockIndex:
-    """Items of a block, and their positions in it.
+    """Index of a block: its items, and their positions in it.
 
     Attributes:
         name: the block's.
@@ -84,15 +84,6 @@ class BlockIndex:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    @functools.cached_property
-    def table(self) -> KeyTable:
-        """Table of the keys."""
-        return KeyTable(self.keys)
-
-    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Find the item of each key (uint8 of shape (k, 16)); int64 of shape (k,), -1 where the block has none."""
-        return self.table.find(keys)
 
 
 def _sums(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -190,8 +181,7 @@ class BlockReader:
 
     The checksum of each message is verified when it is read for the first time with this index, and again if the block
     has become another one since: verifying takes several times as long as reading from memory. Elements are writable,
-    and
-    none shares memory with another: large ones are views of what was read, small ones copies.
+    and none shares memory with another: large ones are views of what was read, small ones copies.
 
     Args:
         block: an open block; whoever opened it closes it.
@@ -205,7 +195,7 @@ class BlockReader:
         self.index = read_index(block) if index is None else index
 
     def read(self, items: Sequence[int] | npt.NDArray[np.int64]) -> list[list[Any]]:
-        """Read the elements of each of ``items`` (numbers as :meth:`BlockIndex.find` gives them).
+        """Read the elements of each of ``items``, by their numbers in the block.
 
         The messages that they lie in are held meanwhile.
 
@@ -249,8 +239,7 @@ class BlockReader:
         """Read elements by their numbers, which lie in these messages, without reading their neighbours.
 
         The result is None where that cannot be, or wouldn't pay: messages were not read before, are compressed, have
-        leaves
-        of several sizes, hold elements of several kinds, or are wanted nearly whole.
+        leaves of several sizes, hold elements of several kinds, or are wanted nearly whole.
         """
         seen, index = self.index.seen, self.index
         listed = messages.tolist()

@@ -16,9 +16,7 @@ SHARE = 2
 def default_bytes(location: str) -> int:
     """Half of what a cache in a folder could take: the free bytes of its file system, and the folder's own bytes.
 
-    The folder's own bytes count, so that a service that starts again on the same folder keeps blocks that the one
-    before
-    had room for.
+    The folder's own bytes count, so that a service that starts again on it keeps the blocks of the one before.
 
     Args:
         location: a folder, which need not be there yet.

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from zlib import crc32
 
 import msgspec
@@ -83,17 +84,14 @@ def calibrate(
         if not has_disk:
             seconds *= _FAR
         size, took = _write(store, name, largest, _WRITING * seconds, clock)
-        block = store.open(POINT, name)
-        try:
-            left = (seconds - took) / 2
-            with ThreadPoolExecutor(threads, thread_name_prefix="millrace-calibration") as pool:
-                samples = list(_reads(pool, block, size, left, threads, clock, cold=False))
-                others = list(_reads(pool, block, size, left, threads, clock, cold=has_disk))
-            if not has_disk:
-                samples = others = samples + others
-            read, cold = fit(samples), fit(others)
-        finally:
-            block.close()
+        left = (seconds - took) / 2
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="millrace-calibration")
+        with closing(store.open(POINT, name)) as block, pool:
+            samples = list(_reads(pool, block, size, left, threads, clock, cold=False))
+            others = list(_reads(pool, block, size, left, threads, clock, cold=has_disk))
+        if not has_disk:
+            samples = others = samples + others
+        read, cold = fit(samples), fit(others)
     finally:
         store.delete(POINT, name)
     read, cold = _extended(read, took / size), _extended(cold, took / size)
@@ -108,12 +106,9 @@ def _warm_up(store: BlockStore, name: str) -> bool:
     with store.draft() as draft:
         draft.write(bytes(SMALLEST))
         draft.publish(POINT, name)
-    block = store.open(POINT, name)
-    try:
+    with closing(store.open(POINT, name)) as block:
         block.read([(0, SMALLEST)])
         return block.drop()
-    finally:
-        block.close()
 
 
 def _write(store: BlockStore, name: str, largest: int, limit_s: float, clock: Callable[[], float]) -> tuple[int, float]:
@@ -158,9 +153,7 @@ def _reads(
     def burst(size: int, count: int) -> list[tuple[int, float]]:
         """Time reads of one size, ``count`` on each thread: seconds of one of them while all threads were reading.
 
-        The time is from the first one's begin to the last one's end: where they take turns, the first ones end too
-        early to
-        tell.
+        The time is from the first one's begin to the last one's end: where they take turns, the first end too early.
         """
         places = [[choice.randrange(largest - size + 1) for _ in range(count)] for _ in range(threads)]
         begins, ends = zip(*pool.map(read, places, [size] * threads), strict=True)

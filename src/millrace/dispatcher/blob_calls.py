@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from millrace.dispatcher.blob_store import BlobStore
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
@@ -40,11 +39,10 @@ def blob_calls(store: Callable[[], BlobStore], lacks: Callable[[str], None]) -> 
     async def locate(digest: str) -> MemoryLoan | None:
         return await store().locate(digest)
 
-    asked: dict[str, tuple[Any, Callable[..., Any]]] = {
-        wire.HAS: (str, has),
-        wire.PUT: (wire.Blob, put),
-        wire.FETCH: (str, fetch),
-        wire.LEND: (wire.BlobOffer, lend),
-        wire.LOCATE: (str, locate),
+    return {
+        wire.HAS: CallHandler(str, has),
+        wire.PUT: CallHandler(wire.Blob, put),
+        wire.FETCH: CallHandler(str, fetch),
+        wire.LEND: CallHandler(wire.BlobOffer, lend),
+        wire.LOCATE: CallHandler(str, locate),
     }
-    return {name: CallHandler(request, answer) for name, (request, answer) in asked.items()}

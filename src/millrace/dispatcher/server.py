@@ -32,12 +32,11 @@ from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.journal_file import Journal
-from millrace.dispatcher.own_use import own_use
 from millrace.dispatcher.pending_decision import PendingDecision
 from millrace.dispatcher.recovery import restore
 from millrace.dispatcher.sessions import close, internal_error, send, warn_of_duplicate_name
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
-from millrace.dispatcher.status_report import status
+from millrace.dispatcher.status_report import own_use, status
 from millrace.dispatcher.store_janitor import StoreJanitor
 from millrace.dispatcher.work_dir import WorkDir
 from millrace.dispatcher.worker_pool import WorkerPool, process_exists

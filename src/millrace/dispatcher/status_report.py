@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -12,14 +13,16 @@ from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
 from millrace.control.state.observed import CacheSight, FinishedJob, Observed, Spent
-from millrace.control.state.state import CARE, Epoch, Job, State, UnreadShare, Worker
+from millrace.control.state.state import CARE, Consumer, Epoch, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk
 from millrace.control.tasks.unread import said, shares
+from millrace.engine.run.host_limits import resident_bytes
 from millrace.policies.bottleneck import bottleneck
 from millrace.policies.scaling.scaling_policies import kind_of
 from millrace.protocol.crash_sites import Poison
+from millrace.protocol.messages import ConsumerReport
 
 _MOST_COUNTED = 100_000
 """Most tasks of an epoch without sharding for which the parts of the data that they read are counted."""
@@ -69,6 +72,11 @@ def status(
     }
 
 
+def own_use(alive_s: float) -> Spent:
+    """Measure what this process has used in ``alive_s`` seconds, as one worker's; its memory counts as it is now."""
+    return Spent(worker_s=alive_s, core_s=time.process_time(), gib_s=resident_bytes() / (1 << 30) * alive_s)
+
+
 def _used_by(state: State, spent: Spent) -> dict[str, Any]:
     """Report hours of the dispatcher's process and their cost: it is one more worker (tf.data service 4.1)."""
     hours, cores, gib = (each / 3600 for each in (spent.worker_s, spent.core_s, spent.gib_s))
@@ -102,8 +110,8 @@ def _why_journal(work_dir: str | None, unwritable: str) -> str:
 
 def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requested: int) -> dict[str, Any]:
     serving = [worker for worker in state.workers.values() if worker.job == job.name and worker.lost_at is None]
-    sights = {number: observed.clients.get(place.client) for number, place in job.consumers.items()}
-    reports = [sight.report for sight in sights.values() if sight is not None and sight.report is not None]
+    readers = [(index, place, _report(observed, place)) for index, place in sorted(job.consumers.items())]
+    reports = [report for _, _, report in readers if report is not None]
     times = [report.batch_time_s for report in reports if report.batch_time_s > 0]
     waits = [min(1.0, report.wait_s / report.batch_time_s) for report in reports if report.batch_time_s > 0]
     number = job.newest
@@ -113,6 +121,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
     window = window_of(observed, job.name)
     found = bottleneck(load_of(state, observed, job, window, plan, requested))
     operators = summed(measures(observed, job.name), {})
+    unread = _shares(state, observed, job, now)
     return {
         "name": job.name,
         "epoch": number,
@@ -138,10 +147,10 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
                 "pid": place.pid,
                 "epoch": place.epoch,
                 "connected": place.lost_at is None,
-                "batches": sight.report.batches if sight is not None and sight.report is not None else 0,
+                "batches": report.batches if report is not None else 0,
                 "why": why_consumer(job, index, now),
             }
-            for (index, place), sight in zip(sorted(job.consumers.items()), _in_order(sights), strict=True)
+            for index, place, report in readers
         ],
         "operators": operator_rows(operators, window.nodes, window.seconds),
         "progress": job_progress.progress(state, observed, job, now),
@@ -156,7 +165,7 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "failure": job.failure.message if job.failure is not None else None,
         "bottleneck": msgspec.to_builtins(found),
         "kept": kept(state, job, now),
-        "unread": _unread(state, observed, job, now),
+        "unread": [_unread(share) for share in unread],
         "why": why_job(state, observed, job, serving, found, now),
         "left_out": sum(report.left_out for report in reports) + _undivided(state, job, number),
         "lost": {"tasks": job.lost, "elements": job.lost_elements},
@@ -164,31 +173,23 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "notes": [
             *_notes(job, [report.impure for report in reports]),
             *_visits(state, job, number),
-            *_said(state, observed, job, now),
+            *([said(job, unread)] if unread else []),
         ],
     }
 
 
-def _unread(state: State, observed: Observed, job: Job, now: float) -> list[dict[str, Any]]:
-    """Report what nobody reads of the job's epochs that are settled, or consumers that are not there."""
-    return [
-        {
-            "epoch": share.epoch,
-            "consumer": share.consumer,
-            "tasks": share.tasks,
-            "elements": share.elements if share.elements >= 0 else None,
-            "why": f"consumer {share.consumer} {share.why}",
-        }
-        for share in _shares(state, observed, job, now)
-    ]
-
-
-def _said(state: State, observed: Observed, job: Job, now: float) -> list[str]:
-    found = _shares(state, observed, job, now)
-    return [said(job, found)] if found else []
+def _unread(share: UnreadShare) -> dict[str, Any]:
+    return {
+        "epoch": share.epoch,
+        "consumer": share.consumer,
+        "tasks": share.tasks,
+        "elements": share.elements if share.elements >= 0 else None,
+        "why": f"consumer {share.consumer} {share.why}",
+    }
 
 
 def _shares(state: State, observed: Observed, job: Job, now: float) -> list[UnreadShare]:
+    """Find what nobody reads of the job's epochs that are settled, or consumers that are not there."""
     found = [share for share in job.unread if share.epoch not in job.epochs or share.epoch > job.newest]
     for number in sorted(each for each in job.epochs if each <= job.newest):
         found += shares(state, observed, job, number, now)
@@ -313,8 +314,9 @@ def _visits(state: State, job: Job, number: int) -> list[str]:
     return [f"{dealt}: {seen} of {job.length} parts of the data"]
 
 
-def _in_order(sights: dict[int, Any]) -> list[Any]:
-    return [sights[number] for number in sorted(sights)]
+def _report(observed: Observed, place: Consumer) -> ConsumerReport | None:
+    sight = observed.clients.get(place.client)
+    return None if sight is None else sight.report
 
 
 def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.layout import ALIGNMENT
 from millrace.elements.lent import AVAILABLE, SealedMemory, fill
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.tree import path_text
@@ -25,7 +26,6 @@ from millrace.sources.source import ListingProgress, ignore_progress
 
 Array = npt.NDArray[Any]
 
-_ALIGNMENT = 64
 _PIECE_BYTES = 4 << 20
 
 
@@ -55,8 +55,8 @@ class ArrayLayout:
         at = 0
         for array in arrays:
             self.arrays.append((array.dtype, array.shape, at))
-            at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.size = max(at, _ALIGNMENT)  # there is no memory of nothing
+            at += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        self.size = max(at, ALIGNMENT)  # there is no memory of nothing
 
     def views(self, memory: Bytes) -> list[Array]:
         """View the arrays that lie in this memory."""

@@ -96,7 +96,7 @@ class CacheAccess:
                 tell(used)
 
     def _open(self, use: CacheUse, *, add: bool) -> Using:
-        from millrace.blocks.merged_index import MergedIndex
+        from millrace.blocks.block_index import MergedIndex
         from millrace.engine.cache.cache_writer import CacheWriter
         from millrace.engine.cache.cached_items import ActivePoint
 

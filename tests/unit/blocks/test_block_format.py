@@ -375,12 +375,6 @@ def test_keys_are_found_where_they_are(there, asked):
     assert [there[row] for row in found if row >= 0] == [key for key in asked if key in there]
 
 
-def test_a_block_finds_its_items():
-    store = MemoryStore()
-    index = read_index(store.open(POINT, write(store, [[number] for number in range(100)])))
-    assert index.find(as_keys([KEYS[5], KEYS[150], KEYS[99]])).tolist() == [5, -1, 99]
-
-
 def test_time_in_which_several_reads_are_under_way_counts_once():
     now = [0.0]
     reads = ReadCounter(lambda: now[0])

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.blocks.block_index import ItemLocations
-from millrace.blocks.merged_index import MergedIndex
+from millrace.blocks.block_index import ItemLocations, MergedIndex
 
 
 class Items:

@@ -62,8 +62,7 @@ class OpenBlock(Protocol):
         """Read bytes ``start`` to ``stop`` for each of ``ranges``, uint8, writable, in memory of their own.
 
         There are fewer where the block ends before, which only a damaged one does. Where reading waits for a network,
-        the
-        ranges of one call are read at once.
+        the ranges of one call are read at once.
 
         Raises:
             BlockMissingError: the block has been removed.
@@ -75,9 +74,11 @@ class OpenBlock(Protocol):
 
     def drop(self) -> bool:
         """Let the operating system give up what it holds of the block in memory; False: no system holds any."""
+        return False
 
     def close(self) -> None:
         """End reading; what was read stays."""
+        return
 
 
 class BlockStore(Protocol):

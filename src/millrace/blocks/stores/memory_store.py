@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from millrace.blocks.stores.block_store import check_names
+from millrace.blocks.stores.block_store import OpenBlock, check_names
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import BlockMissingError, StoreFullError
@@ -102,7 +102,7 @@ class _Draft:
         self._data = bytearray()
 
 
-class _Block:
+class _Block(OpenBlock):
     def __init__(self, name: str, location: str, data: bytes) -> None:
         self.name = name
         self.location = location
@@ -114,9 +114,3 @@ class _Block:
 
     def version(self) -> object:
         return id(self._data)
-
-    def drop(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from millrace.blocks.stores.block_store import FULL, NAME, check_names
+from millrace.blocks.stores.block_store import FULL, NAME, OpenBlock, check_names
 from millrace.elements.encode_columns import Piece
 from millrace.elements.recycled_arrays import Bytes
 from millrace.errors import (
@@ -27,8 +27,7 @@ class ObjectStore:
     """Store (:class:`~millrace.blocks.stores.block_store.BlockStore`) under a URL.
 
     The name of a block is known when it is complete, and objects cannot be renamed. So a draft is a temporary file
-    without
-    a name (in ``TMPDIR``), which is uploaded when it is published.
+    without a name (in ``TMPDIR``), which is uploaded when it is published.
 
     Args:
         location: ``s3://``, ``gs://`` or ``az://`` with a bucket, and a prefix if wanted; or ``memory://PREFIX``.
@@ -98,7 +97,7 @@ class _Draft:
             storage.write(location, self._file)
 
 
-class _Block:
+class _Block(OpenBlock):
     def __init__(self, name: str, location: str, size: int, version: str) -> None:
         self.name = name
         self.location = location
@@ -112,12 +111,6 @@ class _Block:
 
     def version(self) -> object:
         return self._version
-
-    def drop(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ from millrace.planning.unit_ids import identities, item_keys, joined
 from millrace.planning.units import Cardinality, UnitMap
 
 if TYPE_CHECKING:
+    from millrace.blocks.block_index import ItemIndex
     from millrace.blocks.block_keys import Keys
-    from millrace.blocks.merged_index import ItemIndex
     from millrace.engine.cache.cache_writer import Added, CacheWriter
     from millrace.engine.run.task import NodeContext
 

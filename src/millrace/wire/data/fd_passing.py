@@ -30,6 +30,7 @@ import numpy as np
 
 from millrace.elements import file_mapping
 from millrace.elements.file_mapping import OpenFile
+from millrace.elements.layout import ALIGNMENT
 from millrace.elements.recycled_arrays import Bytes
 from millrace.elements.scattered_buffer import ScatteredBuffer
 from millrace.elements.shared import Arena, BorrowedSegments, Segment
@@ -45,7 +46,6 @@ MAX_DESCRIPTORS = 64
 _COPIED_PIECE = 16 << 10
 _COPIED_TOTAL = 64 << 10
 """Bytes of pieces and payloads below which they aren't worth a segment."""
-_ALIGNMENT = 64
 _MAX_SLIP_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -347,7 +347,7 @@ class _PayloadLayout:
 
 def _aligned_like(start: int, at: int) -> int:
     """First place from ``start`` on that is as far from a multiple of 64 as ``at`` is."""
-    return start + (at - start) % _ALIGNMENT
+    return start + (at - start) % ALIGNMENT
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from millrace.elements.layout import ALIGNMENT
 from millrace.errors import ProtocolError, VersionMismatchError
 from millrace.wire.data import compression
 
@@ -41,7 +42,6 @@ _PREFIX = struct.Struct("<4sHHIQ")
 PREFIX_BYTES = _PREFIX.size
 # What one sendmsg takes at most; POSIX promises 16.
 IOV_MAX = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
-_ALIGNMENT = 64
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -100,8 +100,8 @@ class ReadAhead:
 
 def aligned_buffer(size: int) -> npt.NDArray[np.uint8]:
     """Allocate uninitialised memory: uint8, shape (size,), starting at a multiple of 64 bytes."""
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
 
 

@@ -16,6 +16,7 @@ from millrace.errors import ProtocolError
 from millrace.wire.data.buffer_pool import BufferPool
 from millrace.wire.data.compression import Compression
 from millrace.wire.data.data_connection import DataConnection, DataServer, open_data_connection
+from millrace.wire.data.frames import receive_all, send_all
 from millrace.wire.data.striping import MAX_SOCKETS, round_trip_s, same_host, sockets_for, window_bytes
 
 BATCH_BYTES = 64 * 224 * 224 * 3
@@ -100,9 +101,7 @@ def serve_link(host: str, port: int, token: str | None) -> DataServer:
             for _ in range(order.batches):
                 if order.plain:
                     with connection.borrowed("send") as sock:
-                        view = batch.data
-                        while view:
-                            view = view[sock.sendmsg([view]) :]
+                        send_all(sock, [batch.data])
                 else:
                     connection.send(order, [batch])
 
@@ -173,12 +172,7 @@ def _receive_plain(connection: DataConnection, batches: int) -> None:
     buffer = np.empty(BATCH_BYTES, np.uint8).data
     with connection.borrowed("receive") as sock:
         for _ in range(batches):
-            view = buffer
-            while view:
-                received = sock.recv_into(view, view.nbytes, 0)
-                if not received:
-                    raise EOFError("the peer closed the connection")
-                view = view[received:]
+            receive_all(sock, buffer, "")
 
 
 def _framed(connection: DataConnection, order: SendBatches) -> Callable[[int], int]:
