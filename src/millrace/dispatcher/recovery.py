@@ -202,18 +202,20 @@ def rebuild(fresh: Callable[[], State], past: JournalContents) -> tuple[State, s
 
 
 def _missing(job: Job, blobs: BlobFolder) -> str:
-    """Say what the job needs and is not in the work_dir; empty if all is there.
+    """Say what the job needs and is not in the work_dir; empty if all is there."""
+    return _lost("split tables", job, lambda: fill_in(job, blobs.read)) or _functions_lost(job, blobs)
 
-    Nothing else reads the functions before a worker asks for them, which may be long after.
-    """
-    for what, look in (
-        ("split tables", lambda: fill_in(job, blobs.read)),
-        ("functions", lambda: blobs.read(job.spec.bundle)),
-    ):
-        try:
-            look()
-        except ShortageError:
-            raise
-        except ServiceError as error:
-            return f"the {what} of job {job.name!r} are lost: {error}"
+
+def _functions_lost(job: Job, blobs: BlobFolder) -> str:
+    """Look for functions now: nothing else reads them before a worker asks, which may be long after."""
+    return _lost("functions", job, lambda: blobs.read(job.spec.bundle))
+
+
+def _lost(what: str, job: Job, look: Callable[[], object]) -> str:
+    try:
+        look()
+    except ShortageError:
+        raise
+    except ServiceError as error:
+        return f"the {what} of job {job.name!r} are lost: {error}"
     return ""

@@ -176,13 +176,13 @@ async def test_replacements_that_are_taken_back_are_not_taken_for_those_asked_fo
     """Three die, their replacements run already when nobody wants them; then one worker is asked for."""
     await stage.cluster.start(3)
     workers = await stage.until_there(3)
-    settle, stage.cluster._settle_soon = stage.cluster._settle_soon, lambda: None
+    settle, stage.cluster._reconcile_soon = stage.cluster._reconcile_soon, lambda: None
     for worker in workers:
         fake._delete(worker, 0)
         stage.cluster._pods[f"uid-{int(worker[-3:])}"].condemned = True
     await stage.until(lambda: len(stage.ended) == 3)
     await stage.until_there(3)
-    stage.cluster._settle_soon = settle
+    stage.cluster._reconcile_soon = settle
     await stage.cluster.start(0)  # lowers to none
     await stage.cluster.start(1)
     await stage.until(lambda: fake.replicas == 1)
