@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 _GLOB = re.compile(r"[*?[]")
-_BRACE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _ANY_FOLDERS = r"(?:(?!\.)[^/]+/)*"
 _ANY_NAME = r"(?!\.)[^/]+"
 
@@ -18,25 +19,45 @@ def has_glob(text: str) -> bool:
 
 def expand_braces(pattern: str) -> Iterator[str]:
     """Expand ``shard-{000..012}.tar`` and ``{train,val}.tar``, as a shell does; numbers keep their width."""
-    brace = _BRACE.search(pattern)
-    if brace is None:
-        yield pattern
-        return
-    for choice in _choices(brace):
-        yield from expand_braces(pattern[: brace.start()] + choice + pattern[brace.end() :])
+    start = pattern.find("{")
+    while start >= 0:
+        cuts = _cuts(pattern, start)
+        choices = _choices(pattern, cuts)
+        if choices is not None:
+            rest = list(expand_braces(pattern[cuts[-1] + 1 :]))
+            for choice in choices:
+                for end in rest:
+                    yield pattern[:start] + choice + end
+            return
+        start = pattern.find("{", start + 1)
+    yield pattern
 
 
-def _choices(brace: re.Match[str]) -> Iterator[str]:
-    first, last, names = brace.groups()
-    if names is not None:
-        yield from names.split(",")
-        return
+def _cuts(pattern: str, start: int) -> list[int]:
+    """Find the brace at ``start``, the commas of its own, and the brace that closes it; [] if none does."""
+    depth, cuts = 0, [start]
+    for at in range(start, len(pattern)):
+        depth += (pattern[at] == "{") - (pattern[at] == "}")
+        if depth == 0 or (depth == 1 and pattern[at] == ","):
+            cuts.append(at)
+        if depth == 0:
+            return cuts
+    return []
+
+
+def _choices(pattern: str, cuts: list[int]) -> Iterable[str] | None:
+    """Expand what stands in a brace; None if it is no list and no range."""
+    if len(cuts) > 2:
+        return [each for low, high in pairwise(cuts) for each in expand_braces(pattern[low + 1 : high])]
+    found = _RANGE.fullmatch(pattern, cuts[0] + 1, cuts[1]) if cuts else None
+    if found is None:
+        return None
+    first, last = found.groups()
     start, stop = int(first), int(last)
     padded = any(len(text) > 1 and text.lstrip("-").startswith("0") for text in (first, last))
     width = max(len(first), len(last)) if padded else 0
     step = 1 if start <= stop else -1
-    for number in range(start, stop + step, step):
-        yield f"{number:0{width}d}" if width else str(number)
+    return (f"{number:0{width}d}" for number in range(start, stop + step, step))
 
 
 def fixed_folder(pattern: str) -> str:
