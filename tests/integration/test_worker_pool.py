@@ -267,7 +267,7 @@ def test_a_cluster_that_cannot_start_any_ends_the_service_that_begins():
 
 
 def test_a_cluster_that_could_not_is_asked_again(monkeypatch):
-    monkeypatch.setattr(fleets, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(fleets, "_RETRY_S", 0.01)
 
     async def story(cluster, fleet):
         cluster.failing = 2
