@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import resource
 import signal
 import sys
@@ -39,6 +38,7 @@ def add_dispatcher(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     """Add ``millrace dispatcher``."""
     command = commands.add_parser("dispatcher", help="the process that knows jobs and workers; one per service")
     add_listening(command, port=5050, host=f"{LOOPBACK}, with --cluster ray this node's")
+    command.add_argument("--owner", default="", help=argparse.SUPPRESS)  # the process that the service ends with
     add_clusters(command)
     add_memory(command)
     command.add_argument(
@@ -176,7 +176,7 @@ async def _dispatch(options: argparse.Namespace) -> None:
         scaling_policy=options.scaling_policy,
         prices=read_prices(options.prices) if options.prices else None,
         trust=_merged(options.trust),
-        owner=f"process {os.getppid()} on {platform.node()}" if options.parent_pipe and not options.port else "",
+        owner="" if options.port else options.owner,
     )
     stopped = asyncio.create_task(over.wait())
     try:

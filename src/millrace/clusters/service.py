@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -122,7 +123,7 @@ class Service:
             raise PipelineError(f"token is a str or None, not of type {type(token).__name__}")
         self.token = token or None
         self._process = spawn(
-            ["dispatcher", *options],
+            ["dispatcher", *options, "--owner", f"process {os.getpid()} on {platform.node()}"],
             worker=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
