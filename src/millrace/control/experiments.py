@@ -22,7 +22,7 @@ from millrace.control.state.regime import Experiment, Regime, RegimeObservation
 from millrace.control.state.state import Job, State, Worker
 
 if TYPE_CHECKING:
-    from millrace.control.journal.transaction import Turn
+    from millrace.control.journal.transaction import Transaction
 
 
 def experiment_of(job: Job) -> Experiment:
@@ -40,31 +40,31 @@ def cache_regime(job: Job) -> str:
 def makers(state: State, job: str) -> Iterator[Worker]:
     """Workers that make a job's elements, also if they are to leave."""
     yield from state.index.serving.serving(job)
-    for worker in state.index.serving.retiring:
+    for worker in state.index.serving.draining:
         if any(task[0] == job for task in worker.unfinished.values()):
             yield worker
 
 
-def note(turn: Turn, job: Job) -> RegimeObservation:
+def note(tx: Transaction, job: Job) -> RegimeObservation:
     """Note the regime that a job is in: at each report, and whenever a mode of its cache was chosen."""
-    workers = frozenset(worker.id for worker in makers(turn.state, job.name))
+    workers = frozenset(worker.id for worker in makers(tx.state, job.name))
     regime = Regime(workers, cache_regime(job), experiment_of(job))
-    seen = turn.observed.regimes.get(job.name)
+    seen = tx.observed.regimes.get(job.name)
     if seen is None:
-        seen = turn.observed.regimes[job.name] = RegimeObservation(regime)
+        seen = tx.observed.regimes[job.name] = RegimeObservation(regime)
         changed = bool(job.points)  # whatever was leased in a dispatcher's life before may be of another mode
     else:
         changed = seen.regime.cache != regime.cache
         seen.regime = regime
     if changed:
-        seen.lease = turn.state.next_lease
+        seen.lease = tx.state.next_lease
     return seen
 
 
-def regime_in_force(turn: Turn, job: Job) -> Regime | None:
+def regime_in_force(tx: Transaction, job: Job) -> Regime | None:
     """Regime in which what is reported now was measured; None: a part of it was measured in the one before."""
-    seen = note(turn, job)
-    if seen.lease and not _runs_earlier(turn.state, job, seen.lease):
+    seen = note(tx, job)
+    if seen.lease and not _runs_earlier(tx.state, job, seen.lease):
         seen.lease = 0
     return None if seen.lease else seen.regime
 
@@ -78,7 +78,7 @@ def _runs_earlier(state: State, job: Job, first: int) -> bool:
     )
 
 
-def forget(turn: Turn, job: Job) -> None:
+def forget(tx: Transaction, job: Job) -> None:
     """Forget what was observed of a job that is over: another one may have its name."""
-    for observations in (turn.observed.regimes, turn.observed.caching, turn.observed.scaling):
+    for observations in (tx.observed.regimes, tx.observed.caching, tx.observed.scaling):
         observations.pop(job.name, None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from millrace.control.inputs import ConsumerSaid, Input, JoinRequested, WorkerSaid
-from millrace.control.state.observed import WINDOW_S, ClientSight, Observed, WorkerSight
+from millrace.control.state.observed import WINDOW_S, ClientObservation, Observed, WorkerObservation
 from millrace.protocol.messages import (
     ConsumerReport,
     LeaveJob,
-    TaskAt,
+    ProbeReport,
     TaskFailed,
     TaskFinished,
     TaskReturned,
@@ -18,9 +18,9 @@ from millrace.protocol.messages import (
 def observe(observed: Observed, item: Input, now: float) -> None:
     """Note when each peer was seen and what it reported."""
     if isinstance(item, WorkerSaid):
-        sight = observed.workers.setdefault(item.worker, WorkerSight(now))
+        sight = observed.workers.setdefault(item.worker, WorkerObservation(now))
         sight.last_seen = now
-        if isinstance(item.message, TaskAt):
+        if isinstance(item.message, ProbeReport):
             sight.at[item.message.lease] = item.message
         elif isinstance(item.message, TaskFinished | TaskReturned | TaskFailed):
             sight.at.pop(item.message.lease, None)
@@ -35,12 +35,12 @@ def observe(observed: Observed, item: Input, now: float) -> None:
             sight.report = item.message
             sight.reported = now
     elif isinstance(item, JoinRequested):
-        observed.clients.setdefault(item.message.client, ClientSight(now)).last_seen = now
+        observed.clients.setdefault(item.message.client, ClientObservation(now)).last_seen = now
     elif isinstance(item, ConsumerSaid):
         if isinstance(item.message, LeaveJob):
             observed.clients.pop(item.client, None)
             return
-        client = observed.clients.setdefault(item.client, ClientSight(now))
+        client = observed.clients.setdefault(item.client, ClientObservation(now))
         client.last_seen = now
         if isinstance(item.message, ConsumerReport):
             client.report = item.message

@@ -64,7 +64,7 @@ def why_job(
     if not serving and job.spec.target_workers == "local":
         return f"job {name} waits for local workers, which its consumers start"
     if not serving:
-        others = [worker for worker in state.workers.values() if worker.lost_at is None and not worker.only]
+        others = [worker for worker in state.workers.values() if worker.lost_at is None and not worker.pinned_job]
         if not others:
             return f"job {name} waits for a worker: none is registered"
         return why_waiting(state, observed, job, others, now)
@@ -136,10 +136,10 @@ def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: f
     """What a worker does or waits for."""
     if worker.lost_at is not None:
         return f"its session broke {duration(round(max(0.0, now - worker.lost_at)))} ago; it may come back"
-    if worker.retiring:
+    if worker.draining:
         return "is leaving: it gets no more tasks"
-    if worker.only and not worker.job:
-        return f"waits for job {worker.only}, which it is local to"
+    if worker.pinned_job and not worker.job:
+        return f"waits for job {worker.pinned_job}, which it is local to"
     small = [job for job in state.jobs.values() if job.failure is None and not fits(job, worker)]
     if small and not worker.job:
         needs = min(job.needs for job in small)

@@ -13,7 +13,7 @@ import msgspec
 
 from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump, fill_in, load
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.membership.jobs import remove_job
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State
@@ -78,7 +78,7 @@ def restore(work_dir: WorkDir, fresh: Callable[[], State], *, recover: bool) -> 
             f"good up to there, with another --work-dir to start anew, or put a copy of the file in its place"
         )
     for name, why in missing.items():
-        remove_job(Turn(state, Observed(), past.at), state.jobs[name], why)
+        remove_job(Transaction(state, Observed(), past.at), state.jobs[name], why)
     try:
         journal, aside = _replace_journal(work_dir.journal, past.at, dump(state))
     except (OSError, sqlite3.Error, UnwritableError) as error:

@@ -20,7 +20,7 @@ from millrace.control.journal.consumer_events import ConsumerJoined
 from millrace.control.journal.event import Event
 from millrace.control.journal.job_events import JobCreated, TableRecorded
 from millrace.control.journal.snapshot import dump
-from millrace.control.journal.transaction import Turn, merged
+from millrace.control.journal.transaction import Transaction, merged
 from millrace.control.journal.worker_events import WorkerRetiring
 from millrace.control.reasons import why_nothing
 from millrace.control.state.observed import Observed
@@ -219,7 +219,7 @@ class Dispatcher:
         self._clock = Clock(time.monotonic, at)
         self._blobs = BlobStore(self._blob_bytes, BlobFolder(self._work_dir.blobs))
         for worker in self._state.workers.values():
-            if worker.retiring:
+            if worker.draining:
                 self._worker_pool.leaves(worker.id)
         jobs = self._state.jobs.values()
         needed = ((job.name, digest) for job in jobs for digest in (*job.spec.blobs, job.tables_digest))
@@ -257,21 +257,21 @@ class Dispatcher:
 
     def _feed(self, item: inp.Input, blame: Session | None = None) -> None:
         """Decide at once; what follows waits for the journal, in order."""
-        turn = Turn(self._state, self._observed, self._clock.now())
+        tx = Transaction(self._state, self._observed, self._clock.now())
         try:
-            react(turn, item)
+            react(tx, item)
         except Exception as error:
             # A bug. Events up to it have been applied and must be kept; the sender is told, everybody else goes on.
             _logger.exception("could not decide about %r", type(item).__name__)
             if blame is not None:
                 blame.close(internal_error(error))
-        for event in turn.events:
+        for event in tx.events:
             if isinstance(event, WorkerRetiring):  # now: it may have ended before that is written
                 self._worker_pool.leaves(event.worker)
         # Whoever has come back by the time this is durable was told anew, and must not hear what came before.
-        actions = [(action, self._session_of(action)) for action in merged(turn.actions)]
-        self._pending.append(PendingDecision(turn.events, turn.encoded, actions))
-        if turn.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
+        actions = [(action, self._session_of(action)) for action in merged(tx.actions)]
+        self._pending.append(PendingDecision(tx.events, tx.encoded, actions))
+        if tx.actions or isinstance(item, inp.Tick):  # what nobody waits for is written with what somebody does
             self._some_pending.set()
 
     async def _commit(self) -> None:

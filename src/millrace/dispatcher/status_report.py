@@ -12,8 +12,8 @@ from millrace.control.caching.cache_capacity import benefits
 from millrace.control.caching.profiling import measures, summed
 from millrace.control.reasons import files_listed, kept, sharing, why_consumer, why_job, why_worker
 from millrace.control.scaling.job_placement import told
-from millrace.control.state.observed import CacheSight, FinishedJob, Observed, Spent
-from millrace.control.state.state import CARE, Consumer, Epoch, Job, State, UnreadShare, Worker
+from millrace.control.state.observed import CacheObservation, FinishedJob, Observed, ResourceUsage
+from millrace.control.state.state import PROBE_EACH, Consumer, Epoch, Job, State, UnreadShare, Worker
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.job_load import load_of, operator_rows, window_of
 from millrace.control.tasks.task_queue import off_walk
@@ -40,7 +40,7 @@ def status(
     plan: int = 0,
     requested: int = 0,
     why: str = "",
-    dispatcher: Spent | None = None,
+    dispatcher: ResourceUsage | None = None,
 ) -> dict[str, Any]:
     """Report everything, ready for JSON.
 
@@ -56,7 +56,7 @@ def status(
         dispatcher: use of this process itself so far, as one worker's.
     """
     jobs = [state.jobs[name] for name in sorted(state.jobs)]
-    here = sum(worker.lost_at is None and not worker.only for worker in state.workers.values())
+    here = sum(worker.lost_at is None and not worker.pinned_job for worker in state.workers.values())
     return {
         "version": state.settings.version,
         "heartbeat_s": state.settings.heartbeat_s,
@@ -72,12 +72,12 @@ def status(
     }
 
 
-def own_use(alive_s: float) -> Spent:
+def own_use(alive_s: float) -> ResourceUsage:
     """Measure what this process has used in ``alive_s`` seconds, as one worker's; its memory counts as it is now."""
-    return Spent(worker_s=alive_s, core_s=time.process_time(), gib_s=resident_bytes() / (1 << 30) * alive_s)
+    return ResourceUsage(worker_s=alive_s, core_s=time.process_time(), gib_s=resident_bytes() / (1 << 30) * alive_s)
 
 
-def _used_by(state: State, spent: Spent) -> dict[str, Any]:
+def _used_by(state: State, spent: ResourceUsage) -> dict[str, Any]:
     """Report hours of the dispatcher's process and their cost: it is one more worker (tf.data service 4.1)."""
     hours, cores, gib = (each / 3600 for each in (spent.worker_s, spent.core_s, spent.gib_s))
     table = state.settings.prices
@@ -131,8 +131,8 @@ def _job(state: State, observed: Observed, job: Job, now: float, plan: int, requ
         "workers": _scaling(job, len(serving)),
         "where": {
             "target": job.spec.target_workers,
-            "local": sum(bool(worker.only) for worker in serving),
-            "remote": sum(not worker.only for worker in serving),
+            "local": sum(bool(worker.pinned_job) for worker in serving),
+            "remote": sum(not worker.pinned_job for worker in serving),
             "why": told(state, job),
         },
         "sharing": sharing(state, observed, job, now),
@@ -199,7 +199,7 @@ def _shares(state: State, observed: Observed, job: Job, now: float) -> list[Unre
 def _spent(state: State, observed: Observed, job: Job) -> list[dict[str, Any]]:
     """Report hours of workers and of training by epoch, as far as this dispatcher has seen them, and their cost."""
     rows = []
-    for epoch, spent in sorted(observed.spent.get(job.name, {}).items()):
+    for epoch, spent in sorted(observed.usage.get(job.name, {}).items()):
         workers, training, table = spent.worker_s / 3600, spent.consumer_s / 3600, state.settings.prices
         cores, gib = spent.core_s / 3600, spent.gib_s / 3600
         row = {"epoch": epoch, "worker_hours": workers, "training_hours": training, "service": None, "training": None}
@@ -232,7 +232,7 @@ _NO_POINT = "the pipeline has no cache point that this service could use"
 
 def _caching(state: State, observed: Observed, job: Job) -> dict[str, Any]:
     """Report what the job does about its cache points, and why."""
-    sight = observed.caching.get(job.name, CacheSight())
+    sight = observed.caching.get(job.name, CacheObservation())
     labels = {point.node: point.label for point in job.points}
     return {
         "point": labels.get(job.caching.node),
@@ -284,9 +284,9 @@ def _poison(job: Job) -> list[Poison]:
 def _notes(job: Job, impure: list[str]) -> list[str]:
     """Write sentences that the job's user should read."""
     notes = [f"{poison.where} ended the workers that came to it, and is not tried again" for poison in _poison(job)]
-    careful = sum(epoch.live[task].deaths >= CARE for epoch in job.epochs.values() for task in epoch.suspected)
+    careful = sum(epoch.live[task].deaths >= PROBE_EACH for epoch in job.epochs.values() for task in epoch.suspected)
     if careful:
-        notes.append(f"{careful} tasks ended {CARE} workers each and are run element by element, to find out why")
+        notes.append(f"{careful} tasks ended {PROBE_EACH} workers each and are run element by element, to find out why")
     return list(dict.fromkeys(filter(None, [*impure, *notes])))
 
 
@@ -331,7 +331,7 @@ def _worker(state: State, observed: Observed, worker: Worker, now: float) -> dic
         "pid": worker.pid,
         "cores": worker.cores,
         "job": worker.job or None,
-        "local": bool(worker.only),
+        "local": bool(worker.pinned_job),
         "leases": len(worker.unfinished),
         "kept": len(worker.kept),
         "lanes": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-Place = tuple[int, ...]
+CrashSite = tuple[int, ...]
 """What a worker is at: (node, then the element's origin node, split, repetition and position, how often the node has
 been given it before). Negative nodes stand for what is no function: see
 :mod:`millrace.engine.user_code.crash_probe`."""
@@ -13,5 +13,5 @@ been given it before). Negative nodes stand for what is no function: see
 class Poison(msgspec.Struct, frozen=True):
     """What ended the workers that came to it. ``where``: in words, e.g. ``map(decode) of train/0007.jpg``."""
 
-    place: Place
+    place: CrashSite
     where: str

@@ -79,7 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.visitation == "exactly_once" or self.sharding == "off"
 
     @property
-    def by_worker(self) -> bool:
+    def statically_owned(self) -> bool:
         """The sharding fixes which worker runs what."""
         return self.sharding in {"static", "static_contiguous", "custom"}
 

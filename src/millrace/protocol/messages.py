@@ -27,7 +27,7 @@ from millrace.planning.epoch_shape import EpochShape, RunShape
 from millrace.planning.plan import Piece
 from millrace.planning.split_table import TableSummary
 from millrace.protocol.cache_messages import BlocksKnown, CacheUse, CacheUsed, MeasureStore, StoreMeasured
-from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.crash_sites import CrashSite, Poison
 from millrace.protocol.job_spec import JobSpec
 from millrace.protocol.message import Message
 from millrace.protocol.reports import Flow, LaneReport, NodeMeasure, Pace, Told
@@ -126,8 +126,8 @@ class TaskFinished(Message, frozen=True, tag="TaskFinished"):
     """What is repeated without end gave no element in this run."""
 
 
-class TaskAt(Message, frozen=True, tag="TaskAt"):
-    """Where the run of a task that asks for care is, also in words. It goes on once TaskGoOn, of the same number, came.
+class ProbeReport(Message, frozen=True, tag="TaskAt"):
+    """Where the run of a task that asks for care is, also in words. It goes on once ProbeAck, of the same number, came.
 
     No ``place``: it waits, and does nothing that could end the process.
     """
@@ -135,7 +135,7 @@ class TaskAt(Message, frozen=True, tag="TaskAt"):
     ref: TaskRef
     lease: int
     number: int
-    place: Place = ()
+    place: CrashSite = ()
     where: str = ""
 
 
@@ -261,9 +261,8 @@ class LeaseTask(Message, RunShape, frozen=True, tag="LeaseTask"):
     """The plan's task to run, which an epoch without sharding (OFF) delivers any number of times; -1: ``ref.task``."""
     flush: bool = False  # what is left at the end although the task has a parent: no tail will run (OFF)
     again: bool = False  # it was leased before; the last output that the consumer has is kept too, to be compared
-    care: int = (
-        0  # workers that ended with it, up to 2. 1: say when it begins; 2: before each element, and run it alone
-    )
+    probe_level: int = msgspec.field(default=0, name="care")
+    """Workers that ended with it, up to 2. 1: say when it begins; 2: before each element, and run it alone."""
     poison: list[Poison] = []  # not to be touched, and to count as what a function failed on
     cache: CacheUse | None = None
     measure: bool = False  # report what operators did as soon as it has ended
@@ -278,8 +277,8 @@ class RevokeTask(Message, frozen=True, tag="RevokeTask"):
     lease: int
 
 
-class TaskGoOn(Message, frozen=True, tag="TaskGoOn"):
-    """Answer to TaskAt: it is known where the run is."""
+class ProbeAck(Message, frozen=True, tag="TaskGoOn"):
+    """Answer to ProbeReport: it is known where the run is."""
 
     ref: TaskRef
     lease: int
@@ -480,11 +479,11 @@ class Notice(Message, frozen=True, tag="Notice"):
     text: str
 
 
-_OfTasks = TaskFinished | TaskAt | TaskFailed | LeftoversLost | TaskReturned
+_OfTasks = TaskFinished | ProbeReport | TaskFailed | LeftoversLost | TaskReturned
 _OfPlanning = SourcesListed | SourcesFailed | ShardingChosen | JobUnsendable
 FromWorker = WorkerHello | WorkerReport | _OfTasks | _OfPlanning | CacheUsed | StoreMeasured | WorkerLeaving
 _ToPlan = ListSources | ChooseSharding
-_ToRun = LeaseTask | RevokeTask | TaskGoOn | ForgetTasks | OutputsReceived
+_ToRun = LeaseTask | RevokeTask | ProbeAck | ForgetTasks | OutputsReceived
 ToWorker = WorkerWelcome | OpenJob | _ToPlan | _ToRun | BlocksKnown | MeasureStore | CloseJob | StopWorker | JobFailed
 FromConsumer = JoinJob | BeginEpoch | ConsumerReport | LeaveJob
 ToConsumer = JobJoined | Resumed | EpochBegun | StepsReady | ReadTasks | EpochEnds | JobFailed | Notice

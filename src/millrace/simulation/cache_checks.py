@@ -38,7 +38,7 @@ class CacheChecks:
             raise Violation(f"job {job} of tenant {tenant} has kept a block in the name of {block.writer}")
         self._leases[place, block.kept.name] = block.lease
         dispatcher = self._town.dispatcher
-        held = None if dispatcher is None else dispatcher.state.caches.promises.get(block.lease)
+        held = None if dispatcher is None else dispatcher.state.caches.reservations.get(block.lease)
         if held is None or held.over:  # while there is no dispatcher nobody can tell
             self._outside.add((place, block.kept.name))
         else:
@@ -86,7 +86,7 @@ class CacheChecks:
         state = dispatcher.state
         self._within(state)
         leases = {lease for worker in state.workers.values() for lease in worker.unfinished}
-        for lease, held in state.caches.promises.items():
+        for lease, held in state.caches.reservations.items():
             if not held.over and lease not in leases:
                 raise Violation(f"lease {lease} is over, and {held} stays")
         for (place, name), block in self._town.store.blocks.items():
@@ -99,10 +99,10 @@ class CacheChecks:
 
 def _promised(state: State, lease: int) -> bool:
     """What the lease has added counts, whether or not anybody knows of it."""
-    held = state.caches.promises.get(lease)
+    held = state.caches.reservations.get(lease)
     return held is not None and held.room > 0
 
 
 def _in_force(state: State, lease: int) -> bool:
-    held = state.caches.promises.get(lease)
+    held = state.caches.reservations.get(lease)
     return held is not None and not held.over

@@ -77,7 +77,7 @@ class Using:
         self._catalogs, self._checks = catalogs, checks
         self._places = self.use.place, *self.use.also
         self._lost = {place: catalogs.open(place) for place in self._places}
-        self._keeps = self.use.room > 0 and not lease.care and not lease.poison
+        self._keeps = self.use.room > 0 and not lease.probe_level and not lease.poison
         self._made: dict[int, int] = {}
         self._draft: dict[int, int] = {}
         self._blocks: list[KeptBlock] = []

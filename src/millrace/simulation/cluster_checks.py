@@ -95,6 +95,6 @@ def _check_too_large(state: State, event: JobBroke) -> None:
     said = re.search(r" has ([\d,]+) bytes", event.failure.message)
     needs = job.needs if said is None else int(said[1].replace(",", ""))
     for worker in state.workers.values():
-        there = worker.lost_at is None and not worker.retiring and may_serve(job, worker)
+        there = worker.lost_at is None and not worker.draining and may_serve(job, worker)
         if there and worker.buffer_bytes >= needs:
             raise Violation(f"job {event.job} failed, and {worker.id} could have run it: {event.failure.message}")

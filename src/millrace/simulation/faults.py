@@ -175,7 +175,7 @@ def _disk_full(town: Town) -> bool:
 
 
 def _store_full(town: Town) -> bool:
-    promises = town.dispatcher.state.caches.promises if town.dispatcher is not None else {}
+    promises = town.dispatcher.state.caches.reservations if town.dispatcher is not None else {}
     return any(held.room for held in promises.values()) and _fill(town, town.store, "store full", 40.0)
 
 

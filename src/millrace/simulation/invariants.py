@@ -387,7 +387,7 @@ class Checks:
                 and self._town.workers[f"{event.worker}:1"].alive
             ):
                 self._given_up_in_time(event.worker, self._town.settings.heartbeat_s)
-            elif isinstance(event, WorkerAssigned) and not state.workers[event.worker].only:
+            elif isinstance(event, WorkerAssigned) and not state.workers[event.worker].pinned_job:
                 check_quota(state, event.job)  # local workers are their job's own
         if isinstance(item, inp.JoinRequested):
             self._there[item.message.client] = item.message.spec.name in state.jobs

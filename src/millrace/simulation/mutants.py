@@ -23,7 +23,7 @@ from millrace.control.journal.consumer_events import Progressed
 from millrace.control.journal.epoch_events import EpochClosed
 from millrace.control.journal.event import REDUCERS, Changes, Reducer
 from millrace.control.journal.task_events import TaskReleased
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import handover, jobs, stalls, task_failures, testimony, workers
 from millrace.control.scheduling import allocation, pool_size
 from millrace.control.state.cache_state import Caches, split_place
@@ -96,10 +96,10 @@ def _snapshot_skips() -> AbstractContextManager[Any]:
 def _early_collection() -> AbstractContextManager[Any]:
     """An epoch is closed once the first consumer has left it behind, not the last."""
 
-    def hasty(turn: Any, job: Job) -> None:
+    def hasty(tx: Any, job: Job) -> None:
         newest = max((consumer.epoch for consumer in job.consumers.values()), default=0)
         for number in [number for number in job.epochs if number < newest]:
-            turn.emit(EpochClosed(job.name, number))
+            tx.emit(EpochClosed(job.name, number))
 
     return mock.patch.object(jobs, "close_epochs", hasty)
 
@@ -176,7 +176,7 @@ def _hasty_deletion() -> AbstractContextManager[Any]:
     """Blocks are deleted as soon as they are given up, whoever may still read them."""
 
     def hasty(state: State, event: BlocksGivenUp) -> None:
-        state.caches.points[event.place].going.update({name: [] for name in event.names})
+        state.caches.points[event.place].evicting.update({name: [] for name in event.names})
 
     return mock.patch.dict(REDUCERS, {BlocksGivenUp: Reducer(hasty, Changes.JOBS)})
 
@@ -185,9 +185,9 @@ def _untold_deletion() -> AbstractContextManager[Any]:
     """Workers hear of new blocks, and not of those that are given up."""
     announce = cache_capacity._announce  # noqa: SLF001
 
-    def silent(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
+    def silent(tx: Transaction, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
         if not gone:
-            announce(turn, name, names)
+            announce(tx, name, names)
 
     return mock.patch.object(cache_capacity, "_announce", silent)
 
@@ -219,11 +219,11 @@ def _untold_reuse() -> Iterator[None]:
     """A point is used also in epochs that began with random values of their own, as all do."""
     use_of = cache_capacity.use_of
 
-    def hasty(turn: Turn, job: Job, number: int) -> Any:
+    def hasty(tx: Transaction, job: Job, number: int) -> Any:
         epoch, point = job.epochs[number], cache_mode.active(job)
         before, epoch.reused = epoch.reused, -1 if point is None else point.node
         try:
-            return use_of(turn, job, number)
+            return use_of(tx, job, number)
         finally:
             epoch.reused = before
 

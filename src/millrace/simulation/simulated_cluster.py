@@ -422,9 +422,9 @@ class Town(Fleet):
     def over(self) -> bool:
         """Everybody has what is theirs, and nothing of it is left, but for what is kept for later."""
         state = None if self.dispatcher is None else self.dispatcher.state
-        if self.expected > 0 or state is None or state.jobs or state.caches.promises:
+        if self.expected > 0 or state is None or state.jobs or state.caches.reservations:
             return False
-        return not any(cached.going for cached in state.caches.points.values())
+        return not any(cached.evicting for cached in state.caches.points.values())
 
     def run(self) -> None:
         """Until it is over.
@@ -447,8 +447,8 @@ class Town(Fleet):
         parts += [f"job {name} is still there" for name in jobs if not waiting]
         if dispatcher is not None and not parts:
             caches = dispatcher.state.caches
-            going = {name: list(cached.going) for name, cached in caches.points.items() if cached.going}
-            parts = [f"promised: {caches.promises}, to be deleted: {going}"]
+            going = {name: list(cached.evicting) for name, cached in caches.points.items() if cached.evicting}
+            parts = [f"promised: {caches.reservations}, to be deleted: {going}"]
         return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ from millrace.control import inputs as inp
 from millrace.control.decide import react
 from millrace.control.journal.event import Event
 from millrace.control.journal.snapshot import dump, fill_in
-from millrace.control.journal.transaction import Turn, merged
+from millrace.control.journal.transaction import Transaction, merged
 from millrace.control.state.observed import Observed
 from millrace.control.state.settings import Settings
 from millrace.control.state.state import State
@@ -139,18 +139,18 @@ class Dispatcher(Process):
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _feed(self, item: inp.Input) -> None:
-        turn = Turn(self.state, self.observed, self._clock.now())
+        tx = Transaction(self.state, self.observed, self._clock.now())
         try:
-            react(turn, item)
+            react(tx, item)
         except Exception as error:
             raise Violation(f"could not decide about {item!r}: {type(error).__name__}: {error}") from error
-        for event in turn.events:
+        for event in tx.events:
             self.world.note("decided", event)
-        self._count += len(turn.events)
-        actions = merged(turn.actions)
-        self._decided.append(Decided(turn.events, actions, [self._session_of(each) for each in actions], self._count))
-        self._checks.decided(self, item, turn.events)
-        if turn.actions or isinstance(item, inp.Tick):
+        self._count += len(tx.events)
+        actions = merged(tx.actions)
+        self._decided.append(Decided(tx.events, actions, [self._session_of(each) for each in actions], self._count))
+        self._checks.decided(self, item, tx.events)
+        if tx.actions or isinstance(item, inp.Tick):
             self._wake()
 
     def _wake(self) -> None:

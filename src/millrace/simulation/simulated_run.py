@@ -93,7 +93,7 @@ class SimulatedRun:
         worker, lease, ref = self._worker, self._lease, self._lease.ref
         rng = worker.world.rng
         yield from self._ask(inp.Enter())
-        if lease.care:
+        if lease.probe_level:
             yield from self._ask(inp.Announce(BEGINNING, "beginning"))
         first = max(lease.received - 1, 0)
         yield from self._ask(inp.BeginOutputs(first))
@@ -208,7 +208,7 @@ class SimulatedRun:
         if self._lease.holders:
             return  # others have dealt with them
         for element in [bare(element) for output in outputs for element in output]:
-            if self._lease.care >= ALONE:
+            if self._lease.probe_level >= ALONE:
                 self._steps += 1
                 yield from self._ask(inp.Announce((1, 0, 0, 0, element, 0), f"element {element}"))
             if self._worker.town.deadly(self._lease.ref.job, element):

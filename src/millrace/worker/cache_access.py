@@ -83,7 +83,7 @@ class CacheAccess:
             yield Using()
             return
         try:
-            using = self._open(lease.cache, add=not lease.care)
+            using = self._open(lease.cache, add=not lease.probe_level)
         except MillraceError as error:
             self._complain(lease.cache.place, error)
             tell(CacheUsed(lease.ref.job, lease.lease, lease.cache.place, error=str(error)))

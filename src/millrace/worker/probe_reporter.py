@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.engine.user_code.crash_probe import BEGINNING, Watch, between
-from millrace.protocol.crash_sites import Place
+from millrace.protocol.crash_sites import CrashSite
 from millrace.protocol.messages import LeaseTask
 from millrace.worker.core.run_state import ALONE
 from millrace.worker.core.worker_inputs import Announce
@@ -32,21 +32,21 @@ class ProbeReporter:
         """The run begins; what the engine is to look at."""
         lease = self._lease
         places = [poison.place for poison in lease.poison]
-        if lease.care < ALONE:
-            if lease.care:
+        if lease.probe_level < ALONE:
+            if lease.probe_level:
                 self._announce(Announce(BEGINNING, "beginning"))
             return Watch(places, None) if places else None
         self._announce(Announce(BEGINNING, f"beginning task {lease.ref.task}, before its first element,"))
         return Watch(places, self._step)
 
-    def between(self) -> tuple[Place, str]:
+    def between(self) -> tuple[CrashSite, str]:
         """Where the run is between two steps, also in words."""
         # With the steps: many lie within one output, and two workers that were stopped from outside while it was
         # made would else seem to have ended at the same place.
         what = f"output {self.outputs} of task {self._lease.ref.task}"
         return between(self.outputs, self._steps), f"putting {what} together, which is no function of the pipeline,"
 
-    def _step(self, place: Place, where: str) -> None:
+    def _step(self, place: CrashSite, where: str) -> None:
         if place:
             self._steps += 1
             self._announce(Announce(place, where))

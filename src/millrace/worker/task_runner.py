@@ -174,7 +174,7 @@ class _Run:
     def _put(self, packer: Packer, *, flush: bool) -> None:
         try:
             for message in packer.messages(flush=flush):
-                place = self._reporter.between() if self._lease.care >= ALONE else ((), "")
+                place = self._reporter.between() if self._lease.probe_level >= ALONE else ((), "")
                 verdict = self._lane.ask(Put(message, *place))
                 if isinstance(verdict, TooLarge):
                     raise _too_large(self._lease, message, verdict.limit)

@@ -19,10 +19,10 @@ def asked(monkeypatch):
 
     def offer(*args, **options):
         count[0] += 1
-        return task_queue.offer(*args, **options)
+        return task_queue.candidate_for(*args, **options)
 
-    monkeypatch.setattr(scheduler, "offer", offer)
-    monkeypatch.setattr(backlog, "offer", offer)
+    monkeypatch.setattr(scheduler, "candidate_for", offer)
+    monkeypatch.setattr(backlog, "candidate_for", offer)
     return count
 
 
@@ -155,5 +155,5 @@ def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
     job, worker = service.state.jobs["a"], service.state.workers["w"]
     service.state.index.invalidate(job.name)
     for rank in range(ranks):
-        task_queue.offer(service.state, job, worker, rank, cap=1, ahead=True)
+        task_queue.candidate_for(service.state, job, worker, rank, cap=1, ahead=True)
     assert found == [1]

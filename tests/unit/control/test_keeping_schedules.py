@@ -150,7 +150,7 @@ class Keeping(RuleBasedStateMachine):
         assert sum(sum(blocks.values()) for blocks in kept.values()) <= LIMIT
         # What a lease has written that is not over may count twice after a restart: then something goes.
         points = self.service.state.caches.points.values()
-        going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.going)
+        going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.evicting)
         assert self.service.state.caches.taken - going <= LIMIT
 
     def kept(self) -> dict[str, dict[str, int]]:
@@ -181,14 +181,14 @@ class Keeping(RuleBasedStateMachine):
         self.all_come_back()
         self.settle()
         state = self.service.state
-        assert state.caches.promises.keys() <= {lease for w in state.workers.values() for lease in w.unfinished}
+        assert state.caches.reservations.keys() <= {lease for w in state.workers.values() for lease in w.unfinished}
         known = self.known()
         assert all(block in known[place].items() for place, there in self.kept().items() for block in there.items())
         for name in sorted(POINTS):
             self.leave(name)
         self.settle()
-        assert not state.caches.promises
-        assert not any(cached.going for cached in state.caches.points.values())
+        assert not state.caches.reservations
+        assert not any(cached.evicting for cached in state.caches.points.values())
         self.service.restart()
         self.settle()
         assert self.known() == self.kept()

@@ -11,7 +11,7 @@ from millrace.control import inputs as inp
 from millrace.control.journal.job_events import TurnCut
 from millrace.control.journal.snapshot import plain
 from millrace.control.journal.task_events import TaskReleased
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.control.scheduling import allocation
 from millrace.control.scheduling.backlog import having_work
@@ -230,11 +230,11 @@ def test_a_job_of_which_enough_lies_ready_has_work_for_others_again_as_soon_as_i
     while worker.leases:
         service.finish(worker, min(worker.leases))
     service.report("w0", want=2)
-    turn = Turn(service.state, service.observed, service.now)
-    assert having_work(turn, service.state.workers["w0"], {"a"}) == set()
+    tx = Transaction(service.state, service.observed, service.now)
+    assert having_work(tx, service.state.workers["w0"], {"a"}) == set()
     for task in service.readable(peer)[2:]:
         service.read(peer, task)
-    assert having_work(turn, service.state.workers["w0"], {"a"}) == {"a"}
+    assert having_work(tx, service.state.workers["w0"], {"a"}) == {"a"}
 
 
 def test_who_was_to_leave_for_a_job_that_is_gone_is_given_tasks_again():

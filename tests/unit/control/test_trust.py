@@ -154,18 +154,18 @@ def test_what_a_reader_cannot_read_is_given_up_for_its_writer():
     service.run()
     (lost,) = [event for event in service.events if isinstance(event, BlocksGivenUp)]
     assert (lost.place, lost.names) == (place("red"), ["block3"])
-    assert {held.place for held in service.state.caches.promises.values() if held.room} <= {place("blue")}
+    assert {held.place for held in service.state.caches.reservations.values() if held.room} <= {place("blue")}
 
 
 def test_what_is_said_of_anothers_place_leaves_the_promise_of_ones_own():
     service = begun({"blue": ["red"]})
     joined(service, "blue")
-    lease, held = next((lease, held) for lease, held in service.state.caches.promises.items() if held.room)
+    lease, held = next((lease, held) for lease, held in service.state.caches.reservations.items() if held.room)
     room = held.room
     service.say(inp.WorkerSaid("w0", CacheUsed("job of blue", lease, place("red"), lost=["block1"])))
-    assert service.state.caches.promises[lease].room == room
+    assert service.state.caches.reservations[lease].room == room
     service.say(inp.WorkerSaid("w0", CacheUsed("job of blue", lease, place("blue"))))
-    assert service.state.caches.promises[lease].room == 0
+    assert service.state.caches.reservations[lease].room == 0
 
 
 def test_who_reads_makes_it_worth_to_be_kept():

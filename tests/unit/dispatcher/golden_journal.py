@@ -116,7 +116,7 @@ def _be_poisoned(service: Service) -> list[str]:
             service.plan_tasks(worker)
             for lease in list(worker.leases.values()):
                 if (lease.ref.job, lease.ref.epoch, lease.ref.task) == ("poisoned", 0, 0):
-                    at = msg.TaskAt(lease.ref, lease.lease, 1, (1, 0, 0, 0, 5, 0), "map(decode) of a.jpg")
+                    at = msg.ProbeReport(lease.ref, lease.lease, 1, (1, 0, 0, 0, 5, 0), "map(decode) of a.jpg")
                     service.say(inp.WorkerSaid(worker.name, at))
                     service.kill(worker.name)
         came.append(f"p{number}")

@@ -10,7 +10,7 @@ from msgspec import inspect
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control.journal.consumer_events import EpochBegan
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.observed import Observed
 from millrace.control.tasks.slots import active, missing
 from millrace.control.tasks.task_queue import off_task
@@ -96,12 +96,12 @@ def test_a_seed_may_have_all_of_its_bits():
 def test_what_cannot_be_journalled_does_not_become_so():
     service = Service()
     service.join("c", "a")
-    turn = Turn(service.state, Observed(), 0.0)
+    tx = Transaction(service.state, Observed(), 0.0)
     with pytest.raises(ProtocolError, match="EpochBegan cannot be journalled"):
-        turn.emit(EpochBegan("a", 0, 1 << 64))
+        tx.emit(EpochBegan("a", 0, 1 << 64))
     assert service.state.jobs["a"].consumers[0].epoch == 0
-    assert not turn.events
-    assert not turn.encoded
+    assert not tx.events
+    assert not tx.encoded
 
 
 @pytest.mark.parametrize(

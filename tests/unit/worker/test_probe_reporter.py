@@ -9,7 +9,7 @@ from millrace.worker.probe_reporter import ProbeReporter
 def run(*, waits):
     """Where a run says that it is: two steps within each of two outputs."""
     said: list[tuple[int, ...]] = []
-    lease = LeaseTask(TaskRef("job", 0, 3), 1, 0, care=ALONE)
+    lease = LeaseTask(TaskRef("job", 0, 3), 1, 0, probe_level=ALONE)
     reporter = ProbeReporter(lease, lambda announce: said.append(announce.place))
     watch = reporter.begin()
     assert watch is not None

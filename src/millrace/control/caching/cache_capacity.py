@@ -17,7 +17,7 @@ from millrace.control.journal.cache_events import (
     PromisesKept,
     StoreCalibrated,
 )
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.cache_state import CachedPoint
 from millrace.control.state.state import Job, State
 from millrace.planning.cache_point import CachePoint
@@ -41,15 +41,15 @@ UNBOUNDED = 1 << 62
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
-def use_of(turn: Turn, job: Job, number: int) -> CacheUse | None:
+def use_of(tx: Transaction, job: Job, number: int) -> CacheUse | None:
     """What a task of an epoch that is leased now does about the cache."""
     point = active(job)
     if point is None:
         return None
     if point.fixed and not point.always and number > 0 and job.epochs[number].reused != point.node:
         return None  # this epoch began with random values of its own
-    room = _room(turn, job, point) if _keeps(turn.state, job, point) else 0
-    also = others(turn.state, job, point)
+    room = _room(tx, job, point) if _keeps(tx.state, job, point) else 0
+    also = others(tx.state, job, point)
     return CacheUse(point.node, place(job, point), point.random, room, writer(job, point), also)
 
 
@@ -75,9 +75,9 @@ def _reads_now(state: State, job: Job, name: str) -> bool:
     return point is not None and (name == place(job, point) or name in others(state, job, point))
 
 
-def _room(turn: Turn, job: Job, point: CachePoint) -> int:
+def _room(tx: Transaction, job: Job, point: CachePoint) -> int:
     """Bytes that one more task may add; 0 if that isn't worth what would have to go."""
-    state, name = turn.state, place(job, point)
+    state, name = tx.state, place(job, point)
     if point.path:
         return UNBOUNDED  # of the user's own folder
     cached = state.caches.points.get(name, CachedPoint())
@@ -86,16 +86,16 @@ def _room(turn: Turn, job: Job, point: CachePoint) -> int:
     known = max(cached.largest, by_task)
     least = min(ROOM_LEAST, limit // 64)
     wanted = min(limit, max(least, int(ROOM_SPARE * known))) if known else min(FIRST_ROOM, limit // 8)
-    free = limit - state.caches.taken - turn.observed.measuring_room
+    free = limit - state.caches.taken - tx.observed.measuring_room
     if wanted <= free:
         return wanted
-    if turn.now - turn.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
+    if tx.now - tx.observed.no_room.get(name, -NO_ROOM_S) < NO_ROOM_S:
         return 0
-    turn.observed.no_room[name] = turn.now
+    tx.observed.no_room[name] = tx.now
     lacking = max(wanted, cached.whole - cached.bytes)
-    decision = eviction.admit(name, wanted, lacking, free, _blocks(state), benefits(state, turn.now))
+    decision = eviction.admit(name, wanted, lacking, free, _blocks(state), benefits(state, tx.now))
     if decision.value:
-        _give_up(turn, decision.value, decision.reason)
+        _give_up(tx, decision.value, decision.reason)
     return 0  # there will be room when they are gone
 
 
@@ -119,133 +119,139 @@ def _blocks(state: State) -> dict[str, list[eviction.KeptBlockSize]]:
     }
 
 
-def _give_up(turn: Turn, names: Iterable[str], reason: str) -> None:
+def _give_up(tx: Transaction, names: Iterable[str], reason: str) -> None:
     by_place: dict[str, list[str]] = {}
     for name in names:
         point, _, block = name.partition("/")
         by_place.setdefault(point, []).append(block)
     for point, blocks in by_place.items():
-        turn.emit(BlocksGivenUp(point, blocks, reason))
-        _announce(turn, point, gone=blocks)
-    sweep(turn)
+        tx.emit(BlocksGivenUp(point, blocks, reason))
+        _announce(tx, point, gone=blocks)
+    sweep(tx)
 
 
-def sweep(turn: Turn) -> None:
+def sweep(tx: Transaction) -> None:
     """Deletes what was given up and nobody reads any more; lists the store if somebody may have added to it."""
-    state = turn.state
+    state = tx.state
     for name, cached in list(state.caches.points.items()):
         if cached.path:  # of the user's own folder, which is theirs to clear; who makes such a block replaces it
-            if cached.going:
-                turn.emit(BlocksDeleted(name, list(cached.going)))
+            if cached.evicting:
+                tx.emit(BlocksDeleted(name, list(cached.evicting)))
             continue
         free = [
             block
-            for block, leases in cached.going.items()
-            if not any(lease in state.caches.promises and not state.caches.promises[lease].over for lease in leases)
+            for block, leases in cached.evicting.items()
+            if not any(
+                lease in state.caches.reservations and not state.caches.reservations[lease].over for lease in leases
+            )
         ]
-        _delete(turn, name, [block for block in free if (name, block) not in turn.observed.deleting])
-    over = [lease for lease, held in state.caches.promises.items() if held.over]
+        _delete(tx, name, [block for block in free if (name, block) not in tx.observed.deleting])
+    over = [lease for lease, held in state.caches.reservations.items() if held.over]
     if over:
-        _list(turn, over)
+        _list(tx, over)
 
 
-def _delete(turn: Turn, name: str, blocks: list[str]) -> None:
+def _delete(tx: Transaction, name: str, blocks: list[str]) -> None:
     if blocks:
         for block in blocks:
-            turn.observed.deleting[name, block] = turn.observed.deleting.get((name, block), 0) + 1
-        turn.act(DeleteBlocks(name, blocks))
+            tx.observed.deleting[name, block] = tx.observed.deleting.get((name, block), 0) + 1
+        tx.act(DeleteBlocks(name, blocks))
 
 
-def _list(turn: Turn, leases: list[int]) -> None:
-    if turn.state.settings.cache and turn.observed.listing is None:
-        turn.observed.listing = set()
-        points = turn.state.caches.points.items()
+def _list(tx: Transaction, leases: list[int]) -> None:
+    if tx.state.settings.cache and tx.observed.listing is None:
+        tx.observed.listing = set()
+        points = tx.state.caches.points.items()
         known = {name: {b.name: b.bytes for b in cached.blocks.values()} for name, cached in points if not cached.path}
-        turn.act(ListStore(leases, known))
+        tx.act(ListStore(leases, known))
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-def tell_blocks(turn: Turn, worker: str, name: str) -> None:
+def tell_blocks(tx: Transaction, worker: str, name: str) -> None:
     """A worker gets a lease that uses a point: it is to know what is kept there, and forget what it knew before."""
-    told = turn.observed.told.setdefault(worker, set())
+    told = tx.observed.told.setdefault(worker, set())
     if name in told:
         return
     told.add(name)
-    cached = turn.state.caches.points.get(name, CachedPoint())
+    cached = tx.state.caches.points.get(name, CachedPoint())
     names = [block.name for block in cached.readable]
-    turn.to_worker(worker, BlocksKnown(name, names, whole="@" not in name))  # what a user's folder has it sees itself
+    tx.to_worker(worker, BlocksKnown(name, names, whole="@" not in name))  # what a user's folder has it sees itself
 
 
-def _announce(turn: Turn, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
-    for worker, told in turn.observed.told.items():
+def _announce(tx: Transaction, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
+    for worker, told in tx.observed.told.items():
         if name in told:
-            turn.to_worker(worker, BlocksKnown(name, list(names), list(gone)))
+            tx.to_worker(worker, BlocksKnown(name, list(names), list(gone)))
 
 
-def greeted(turn: Turn, worker: str) -> None:
+def greeted(tx: Transaction, worker: str) -> None:
     """A session begins: the worker knows nothing yet."""
-    turn.observed.told.pop(worker, None)
-    if turn.observed.measuring == worker:
-        turn.observed.measuring, turn.observed.measuring_room = "", 0
+    tx.observed.told.pop(worker, None)
+    if tx.observed.measuring == worker:
+        tx.observed.measuring, tx.observed.measuring_room = "", 0
 
 
 # -- what is heard -----------------------------------------------------------------------------------------------------
 
 
-def started(turn: Turn) -> None:
+def started(tx: Transaction) -> None:
     """What is in the store is found out, whatever the journal says."""
-    _list(turn, [lease for lease, held in turn.state.caches.promises.items() if held.over])
+    _list(tx, [lease for lease, held in tx.state.caches.reservations.items() if held.over])
 
 
-def used(turn: Turn, _worker: str, message: CacheUsed) -> None:
+def used(tx: Transaction, _worker: str, message: CacheUsed) -> None:
     """A run says what it did with a point. What is kept is right whether or not the run counted."""
-    sight = turn.observed.caching.get(message.job)
+    sight = tx.observed.caching.get(message.job)
     if sight is not None:
         sight.hits += message.hits
         sight.misses += message.misses
         sight.lost += len(message.lost)
         if message.blocks or (message.error and not message.wanted):
             sight.trouble = message.error
-    _learn(turn, message)
-    held = turn.state.caches.promises.get(message.lease)
-    cached = turn.state.caches.points.get(message.place)
+    _learn(tx, message)
+    held = tx.state.caches.reservations.get(message.lease)
+    cached = tx.state.caches.points.get(message.place)
     known = cached.blocks if cached is not None else {}
     if message.blocks or (held is not None and held.room and held.place == message.place):
-        _published(turn, message.place, message.blocks, message.lease, message.wanted)
+        _published(tx, message.place, message.blocks, message.lease, message.wanted)
     if message.blocks and held is None:
-        _fit(turn)  # it has written for longer than anybody waited for it
+        _fit(tx)  # it has written for longer than anybody waited for it
     made = {block.name for block in message.blocks}
     lost = [name for name in message.lost if name in known and name not in made]
     if lost and cached is not None:
-        turn.emit(BlocksGivenUp(message.place, lost, "they could not be read"))
-        _announce(turn, message.place, gone=lost)
-        sweep(turn)
+        tx.emit(BlocksGivenUp(message.place, lost, "they could not be read"))
+        _announce(tx, message.place, gone=lost)
+        sweep(tx)
 
 
-def _published(turn: Turn, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0, by: str = "") -> None:
-    turn.emit(BlocksPublished(name, blocks, lease, wanted, by))
-    if turn.observed.listing is not None:
-        turn.observed.listing.update((name, block.name) for block in blocks)
+def _published(
+    tx: Transaction, name: str, blocks: list[KeptBlock], lease: int = -1, wanted: int = 0, by: str = ""
+) -> None:
+    tx.emit(BlocksPublished(name, blocks, lease, wanted, by))
+    if tx.observed.listing is not None:
+        tx.observed.listing.update((name, block.name) for block in blocks)
     # Those that go are there again, perhaps after they were deleted: they are deleted once more.
-    _delete(turn, name, [block.name for block in blocks if (name, block.name) in turn.observed.deleting])
-    readable = {block.name for block in turn.state.caches.points[name].readable}
+    _delete(tx, name, [block.name for block in blocks if (name, block.name) in tx.observed.deleting])
+    readable = {block.name for block in tx.state.caches.points[name].readable}
     told = [block.name for block in blocks if block.name in readable]
     if told:
-        _announce(turn, name, told)
+        _announce(tx, name, told)
 
 
-def listed(turn: Turn, message: StoreListed) -> None:
+def listed(tx: Transaction, message: StoreListed) -> None:
     """The store was listed."""
-    since, turn.observed.listing = turn.observed.listing or set(), None
+    since, tx.observed.listing = tx.observed.listing or set(), None
     if message.blocks is not None:
-        _found(turn, message.blocks, message, since)
-    have_measured(turn)
+        _found(tx, message.blocks, message, since)
+    have_measured(tx)
 
 
-def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], message: StoreListed, since: set[tuple[str, str]]) -> None:
-    points = turn.state.caches.points
+def _found(
+    tx: Transaction, blocks: dict[str, list[KeptBlock]], message: StoreListed, since: set[tuple[str, str]]
+) -> None:
+    points = tx.state.caches.points
     for name in sorted(blocks.keys() | {name for name, cached in points.items() if not cached.path}):
         there = {block.name: block for block in blocks.get(name, ())}
         known = points[name].blocks if name in points else {}
@@ -255,67 +261,67 @@ def _found(turn: Turn, blocks: dict[str, list[KeptBlock]], message: StoreListed,
             if block.items and (name, block.name) not in since and known.get(block.name) != block
         ]
         if new:
-            _published(turn, name, new, by=message.writers.get(name, ""))
+            _published(tx, name, new, by=message.writers.get(name, ""))
         # Of those that are to be deleted the answer tells: until then one that comes again is deleted once more.
-        sure = since | turn.observed.deleting.keys()
+        sure = since | tx.observed.deleting.keys()
         missing = [block for block in known if block not in there and (name, block) not in sure]
         if missing:
-            turn.emit(BlocksDeleted(name, missing))
-            _announce(turn, name, gone=missing)
+            tx.emit(BlocksDeleted(name, missing))
+            _announce(tx, name, gone=missing)
     if message.leases:
-        turn.emit(PromisesKept(message.leases))
-    _fit(turn)
+        tx.emit(PromisesKept(message.leases))
+    _fit(tx)
 
 
-def _fit(turn: Turn) -> None:
+def _fit(tx: Transaction) -> None:
     """Gives up what is more than there may be, beside what goes anyway."""
-    points = turn.state.caches.points.values()
-    going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.going)
-    over = turn.state.caches.taken - going - turn.state.settings.cache_bytes
+    points = tx.state.caches.points.values()
+    going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.evicting)
+    over = tx.state.caches.taken - going - tx.state.settings.cache_bytes
     if over > 0:
-        decision = eviction.evict(_blocks(turn.state), benefits(turn.state, turn.now), over)
-        _give_up(turn, decision.value, decision.reason)
+        decision = eviction.evict(_blocks(tx.state), benefits(tx.state, tx.now), over)
+        _give_up(tx, decision.value, decision.reason)
 
 
-def remove(turn: Turn, places: list[str]) -> None:
+def remove(tx: Transaction, places: list[str]) -> None:
     """Somebody wants all blocks of these points to be deleted."""
-    points = turn.state.caches.points
+    points = tx.state.caches.points
     mine = [name for name in places if name in points and not points[name].path]
     names = [f"{name}/{block}" for name in mine for block in points[name].blocks]
-    _give_up(turn, names, "somebody asked for it")
+    _give_up(tx, names, "somebody asked for it")
 
 
-def deleted(turn: Turn, message: BlocksGone) -> None:
+def deleted(tx: Transaction, message: BlocksGone) -> None:
     """Blocks are gone from the store, but for those that stay, or were published again: these are deleted once more."""
     name, gone = message.place, []
     for block in [*message.names, *message.stay]:
-        due = turn.observed.deleting.pop((name, block), 1) - 1
+        due = tx.observed.deleting.pop((name, block), 1) - 1
         if due:
-            turn.observed.deleting[name, block] = due
+            tx.observed.deleting[name, block] = due
         elif block not in message.stay:
             gone.append(block)
-    if gone and name in turn.state.caches.points:
-        turn.emit(BlocksDeleted(name, gone))
-    turn.observed.no_room.clear()
+    if gone and name in tx.state.caches.points:
+        tx.emit(BlocksDeleted(name, gone))
+    tx.observed.no_room.clear()
 
 
-def calibrated(turn: Turn, _worker: str, message: StoreMeasured) -> None:
+def calibrated(tx: Transaction, _worker: str, message: StoreMeasured) -> None:
     """A worker has measured the store, or could not."""
-    turn.observed.measuring, turn.observed.measuring_room = "", 0
+    tx.observed.measuring, tx.observed.measuring_room = "", 0
     if message.cost is not None:
-        turn.emit(StoreCalibrated(message.path, message.cost))
+        tx.emit(StoreCalibrated(message.path, message.cost))
         return
-    for job in turn.state.jobs.values():
+    for job in tx.state.jobs.values():
         if job.caching.kind == "profile":
-            turn.emit(ModeChosen(job.name, "compute", -1, f"the cache cannot be used: {message.why}", job.newest))
+            tx.emit(ModeChosen(job.name, "compute", -1, f"the cache cannot be used: {message.why}", job.newest))
 
 
-def _learn(turn: Turn, message: CacheUsed) -> None:
+def _learn(tx: Transaction, message: CacheUsed) -> None:
     """What reads really take refreshes what was measured; not journalled, as it is never far from it for long."""
-    cost = turn.observed.cost or turn.state.caches.costs.get("")
+    cost = tx.observed.cost or tx.state.caches.costs.get("")
     if cost is not None and message.read_bytes and "@" not in message.place:
         # What one read takes while as many others run as were measured: however many there were, so many of them would
         # have shared what the store gave meanwhile.
         each_s = message.read_s * cost.threads / message.reads
         read = cost.read.learn(message.read_bytes // message.reads, each_s)
-        turn.observed.cost = msgspec.structs.replace(cost, read=read)
+        tx.observed.cost = msgspec.structs.replace(cost, read=read)

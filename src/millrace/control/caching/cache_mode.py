@@ -11,9 +11,9 @@ import msgspec
 from millrace.control.caching.profiling import LOOK_ELEMENTS, look_at, measures, profile_of, tasks_ended
 from millrace.control.experiments import regime_in_force
 from millrace.control.journal.cache_events import ModeChosen, PointUsed
-from millrace.control.journal.transaction import Turn
-from millrace.control.state.cache_state import CachedPoint, ModeOf, place_of
-from millrace.control.state.observed import CacheSight
+from millrace.control.journal.transaction import Transaction
+from millrace.control.state.cache_state import CachedPoint, CacheMode, place_of
+from millrace.control.state.observed import CacheObservation
 from millrace.control.state.state import Job, State
 from millrace.planning.cache_point import CachePoint, fixed_notice
 from millrace.policies.caching import autocache as policy
@@ -99,13 +99,13 @@ def share_kept(state: State, job: Job, point: CachePoint) -> float:
     return min(1.0, sum(cached.bytes for cached in kept) / whole) if whole else 0.0
 
 
-def begin(turn: Turn, job: Job) -> None:
+def begin(tx: Transaction, job: Job) -> None:
     """The job's points are known."""
-    for text in _notices(turn.state, job):
+    for text in _notices(tx.state, job):
         for consumer in job.consumers:
-            turn.to_consumer(job, consumer, Notice(text))
-    if usable(turn.state, job):
-        _choose(turn, job, None)
+            tx.to_consumer(job, consumer, Notice(text))
+    if usable(tx.state, job):
+        _choose(tx, job, None)
 
 
 def _notices(state: State, job: Job) -> list[str]:
@@ -125,25 +125,25 @@ def _notices(state: State, job: Job) -> list[str]:
     return found
 
 
-def epoch_began(turn: Turn, job: Job) -> None:
+def epoch_began(tx: Transaction, job: Job) -> None:
     """A consumer begins an epoch that nobody has begun before."""
-    points = usable(turn.state, job)
+    points = usable(tx.state, job)
     if not points:
         return
-    sight = _sight(turn, job)
+    sight = _sight(tx, job)
     if job.caching.kind == "profile":
         sight.ended = True
-        look(turn, job)
+        look(tx, job)
     elif sight.profile is not None:
-        _choose(turn, job, sight.profile)
-    elif job.caching.kind == "get" and not _always(job) and _missing(turn.state, job, sight) > policy.REST:
-        _profile(turn, job, "what a cache saves was not measured yet, and not all is kept")
+        _choose(tx, job, sight.profile)
+    elif job.caching.kind == "get" and not _always(job) and _missing(tx.state, job, sight) > policy.REST:
+        _profile(tx, job, "what a cache saves was not measured yet, and not all is kept")
     elif _always(job):
-        _choose(turn, job, None)
+        _choose(tx, job, None)
     sight.hits = sight.misses = 0
     point = active(job)
     if point is not None:
-        _use(turn, job, point)
+        _use(tx, job, point)
     if job.caching.kind == "put":
         sight.looks = []  # more is kept than in the epoch before, so that it is faster
 
@@ -153,7 +153,7 @@ def _always(job: Job) -> bool:
     return point is not None and point.always
 
 
-def _missing(state: State, job: Job, sight: CacheSight) -> float:
+def _missing(state: State, job: Job, sight: CacheObservation) -> float:
     """The share of what the job asks of its point that isn't there now: others may have kept what it missed."""
     point = active(job)
     if point is None:
@@ -164,28 +164,28 @@ def _missing(state: State, job: Job, sight: CacheSight) -> float:
     return sight.misses / asked if asked else 1.0 - share_kept(state, job, point)
 
 
-def look(turn: Turn, job: Job) -> None:
+def look(tx: Transaction, job: Job) -> None:
     """A report of the job's has come: is the profile long enough, does the decision still hold?"""
-    points = usable(turn.state, job)
+    points = usable(tx.state, job)
     if not points or not job.consumers:
         return
-    sight = _sight(turn, job)
-    if not _of_regime(turn, job, sight):
+    sight = _sight(tx, job)
+    if not _of_regime(tx, job, sight):
         return
-    new = _new_look(turn, job, sight)
+    new = _new_look(tx, job, sight)
     if job.caching.kind == "profile":
-        if "" not in turn.state.caches.costs:
-            have_measured(turn)  # whoever was asked before may be gone
+        if "" not in tx.state.caches.costs:
+            have_measured(tx)  # whoever was asked before may be gone
             return
-        profile = profile_of(turn.state, turn.observed, job, sight)
-        if profile is None or not (sight.looks or sight.ended or _read_enough(turn, job, sight)):
+        profile = profile_of(tx.state, tx.observed, job, sight)
+        if profile is None or not (sight.looks or sight.ended or _read_enough(tx, job, sight)):
             return
         long = policy.profiled(profile.elements, ended=sight.ended)
         if long.value:
             sight.profile = profile
             sight.wholes = {point.node: _whole(job, point, profile, sight) for point in points}
             sight.computing = policy.BatchTime(profile.batch_s, profile.wait_s, profile.noise)
-            _choose(turn, job, profile)
+            _choose(tx, job, profile)
         return
     if not new or _always(job):
         return
@@ -193,48 +193,46 @@ def look(turn: Turn, job: Job) -> None:
     verdict = policy.revisit(mode, sight.computing, sight.looks)
     if verdict.value == "undo":
         undone = {**job.caching.undone, job.caching.node: job.caching.kind}
-        _set(turn, job, msgspec.structs.replace(job.caching, undone=undone), "compute", -1, verdict.reason)
+        _set(tx, job, msgspec.structs.replace(job.caching, undone=undone), "compute", -1, verdict.reason)
         if sight.profile is not None:
-            _choose(turn, job, sight.profile)
-    elif verdict.value == "decide anew" and (
-        job.caching.kind != "get" or _missing(turn.state, job, sight) > policy.REST
-    ):
+            _choose(tx, job, sight.profile)
+    elif verdict.value == "decide anew" and (job.caching.kind != "get" or _missing(tx.state, job, sight) > policy.REST):
         # Where all is kept, a hit is taken without comparing (Cachew 4.4): to compare, all would have to be computed.
-        _profile(turn, job, verdict.reason)
+        _profile(tx, job, verdict.reason)
 
 
-def _of_regime(turn: Turn, job: Job, sight: CacheSight) -> bool:
+def _of_regime(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     """Whether what is reported now is of one regime; what was seen in another is forgotten."""
-    regime, then = regime_in_force(turn, job), sight.regime
+    regime, then = regime_in_force(tx, job), sight.regime
     if regime is None:
         return False
     if regime != then:
         sight.regime, sight.looks = regime, []
         sight.batches = {
-            index: (report.epoch, report.batches) for index, report in _reports(turn, job).items() if report.batches
+            index: (report.epoch, report.batches) for index, report in _reports(tx, job).items() if report.batches
         }
         if then is None or then.workers != regime.workers:
             sight.computing = None
         if then is None or then.cache != regime.cache:
-            sight.before, sight.begun, sight.ended = measures(turn.observed, job.name), tasks_ended(job), False
+            sight.before, sight.begun, sight.ended = measures(tx.observed, job.name), tasks_ended(job), False
     return True
 
 
-def _reports(turn: Turn, job: Job) -> dict[int, ConsumerReport]:
+def _reports(tx: Transaction, job: Job) -> dict[int, ConsumerReport]:
     """By consumer, what it reported last."""
-    seen = {index: turn.observed.clients.get(place_.client) for index, place_ in job.consumers.items()}
+    seen = {index: tx.observed.clients.get(place_.client) for index, place_ in job.consumers.items()}
     return {index: each.report for index, each in seen.items() if each is not None and each.report is not None}
 
 
-def _new_look(turn: Turn, job: Job, sight: CacheSight) -> bool:
+def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     """Takes a look if all consumers that read have got on far enough."""
     moved = {}
-    for index, report in _reports(turn, job).items():
+    for index, report in _reports(tx, job).items():
         if report.batches:
             if _since(sight, index, report) < LOOK_ELEMENTS:
                 return False
             moved[index] = (report.epoch, report.batches)
-    taken = look_at(turn.observed, job, sight.looks)
+    taken = look_at(tx.observed, job, sight.looks)
     if not moved or taken is None:
         return False
     sight.batches.update(moved)
@@ -242,37 +240,37 @@ def _new_look(turn: Turn, job: Job, sight: CacheSight) -> bool:
     return True
 
 
-def _since(sight: CacheSight, consumer: int, report: ConsumerReport) -> int:
+def _since(sight: CacheObservation, consumer: int, report: ConsumerReport) -> int:
     """Elements that a consumer has read since the last look, or since the regime began."""
     epoch, batches = sight.batches.get(consumer, (-1, 0))
     return report.batches - (batches if report.epoch == epoch else 0)
 
 
-def _read_enough(turn: Turn, job: Job, sight: CacheSight) -> bool:
+def _read_enough(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
     """Whether no consumer's batch time, of its last hundred elements, has any that it read before the regime began."""
-    reports = _reports(turn, job).items()
+    reports = _reports(tx, job).items()
     return all(_since(sight, index, report) >= LOOK_ELEMENTS for index, report in reports if index in sight.batches)
 
 
-def _sight(turn: Turn, job: Job) -> CacheSight:
-    return turn.observed.caching.setdefault(job.name, CacheSight())
+def _sight(tx: Transaction, job: Job) -> CacheObservation:
+    return tx.observed.caching.setdefault(job.name, CacheObservation())
 
 
-def _profile(turn: Turn, job: Job, reason: str) -> None:
-    turn.observed.caching[job.name] = CacheSight()
-    _set(turn, job, ModeOf(), "profile", -1, reason)
-    have_measured(turn)
+def _profile(tx: Transaction, job: Job, reason: str) -> None:
+    tx.observed.caching[job.name] = CacheObservation()
+    _set(tx, job, CacheMode(), "profile", -1, reason)
+    have_measured(tx)
 
 
-def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
+def _choose(tx: Transaction, job: Job, profile: Profile | None) -> None:
     """Decides, and lets it be so if it is another mode than before."""
-    state, now = turn.state, job.caching
+    state, now = tx.state, job.caching
     points = usable(state, job)
     first = job.newest if job.first is None else job.newest - job.first
     later = policy.later_epochs(max(0, first), job.spec.epochs)
-    cost = turn.observed.cost or state.caches.costs.get("")
+    cost = tx.observed.cost or state.caches.costs.get("")
     store = _store(state, job, points, cost) if cost is not None else None
-    sight = _sight(turn, job)
+    sight = _sight(tx, job)
     wholes = {point.node: sight.wholes.get(point.node) or _known_whole(state, job, point) for point in points}
     candidates = [
         policy.CandidatePoint(
@@ -293,28 +291,28 @@ def _choose(turn: Turn, job: Job, profile: Profile | None) -> None:
         saves = {p.node: times(profile, store, p.node, 1.0, max(1, wholes[p.node])).saves for p in points}
     mode = decision.value
     if mode.kind == "profile":
-        _profile(turn, job, decision.reason)
+        _profile(tx, job, decision.reason)
         return
     node = -1 if mode.point is None else mode.point
-    kept = ModeOf(slower=mode.slower, undone=now.undone, saves=saves)
+    kept = CacheMode(slower=mode.slower, undone=now.undone, saves=saves)
     if (mode.kind, node) != (now.kind, now.node) or not now.reason:
         before = {point.node for point in points if point.node == now.node and now.kind in {"put", "get"}}
         sight.looks = []
-        _set(turn, job, kept, mode.kind, node, decision.reason)
+        _set(tx, job, kept, mode.kind, node, decision.reason)
         chosen = active(job)
         if chosen is not None and chosen.fixed and not chosen.always and chosen.node not in before:
             for consumer in job.consumers:
-                turn.to_consumer(job, consumer, Notice(fixed_notice(chosen)))
+                tx.to_consumer(job, consumer, Notice(fixed_notice(chosen)))
     for point in points:
         if point.node == node:
-            _use(turn, job, point, wholes[point.node])
+            _use(tx, job, point, wholes[point.node])
 
 
-def _set(turn: Turn, job: Job, kept: ModeOf, kind: policy.Kind, node: int, reason: str) -> None:
-    turn.emit(
+def _set(tx: Transaction, job: Job, kept: CacheMode, kind: policy.Kind, node: int, reason: str) -> None:
+    tx.emit(
         ModeChosen(job.name, kind, node, reason, max(0, job.newest), kept.slower, dict(kept.undone), dict(kept.saves))
     )
-    _of_regime(turn, job, _sight(turn, job))
+    _of_regime(tx, job, _sight(tx, job))
 
 
 def _measured_saving(state: State, job: Job, point: CachePoint) -> float | None:
@@ -323,27 +321,27 @@ def _measured_saving(state: State, job: Job, point: CachePoint) -> float | None:
     return max((saves for saves in uses if saves < _ASKED_FOR), default=None)
 
 
-def _use(turn: Turn, job: Job, point: CachePoint, whole: int = 0) -> None:
-    theirs = _measured_saving(turn.state, job, point)
+def _use(tx: Transaction, job: Job, point: CachePoint, whole: int = 0) -> None:
+    theirs = _measured_saving(tx.state, job, point)
     saves = _ASKED_FOR if point.always else job.caching.saves.get(point.node, 0.5 if theirs is None else theirs)
-    turn.emit(PointUsed(job.name, place(job, point), turn.now, saves, point.label, whole, writer(job, point)))
-    for name, other in others(turn.state, job, point).items():
-        if name in turn.state.caches.points:
-            turn.emit(PointUsed(job.name, name, turn.now, saves, point.label, writer=other))
+    tx.emit(PointUsed(job.name, place(job, point), tx.now, saves, point.label, whole, writer(job, point)))
+    for name, other in others(tx.state, job, point).items():
+        if name in tx.state.caches.points:
+            tx.emit(PointUsed(job.name, name, tx.now, saves, point.label, writer=other))
 
 
-def have_measured(turn: Turn) -> None:
+def have_measured(tx: Transaction) -> None:
     """The store is measured once, by a worker: as the service starts, for the first job to know in its first epoch."""
-    state = turn.state
-    if not state.settings.cache or "" in state.caches.costs or turn.observed.measuring in state.workers:
+    state = tx.state
+    if not state.settings.cache or "" in state.caches.costs or tx.observed.measuring in state.workers:
         return
-    if turn.observed.listing is not None:
+    if tx.observed.listing is not None:
         return  # how much room there is will be known then
     for worker in sorted(state.workers.values(), key=lambda worker: (len(worker.unfinished), worker.id)):
-        if worker.lost_at is None and not worker.retiring:
+        if worker.lost_at is None and not worker.draining:
             room = max(1, (state.settings.cache_bytes - state.caches.taken) // 4)
-            turn.observed.measuring, turn.observed.measuring_room = worker.id, room
-            turn.to_worker(worker.id, MeasureStore("", room))
+            tx.observed.measuring, tx.observed.measuring_room = worker.id, room
+            tx.to_worker(worker.id, MeasureStore("", room))
             return
 
 
@@ -355,7 +353,7 @@ def _known_whole(state: State, job: Job, point: CachePoint) -> int:
     return sum(block.bytes for cached in kept for block in cached.readable) * point.items // items
 
 
-def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheSight) -> int:
+def _whole(job: Job, point: CachePoint, profile: Profile, sight: CacheObservation) -> int:
     """Bytes that all of a point would take: by what passed it, in the tasks that were run or for its items."""
     passed = profile.passed[point.node]
     if not passed.elements:

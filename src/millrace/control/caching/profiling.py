@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from millrace.control.state.observed import CacheSight, Observed
+from millrace.control.state.observed import CacheObservation, Observed
 from millrace.control.state.state import Job, State
 from millrace.graph.nodes import Graph
 from millrace.graph.serialize import unpack
@@ -48,7 +48,7 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
     return BatchTime(batch_s, min(wait_s, batch_s), noise)
 
 
-def profile_of(state: State, observed: Observed, job: Job, sight: CacheSight) -> Profile | None:
+def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> Profile | None:
     """What was measured of a job since the profile began; None if not everything is there yet."""
     graph = unpack(job.spec.structure)
     sums = summed(measures(observed, job.name), sight.before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.control.journal.event import Event, reduces
-from millrace.control.state.cache_state import CachedPoint, ModeOf, Use
+from millrace.control.state.cache_state import CachedPoint, CacheMode, Use
 from millrace.control.state.state import (
     State,
 )
@@ -12,7 +12,7 @@ from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class ModeChosen(Event, frozen=True, tag="ModeChosen"):
-    """What the job does about its cache points from now on; fields as in ``ModeOf``."""
+    """What the job does about its cache points from now on; fields as in ``CacheMode``."""
 
     job: str
     kind: Kind
@@ -28,7 +28,7 @@ class ModeChosen(Event, frozen=True, tag="ModeChosen"):
 def _mode_chosen(state: State, event: ModeChosen) -> None:
     job = state.jobs[event.job]
     history = [*job.caching.history, (event.epoch, event.kind)]
-    job.caching = ModeOf(
+    job.caching = CacheMode(
         event.kind, event.node, event.slower, event.reason, event.epoch, event.undone, event.saves, history[-100:]
     )
 
@@ -77,12 +77,12 @@ def _blocks_published(state: State, event: BlocksPublished) -> None:
     point = _point(state, event.place, event.writer)
     for block in event.blocks:
         point.blocks[block.name] = block
-    held = state.caches.promises.get(event.lease)
+    held = state.caches.reservations.get(event.lease)
     if held is not None:
         point.largest = max(point.largest, event.wanted, sum(block.bytes for block in event.blocks))
         held.room = 0
         if held.over:
-            del state.caches.promises[event.lease]
+            del state.caches.reservations[event.lease]
 
 
 class BlocksGivenUp(Event, frozen=True, tag="BlocksGivenUp"):
@@ -97,12 +97,12 @@ class BlocksGivenUp(Event, frozen=True, tag="BlocksGivenUp"):
 def _blocks_given_up(state: State, event: BlocksGivenUp) -> None:
     leases = [
         lease
-        for lease, held in state.caches.promises.items()
+        for lease, held in state.caches.reservations.items()
         if not held.over and (held.place == event.place or event.place in held.also)
     ]
     point = state.caches.points[event.place]
     for name in event.names:
-        point.going[name] = leases
+        point.evicting[name] = leases
 
 
 class BlocksDeleted(Event, frozen=True, tag="BlocksDeleted"):
@@ -117,7 +117,7 @@ def _blocks_deleted(state: State, event: BlocksDeleted) -> None:
     point = state.caches.points[event.place]
     for name in event.names:
         point.blocks.pop(name, None)
-        point.going.pop(name, None)
+        point.evicting.pop(name, None)
     if not point.blocks and not any(job in state.jobs for job in point.uses):
         del state.caches.points[event.place]
 
@@ -131,9 +131,9 @@ class PromisesKept(Event, frozen=True, tag="PromisesKept"):
 @reduces(PromisesKept)
 def _promises_kept(state: State, event: PromisesKept) -> None:
     for lease in event.leases:
-        held = state.caches.promises.get(lease)
+        held = state.caches.reservations.get(lease)
         if held is not None and held.over:
-            del state.caches.promises[lease]
+            del state.caches.reservations[lease]
 
 
 class StoreCalibrated(Event, frozen=True, tag="StoreCalibrated"):

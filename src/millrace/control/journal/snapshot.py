@@ -15,7 +15,7 @@ from millrace.control.state.scaling_state import FleetPlan
 from millrace.control.state.state import EndedJob, Job, Life, State, Worker
 from millrace.control.state.task_state import Failed, Finished, Phase, ReaderProgress, Running, TaskState, Waiting
 from millrace.planning.split_table import summaries, unpack_tables
-from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.crash_sites import CrashSite, Poison
 
 
 class Snapshot(msgspec.Struct):
@@ -53,7 +53,7 @@ class TaskRecord(msgspec.Struct, array_like=True):
     leftovers: bool = False
     freed: bool = False
     deaths: int = 0
-    at: Place = ()
+    at: CrashSite = ()
     poison: list[Poison] = []
     alone: bool = False
 

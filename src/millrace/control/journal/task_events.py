@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from millrace.control.journal.event import Changes, Event, reduces
-from millrace.control.state.cache_state import Promise
+from millrace.control.state.cache_state import Reservation
 from millrace.control.state.state import (
-    CARE,
+    PROBE_EACH,
     Epoch,
     Job,
     State,
     discard,
 )
 from millrace.control.state.task_state import Failed, Finished, ReaderProgress, Running, TaskState, Waiting
-from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.crash_sites import CrashSite, Poison
 from millrace.protocol.messages import Failure
 
 
@@ -71,7 +71,7 @@ class TaskLeased(Event, frozen=True, tag="TaskLeased"):
 def _task_leased(state: State, event: TaskLeased) -> None:
     job = state.jobs[event.job]
     if event.place:
-        state.caches.promises[event.lease] = Promise(event.place, event.room, also=event.also)
+        state.caches.reservations[event.lease] = Reservation(event.place, event.room, also=event.also)
     epoch = job.epochs[event.epoch]
     state.next_lease = max(state.next_lease, event.lease + 1)
     epoch.cursors.update(event.cursors)
@@ -165,7 +165,7 @@ class TaskDied(Event, frozen=True, tag="TaskDied"):
     job: str
     epoch: int
     task: int
-    place: Place = ()
+    place: CrashSite = ()
     where: str = ""
 
 
@@ -197,7 +197,7 @@ def _poison_found(state: State, event: PoisonFound) -> None:
     job = state.jobs[event.job]
     live = job.epochs[event.epoch].live[event.task]
     live.at = ()
-    live.deaths = CARE  # the others were not this element's, or are explained by it
+    live.deaths = PROBE_EACH  # the others were not this element's, or are explained by it
     job.poisoned += 1
     (job.poison if event.everywhere else live.poison).append(event.poison)
 

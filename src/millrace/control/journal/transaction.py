@@ -15,7 +15,7 @@ from millrace.protocol.messages import ForgetTasks, OutputsReceived, ReadTasks, 
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Turn:
+class Transaction:
     """Collects the events and actions of one input.
 
     Events are applied as they are emitted; actions only become real once the shell knows that the events are durable.

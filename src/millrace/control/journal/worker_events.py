@@ -28,7 +28,7 @@ class WorkerJoined(Event, frozen=True, tag="WorkerJoined"):
 def _worker_joined(state: State, event: WorkerJoined) -> None:
     worker = state.workers.get(event.worker)
     if worker is None:
-        worker = Worker(event.worker, event.address, event.host, event.pid, event.cores, only=event.only)
+        worker = Worker(event.worker, event.address, event.host, event.pid, event.cores, pinned_job=event.only)
         state.workers[event.worker] = worker
         state.index.invalidate(event.only)  # its job has local workers from now on, perhaps
     worker.address = event.address
@@ -58,7 +58,7 @@ class WorkerRetiring(Event, frozen=True, tag="WorkerRetiring"):
 @reduces(WorkerRetiring, Changes.SERVING)
 def _worker_retiring(state: State, event: WorkerRetiring) -> None:
     worker = state.workers[event.worker]
-    worker.retiring = True
+    worker.draining = True
     worker.until = event.until
 
 

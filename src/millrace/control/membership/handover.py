@@ -9,92 +9,92 @@ from collections.abc import Iterable
 
 from millrace.control.journal.job_events import ShareUnread
 from millrace.control.journal.task_events import TaskMoved
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.state import Consumer, Job, UnreadShare
-from millrace.control.tasks.leases import drop, take_back
-from millrace.control.tasks.slots import active, in_turn, is_awaited
+from millrace.control.tasks.leases import drop, revoke
+from millrace.control.tasks.slots import active, is_awaited, round_robin
 from millrace.control.tasks.task_queue import held_back
 from millrace.control.tasks.unread import record
 from millrace.protocol.messages import ConsumerReport
 
 
-def hand_on(turn: Turn, job: Job, consumer: int, why: str, epochs: Iterable[int] | None = None) -> int:
+def hand_on(tx: Transaction, job: Job, consumer: int, why: str, epochs: Iterable[int] | None = None) -> int:
     """Give others what a consumer has not read, of these epochs or of all; returns how many tasks became theirs."""
     moved = 0
     for number in sorted(job.epochs if epochs is None else epochs):
         epoch = job.epochs[number]
         tasks = sorted(epoch.unread_by(consumer, job.slot_of(consumer)))
-        heirs = [] if in_turn(job) else _heirs(turn, job, number, consumer)
+        heirs = [] if round_robin(job) else _heirs(tx, job, number, consumer)
         if not heirs:
             if job.spec.sharding != "off":
-                record(turn, job, number, consumer, tasks, why)
+                record(tx, job, number, consumer, tasks, why)
             for task in tasks:
-                drop(turn, job, number, task)
+                drop(tx, job, number, task)
             continue
         for task in tasks:
             if epoch.live[task].worker:
-                take_back(turn, job, number, task, f"consumer {consumer} {why}")
+                revoke(tx, job, number, task, f"consumer {consumer} {why}")
             heir = min(heirs, key=lambda i: (len(epoch.unread.get(i, ())), i))
-            turn.emit(TaskMoved(job.name, number, task, heir))
+            tx.emit(TaskMoved(job.name, number, task, heir))
         moved += len(tasks)
     return moved
 
 
-def _heirs(turn: Turn, job: Job, number: int, consumer: int) -> list[int]:
+def _heirs(tx: Transaction, job: Job, number: int, consumer: int) -> list[int]:
     """Slots that could still get tasks of the epoch: of readers that read it, else were lost, else were never seen."""
     others = [i for i, other in job.consumers.items() if i != consumer and other.epoch <= number > other.past]
-    others = [i for i in others if not has_ended(turn, job.consumers[i], number)]
+    others = [i for i in others if not has_ended(tx, job.consumers[i], number)]
     there = [i for i in others if job.consumers[i].lost_at is None]
     mine = job.slot_of(consumer)
     heirs = [job.slot_of(i) for i in there or others]
     return heirs or [slot for slot in active(job) if slot != mine and is_awaited(job, slot)]
 
 
-def report_of(turn: Turn, place: Consumer, number: int) -> ConsumerReport | None:
+def report_of(tx: Transaction, place: Consumer, number: int) -> ConsumerReport | None:
     """What a consumer has said last of an epoch; None if that was of another."""
-    sight = turn.observed.clients.get(place.client)
+    sight = tx.observed.clients.get(place.client)
     report = sight.report if sight is not None else None
     return report if report is not None and report.epoch == number else None
 
 
-def has_ended(turn: Turn, place: Consumer, number: int) -> bool:
+def has_ended(tx: Transaction, place: Consumer, number: int) -> bool:
     """Its reader was told that the epoch has no more, so that it would not read what becomes its now."""
-    report = report_of(turn, place, number)
+    report = report_of(tx, place, number)
     return report is not None and report.ended
 
 
-def tell_doubt(turn: Turn, job: Job, consumer: int, place: Consumer, why: str) -> None:
+def tell_doubt(tx: Transaction, job: Job, consumer: int, place: Consumer, why: str) -> None:
     """Note what a consumer that was lost had received and not handed out, as far as it had said: nobody gets it."""
-    report = report_of(turn, place, place.epoch)
+    report = report_of(tx, place, place.epoch)
     if report is not None and report.arrived > report.batches and job.spec.sharding != "off":
         lost = report.arrived - report.batches
         text = f"{why}; it had received them, and may not have used them"
-        turn.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, lost, text)))
+        tx.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, lost, text)))
 
 
-def give_again(turn: Turn, job: Job, consumer: int, number: int) -> None:
+def give_again(tx: Transaction, job: Job, consumer: int, number: int) -> None:
     """Have a consumer's tasks of an epoch run anew: their workers have let go of what was received, if not used."""
     epoch = job.epochs.get(number)
     if epoch is None:
         return
     for task in sorted(epoch.unread_by(consumer, job.slot_of(consumer))):
         if epoch.live[task].worker or task in epoch.failures:
-            take_back(turn, job, number, task, f"consumer {consumer} had used nothing of it, and begins anew")
+            revoke(tx, job, number, task, f"consumer {consumer} had used nothing of it, and begins anew")
 
 
-def record_unused(turn: Turn, job: Job, consumer: int, place: Consumer, unused: int) -> None:
+def record_unused(tx: Transaction, job: Job, consumer: int, place: Consumer, unused: int) -> None:
     """Note what a consumer had received and not handed out when it closed in mid-epoch; nobody gets it."""
     if job.spec.sharding != "off" and not held_back(job):
         why = "closed before it had handed them out"
-        turn.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, unused, why)))
+        tx.emit(ShareUnread(job.name, UnreadShare(place.epoch, consumer, 0, unused, why)))
 
 
-def unread_by(turn: Turn, job: Job, consumer: int, place: Consumer) -> bool:
+def unread_by(tx: Transaction, job: Job, consumer: int, place: Consumer) -> bool:
     """A consumer has handed nothing out of the epoch that it began last, as far as anybody was told."""
     epoch = job.epochs.get(place.epoch)
     if place.epoch < 0 or epoch is None:
         return place.epoch >= 0 and job.tables is None
-    report = report_of(turn, place, place.epoch)
+    report = report_of(tx, place, place.epoch)
     slot = job.slot_of(consumer)
     mine = [epoch.live[task].readers[consumer] for task in epoch.unread_by(consumer, slot)]
     got = epoch.dealt.get(slot, 0) if job.length is None else len(epoch.shares.get(consumer, ()))

@@ -16,7 +16,7 @@ from millrace.control.journal.consumer_events import (
     Progressed,
 )
 from millrace.control.journal.job_events import JobBroke, JobCreated, JobKept, JobRemoved, ShareUnread, TableRecorded
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerDismissed
 from millrace.control.membership import testimony
 from millrace.control.membership.admission import (
@@ -43,7 +43,7 @@ from millrace.control.tasks.epochs import (
     tell_read,
     tell_steps,
 )
-from millrace.control.tasks.leases import drop, settle, spare
+from millrace.control.tasks.leases import discard_outputs, drop, settle
 from millrace.control.tasks.slots import missing
 from millrace.control.tasks.task_queue import epoch_length, held_back
 from millrace.control.tasks.unread import said as said_of
@@ -69,75 +69,75 @@ LEFT = "left"
 """Why a consumer has gone that closed its session."""
 
 
-def join(turn: Turn, item: JoinRequested) -> None:
+def join(tx: Transaction, item: JoinRequested) -> None:
     """A client wants to read: create the job or let it join, or refuse with a sentence."""
     message = item.message
-    older = testimony.of_consumer(turn.state, message)
+    older = testimony.of_consumer(tx.state, message)
     if older:
-        turn.act(EndService(older))
+        tx.act(EndService(older))
         return
     try:
-        check_spec(turn.state.settings, message)
+        check_spec(tx.state.settings, message)
         if message.states:
             message = check_states(message)
         name = message.spec.name or item.job
         spec = msgspec.structs.replace(message.spec, name=name)
-        job, said = _job_there(turn, spec, message)
-        number = find_place(turn.state, job, spec, message, turn.now)
+        job, said = _job_there(tx, spec, message)
+        number = find_place(tx.state, job, spec, message, tx.now)
     except Refused as refused:
-        refuse(turn, message.client, refused.failure)
+        refuse(tx, message.client, refused.failure)
         return
     if job is None:
         seed = item.seed if spec.seed is None else spec.seed
         if message.states and message.states[0].seed is not None:
             seed = message.states[0].seed
         digest = serialize.digest(spec.structure)
-        turn.emit(JobCreated(spec, seed, digest, not message.spec.name, turn.now))
-        job = turn.state.jobs[name]
-        job_progress.begun(turn, job)
+        tx.emit(JobCreated(spec, seed, digest, not message.spec.name, tx.now))
+        job = tx.state.jobs[name]
+        job_progress.begun(tx, job)
     known = job.consumers.get(number)
     if message.states and known is not None and known.client != message.client:
-        refuse(turn, known.client, void(job, message))
-    epoch, lost = _goes_on(turn, job, number, message)
+        refuse(tx, known.client, void(job, message))
+    epoch, lost = _goes_on(tx, job, number, message)
     anew = number in job.left
     first = number in missing(job) and job.first is not None
     past = -1 if known is None or known.client == message.client or message.states else epoch
-    turn.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past))
+    tx.emit(ConsumerJoined(name, number, message.client, epoch, message.host, message.pid, anew, past))
     if lost is not None:
-        said = _replaced(turn, job, number, lost) or said
+        said = _replaced(tx, job, number, lost) or said
     if known is not None:
-        tell_absence(turn, job, number)
-    failure = load(turn, job, message.states) if message.states else None
+        tell_absence(tx, job, number)
+    failure = load(tx, job, message.states) if message.states else None
     if failure is not None:
-        fail_job(turn, job, failure)
+        fail_job(tx, job, failure)
         return
-    epoch, heartbeat_s = job.consumers[number].epoch, turn.state.settings.heartbeat_s
+    epoch, heartbeat_s = job.consumers[number].epoch, tx.state.settings.heartbeat_s
     waits = job.first is None
     states = name_of(job.states.values()) if first and job.states else ""
     joined = JobJoined(name, number, job.seed, heartbeat_s, epoch, job.generation, waits, states)
-    turn.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(turn.state, turn.now)))
+    tx.to_consumer(job, number, msgspec.structs.replace(joined, told=testimony.told(tx.state, tx.now)))
     if said:
-        turn.to_consumer(job, number, Notice(said))
+        tx.to_consumer(job, number, Notice(said))
     if known is not None and known.client == message.client:
-        send_epoch(turn, job, number)
+        send_epoch(tx, job, number)
 
 
-def _job_there(turn: Turn, spec: JobSpec, message: JoinJob) -> tuple[Job | None, str]:
+def _job_there(tx: Transaction, spec: JobSpec, message: JoinJob) -> tuple[Job | None, str]:
     """The job that a client joins (None if it begins one, be it in the place of another), and what it is to be told."""
-    job = turn.state.jobs.get(spec.name)
+    job = tx.state.jobs.get(spec.name)
     if job is not None and message.states and not same_load(job, message):
-        begin_anew(turn, job, message)
+        begin_anew(tx, job, message)
         return None, ""
     if job is not None and job.failure is not None:
         check_failed(job, message)
-        remove_job(turn, job, "it had failed and was started again")
+        remove_job(tx, job, "it had failed and was started again")
         return None, ""
     if job is None:
-        check_new(turn.state.settings, spec, message)
-        return None, late_for(turn.state, spec, message, turn.now)
+        check_new(tx.state.settings, spec, message)
+        return None, late_for(tx.state, spec, message, tx.now)
     anew = another_run(job, spec, message)
     if anew:
-        remove_job(turn, job, "it was started again")
+        remove_job(tx, job, "it was started again")
         return None, anew
     same_job(job, spec)
     check_generation(job, message)
@@ -145,7 +145,7 @@ def _job_there(turn: Turn, spec: JobSpec, message: JoinJob) -> tuple[Job | None,
     return job, ""
 
 
-def _goes_on(turn: Turn, job: Job, number: int, message: JoinJob) -> tuple[int, Consumer | None]:
+def _goes_on(tx: Transaction, job: Job, number: int, message: JoinJob) -> tuple[int, Consumer | None]:
     """The last epoch begun at the place that a client takes, and whose reading of it breaks off with that, if so."""
     known = job.consumers.get(number)
     if known is None:
@@ -155,22 +155,22 @@ def _goes_on(turn: Turn, job: Job, number: int, message: JoinJob) -> tuple[int, 
         return min((place.epoch for place in job.consumers.values() if place.epoch >= 0), default=0) - 1, None
     if known.client == message.client or message.states or message.lingers:
         return known.epoch, None
-    if unread_by(turn, job, number, known):
-        give_again(turn, job, number, known.epoch)
+    if unread_by(tx, job, number, known):
+        give_again(tx, job, number, known.epoch)
         return known.epoch - 1, None  # nobody has read anything of it, so that it is the new one's
     return known.epoch, known
 
 
-def _replaced(turn: Turn, job: Job, consumer: int, lost: Consumer) -> str:
+def _replaced(tx: Transaction, job: Job, consumer: int, lost: Consumer) -> str:
     """What is said to a process that goes on in the place of one that was lost; others get what that had not read."""
-    if lost.epoch < 0 or has_ended(turn, lost, lost.epoch):
+    if lost.epoch < 0 or has_ended(tx, lost, lost.epoch):
         return ""
     epoch = job.epochs.get(lost.epoch)
-    before = len(turn.events)
+    before = len(tx.events)
     why = f"was lost in epoch {lost.epoch}, and the process in its place goes on behind it"
-    tell_doubt(turn, job, consumer, lost, why)
-    moved = hand_on(turn, job, consumer, why, [number for number in job.epochs if number <= lost.epoch])
-    rest = said_of(job, [event.share for event in turn.events[before:] if isinstance(event, ShareUnread)])
+    tell_doubt(tx, job, consumer, lost, why)
+    moved = hand_on(tx, job, consumer, why, [number for number in job.epochs if number <= lost.epoch])
+    rest = said_of(job, [event.share for event in tx.events[before:] if isinstance(event, ShareUnread)])
     if epoch is None or not (moved or rest):
         return ""
     given = f"; {moved} tasks go to other consumers" if moved else ""
@@ -182,49 +182,49 @@ def _replaced(turn: Turn, job: Job, consumer: int, lost: Consumer) -> str:
     )
 
 
-def refuse(turn: Turn, client: str, failure: Failure) -> None:
+def refuse(tx: Transaction, client: str, failure: Failure) -> None:
     """End a client's session with an error."""
-    turn.act(SendToClient(client, JobFailed(failure)))
-    turn.act(CloseClient(client, failure))
+    tx.act(SendToClient(client, JobFailed(failure)))
+    tx.act(CloseClient(client, failure))
 
 
-def begin_anew(turn: Turn, job: Job, message: JoinJob) -> None:
+def begin_anew(tx: Transaction, job: Job, message: JoinJob) -> None:
     """The job goes on from saved states: whatever it has become since is void, and who reads it is told so."""
     failure = void(job, message)
     for place in job.consumers.values():
         if place.client != message.client:
-            refuse(turn, place.client, failure)
-    remove_job(turn, job, "it was begun anew from saved states")
+            refuse(tx, place.client, failure)
+    remove_job(tx, job, "it was begun anew from saved states")
 
 
-def begin_epoch(turn: Turn, job: Job, consumer: int, message: BeginEpoch) -> None:
+def begin_epoch(tx: Transaction, job: Job, consumer: int, message: BeginEpoch) -> None:
     """A consumer starts reading an epoch; what it had not read of earlier ones is dropped."""
     place = job.consumers[consumer]
     number = place.epoch + 1 if message.epoch is None else message.epoch
     if number < place.epoch:
         text = f"consumer {consumer} of job {job.name!r} is at epoch {place.epoch} and cannot go back to {number}"
-        turn.to_consumer(job, consumer, JobFailed(Failure("PipelineError", text)))
+        tx.to_consumer(job, consumer, JobFailed(Failure("PipelineError", text)))
         return
     if number > place.epoch:
         first = number > job.newest
-        turn.emit(EpochBegan(job.name, consumer, number))
+        tx.emit(EpochBegan(job.name, consumer, number))
         if first and job.tables is not None:
-            cache_mode.epoch_began(turn, job)
+            cache_mode.epoch_began(tx, job)
         for earlier in [n for n in job.epochs if n < number]:
             # What is left became its when it had ended, so that it never heard of it; or the others have fewer steps.
-            if has_ended(turn, place, earlier) and not held_back(job):
-                hand_on(turn, job, consumer, "had ended the epoch before they became its", [earlier])
-                tell_absence(turn, job, consumer)
+            if has_ended(tx, place, earlier) and not held_back(job):
+                hand_on(tx, job, consumer, "had ended the epoch before they became its", [earlier])
+                tell_absence(tx, job, consumer)
             for task in sorted(job.epochs[earlier].unread_by(consumer, job.slot_of(consumer))):
                 if task in job.epochs[earlier].live:  # else it went with another one
-                    drop(turn, job, earlier, task)
+                    drop(tx, job, earlier, task)
         if job.tables is not None:
-            open_epoch(turn, job, number)
-        close_epochs(turn, job)
-    send_epoch(turn, job, consumer)
+            open_epoch(tx, job, number)
+        close_epochs(tx, job)
+    send_epoch(tx, job, consumer)
 
 
-def refused_report(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> bool:
+def refused_report(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> bool:
     """Whether a report is of an epoch that nobody can read yet: it counts for nothing, and its sender is told.
 
     That of the next one may come before the word that it begins.
@@ -235,11 +235,11 @@ def refused_report(turn: Turn, job: Job, consumer: int, message: ConsumerReport)
     text = f"consumer {consumer} of job {job.name!r} reports about epoch {message.epoch}, and the job has begun "
     begun = f"epoch {last} at most" if last >= 0 else "none"
     if message.batches or message.tasks:  # else it is about to begin it
-        turn.to_consumer(job, consumer, Notice(f"{text}{begun}: the report does not count"))
+        tx.to_consumer(job, consumer, Notice(f"{text}{begun}: the report does not count"))
     return True
 
 
-def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> None:
+def progressed(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> None:
     """A consumer says what it has."""
     epoch = job.epochs.get(message.epoch)
     if epoch is None:
@@ -251,35 +251,35 @@ def progressed(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> 
         if known is not None and not known.complete and (progress.complete or progress.received > known.received):
             news.append(progress)
     if news:
-        turn.emit(Progressed(job.name, consumer, message.epoch, news))
+        tx.emit(Progressed(job.name, consumer, message.epoch, news))
         for progress in news:
             if progress.complete:
                 lost = not epoch.live[progress.task].worker
-                settle(turn, job, message.epoch, progress.task)
-                spare(turn, job, message.epoch, progress.task)
+                settle(tx, job, message.epoch, progress.task)
+                discard_outputs(tx, job, message.epoch, progress.task)
                 if lost:
-                    tell_read(turn, job, message.epoch, job.slot_of(consumer), progress.task)
-    tell_steps(turn, job, message.epoch)
+                    tell_read(tx, job, message.epoch, job.slot_of(consumer), progress.task)
+    tell_steps(tx, job, message.epoch)
 
 
-def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
+def sources_listed(tx: Transaction, worker: str, message: SourcesListed) -> None:
     """The job can be planned."""
-    job = turn.state.jobs.get(message.job)
+    job = tx.state.jobs.get(message.job)
     if job is None or job.lister != worker or message.generation not in (None, job.generation):
         return
     try:
-        plan = turn.state.make_plan(job.spec, job.seed, message.tables, ranks=job.spec.ranks)
+        plan = tx.state.make_plan(job.spec, job.seed, message.tables, ranks=job.spec.ranks)
     except MillraceError as error:
-        fail_job(turn, job, Failure(type(error).__name__, str(error)))
+        fail_job(tx, job, Failure(type(error).__name__, str(error)))
         return
     if plan.length is None and job.spec.sharding in {"custom", "static_contiguous"}:
         text = "a sharding function is asked about every task"
         if job.spec.sharding == "static_contiguous":
             text = "ShardingPolicy.STATIC_CONTIGUOUS cuts all tasks into as many parts as there are workers"
         text += ", and this dataset has no end; add take(n), or name another policy"
-        fail_job(turn, job, Failure("PipelineError", text))
+        fail_job(tx, job, Failure("PipelineError", text))
         return
-    turn.emit(
+    tx.emit(
         TableRecorded(
             job.name,
             message.tables,
@@ -290,26 +290,26 @@ def sources_listed(turn: Turn, worker: str, message: SourcesListed) -> None:
             message.points,
         )
     )
-    failure = check_data(turn.state, job, job.states.values()) or _refused_cache(turn, job)
+    failure = check_data(tx.state, job, job.states.values()) or _refused_cache(tx, job)
     if failure is not None:
-        fail_job(turn, job, failure)
+        fail_job(tx, job, failure)
         return
-    cache_mode.begin(turn, job)
-    job_scaling.begin(turn, job)
-    for other in turn.state.workers.values():
+    cache_mode.begin(tx, job)
+    job_scaling.begin(tx, job)
+    for other in tx.state.workers.values():
         if job.name in other.open:
-            turn.to_worker(other.id, open_message(job))
+            tx.to_worker(other.id, open_message(job))
     for consumer, place in job.consumers.items():
         for text in plan.warnings:
-            turn.to_consumer(job, consumer, Notice(text))
+            tx.to_consumer(job, consumer, Notice(text))
         if job.first is not None and place.epoch >= job.first:
-            open_epoch(turn, job, place.epoch)
-            send_epoch(turn, job, consumer)
+            open_epoch(tx, job, place.epoch)
+            send_epoch(tx, job, consumer)
 
 
-def _refused_cache(turn: Turn, job: Job) -> Failure | None:
+def _refused_cache(tx: Transaction, job: Job) -> Failure | None:
     """The job is not to make again what others keep and it may not read (Cachew 7)."""
-    kept = cache_mode.withheld(turn.state, job) if job.spec.untrusted_cache == "refuse" else ""
+    kept = cache_mode.withheld(tx.state, job) if job.spec.untrusted_cache == "refuse" else ""
     return Failure("AccessDeniedError", f'{kept}; with untrusted_cache="recompute" it is made again') if kept else None
 
 
@@ -318,18 +318,18 @@ def open_message(job: Job) -> OpenJob:
     return OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation)
 
 
-def consumer_lost(turn: Turn, job: Job, consumer: int) -> None:
+def consumer_lost(tx: Transaction, job: Job, consumer: int) -> None:
     """Its session broke."""
     if job.consumers[consumer].lost_at is None:
-        turn.emit(ConsumerDisconnected(job.name, consumer, turn.now))
-        tell_absence(turn, job, consumer)
+        tx.emit(ConsumerDisconnected(job.name, consumer, tx.now))
+        tell_absence(tx, job, consumer)
 
 
-def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str, unused: int = 0) -> None:
+def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0) -> None:
     """It will not come back: others get what it did not read, unless each reads its own share of a fixed order.
 
     Args:
-        turn: what follows goes there.
+        tx: what follows goes there.
         job: whose consumer it is.
         consumer: its index.
         reason: goes on behind its name.
@@ -337,73 +337,73 @@ def consumer_gone(turn: Turn, job: Job, consumer: int, reason: str, unused: int 
     """
     place = job.consumers.get(consumer)  # None: it was never seen
     if place is not None:
-        turn.act(CloseClient(place.client))
+        tx.act(CloseClient(place.client))
     last = place is not None and len(job.consumers) == 1
     if last and not waits_for_others(job):
-        turn.emit(ConsumerLeft(job.name, consumer, reason))
-        remove_job(turn, job, f"its last consumer {reason}")
+        tx.emit(ConsumerLeft(job.name, consumer, reason))
+        remove_job(tx, job, f"its last consumer {reason}")
         return
     if place is not None and reason != LEFT:
-        tell_doubt(turn, job, consumer, place, reason)
+        tell_doubt(tx, job, consumer, place, reason)
     elif place is not None and unused:
-        record_unused(turn, job, consumer, place, unused)
-    hand_on(turn, job, consumer, reason)
-    turn.emit(ConsumerLeft(job.name, consumer, reason))
+        record_unused(tx, job, consumer, place, unused)
+    hand_on(tx, job, consumer, reason)
+    tx.emit(ConsumerLeft(job.name, consumer, reason))
     for number in list(job.epochs):
-        settle_epoch(turn, job, number)  # which tells the others what of it is not read
-        tell_steps(turn, job, number)
-    close_epochs(turn, job)
+        settle_epoch(tx, job, number)  # which tells the others what of it is not read
+        tell_steps(tx, job, number)
+    close_epochs(tx, job)
     if last:
-        turn.emit(JobKept(job.name, turn.now))
+        tx.emit(JobKept(job.name, tx.now))
 
 
-def fail_job(turn: Turn, job: Job, failure: Failure) -> None:
+def fail_job(tx: Transaction, job: Job, failure: Failure) -> None:
     """The job is over because of ``failure``; the others go on."""
-    turn.emit(JobBroke(job.name, failure))
+    tx.emit(JobBroke(job.name, failure))
     for consumer in job.consumers:
-        turn.to_consumer(job, consumer, JobFailed(failure))
-    close_everywhere(turn, job.name)
+        tx.to_consumer(job, consumer, JobFailed(failure))
+    close_everywhere(tx, job.name)
 
 
-def remove_job(turn: Turn, job: Job, reason: str) -> None:
+def remove_job(tx: Transaction, job: Job, reason: str) -> None:
     """Forget the job."""
-    job_progress.finished(turn, job, reason)
-    turn.emit(JobRemoved(job.name, reason, turn.now, len(missing(job))))
-    experiments.forget(turn, job)
-    turn.observed.steps = {key: told for key, told in turn.observed.steps.items() if key[0] != job.name}
-    close_everywhere(turn, job.name)
-    turn.act(DropBlobs(job.name))
+    job_progress.finished(tx, job, reason)
+    tx.emit(JobRemoved(job.name, reason, tx.now, len(missing(job))))
+    experiments.forget(tx, job)
+    tx.observed.steps = {key: told for key, told in tx.observed.steps.items() if key[0] != job.name}
+    close_everywhere(tx, job.name)
+    tx.act(DropBlobs(job.name))
 
 
-def close_everywhere(turn: Turn, name: str) -> None:
+def close_everywhere(tx: Transaction, name: str) -> None:
     """Have all workers drop what belongs to the job."""
-    for worker in turn.state.workers.values():
+    for worker in tx.state.workers.values():
         if name in worker.open:
-            turn.to_worker(worker.id, CloseJob(name))
-            turn.emit(WorkerDismissed(worker.id, name))
+            tx.to_worker(worker.id, CloseJob(name))
+            tx.emit(WorkerDismissed(worker.id, name))
 
 
-def collect(turn: Turn) -> None:
+def collect(tx: Transaction) -> None:
     """Give up on consumers that have been away for too long."""
-    for client in turn.observed.clients.keys() - turn.state.clients.keys():
-        del turn.observed.clients[client]
-    settings = turn.state.settings
-    if not turn.observed.all_back and turn.now >= turn.state.returning:
-        turn.observed.all_back = True  # who is not back by now after a restart is taken for lost
-        for job in turn.state.jobs.values():
-            tell_absence(turn, job)
-    for job in list(turn.state.jobs.values()):
-        over = over_since(turn.state, job, turn.now)
+    for client in tx.observed.clients.keys() - tx.state.clients.keys():
+        del tx.observed.clients[client]
+    settings = tx.state.settings
+    if not tx.observed.all_back and tx.now >= tx.state.returning:
+        tx.observed.all_back = True  # who is not back by now after a restart is taken for lost
+        for job in tx.state.jobs.values():
+            tell_absence(tx, job)
+    for job in list(tx.state.jobs.values()):
+        over = over_since(tx.state, job, tx.now)
         if over:
-            remove_job(turn, job, over)
+            remove_job(tx, job, over)
         grace = settings.job_gc_timeout_s
         if job.anonymous or job.failure is not None:
             grace = min(grace, settings.anonymous_grace_s)
         for number, place in list(job.consumers.items()):
-            sight = turn.observed.clients.get(place.client)
-            if place.lost_at is not None and turn.now - place.lost_at > grace:
-                if turn.state.may_return(place.lost_at, turn.now):
+            sight = tx.observed.clients.get(place.client)
+            if place.lost_at is not None and tx.now - place.lost_at > grace:
+                if tx.state.may_return(place.lost_at, tx.now):
                     continue
-                consumer_gone(turn, job, number, f"did not come back within {grace:g} s")
-            elif place.lost_at is None and sight is not None and turn.now - sight.last_seen > grace:
-                consumer_gone(turn, job, number, f"was silent for {grace:g} s")
+                consumer_gone(tx, job, number, f"did not come back within {grace:g} s")
+            elif place.lost_at is None and sight is not None and tx.now - sight.last_seen > grace:
+                consumer_gone(tx, job, number, f"was silent for {grace:g} s")

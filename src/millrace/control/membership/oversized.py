@@ -9,67 +9,67 @@ from __future__ import annotations
 import msgspec
 
 from millrace.control.journal.job_events import BufferNeeded
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerAssigned
 from millrace.control.membership.jobs import fail_job
 from millrace.control.membership.workers import hand_over_shares
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, State, Worker
-from millrace.control.tasks.leases import leased_by, take_back
+from millrace.control.tasks.leases import leased_by, revoke
 from millrace.protocol.messages import Failure, Notice, TaskFailed
 
 
-def passed_on(turn: Turn, worker: str, message: TaskFailed) -> bool:
+def passed_on(tx: Transaction, worker: str, message: TaskFailed) -> bool:
     """Whether other workers have a large enough buffer for what a task gives; then the job is theirs from now on."""
-    found = leased_by(turn.state, worker, message.ref, message.lease)
-    if found is None or not _able(turn.state, found[0], message.needs):
+    found = leased_by(tx.state, worker, message.ref, message.lease)
+    if found is None or not _able(tx.state, found[0], message.needs):
         return False
     job, needs = found[0], message.needs
-    turn.emit(BufferNeeded(job.name, max(needs, job.needs)))
-    small = [each for each in turn.state.workers.values() if not fits(job, each)]
+    tx.emit(BufferNeeded(job.name, max(needs, job.needs)))
+    small = [each for each in tx.state.workers.values() if not fits(job, each)]
     for each in small:
         reason = f"may keep {each.buffer_bytes:,} bytes, and an output of job {job.name} has {needs:,}"
         for name, number, task in list(each.unfinished.values()):
             if name == job.name and not job.epochs[number].live[task].complete:
-                take_back(turn, job, number, task, f"worker {each.id} {reason}")
-        if each.job == job.name and not each.only:
-            turn.emit(WorkerAssigned(each.id, "", turn.now, reason))
-        hand_over_shares(turn, job, each.id)
+                revoke(tx, job, number, task, f"worker {each.id} {reason}")
+        if each.job == job.name and not each.pinned_job:
+            tx.emit(WorkerAssigned(each.id, "", tx.now, reason))
+        hand_over_shares(tx, job, each.id)
     text = f"an output of job {job.name} has {needs:,} bytes: workers that may keep fewer don't serve it any more"
     for consumer in job.consumers:
-        turn.to_consumer(job, consumer, Notice(f"{text} (--buffer-bytes of millrace worker)"))
+        tx.to_consumer(job, consumer, Notice(f"{text} (--buffer-bytes of millrace worker)"))
     return True
 
 
-def explained(turn: Turn, job: Job, message: TaskFailed) -> Failure:
+def explained(tx: Transaction, job: Job, message: TaskFailed) -> Failure:
     """Why the job fails: no worker may keep as much."""
     return msgspec.structs.replace(
-        message.failure, message=f"{message.failure.message}. {_nobody(turn.state, job, message.needs)}"
+        message.failure, message=f"{message.failure.message}. {_nobody(tx.state, job, message.needs)}"
     )
 
 
-def watch(turn: Turn) -> None:
+def watch(tx: Transaction) -> None:
     """Fail jobs whose outputs are too large for all workers that are left, unless another one comes in time."""
-    known, turn.observed.oversized = turn.observed.oversized, {}
-    for job in list(turn.state.jobs.values()):
-        if not job.needs or job.failure is not None or not job.consumers or _able(turn.state, job, job.needs):
+    known, tx.observed.oversized = tx.observed.oversized, {}
+    for job in list(tx.state.jobs.values()):
+        if not job.needs or job.failure is not None or not job.consumers or _able(tx.state, job, job.needs):
             continue
-        since = known.get(job.name, turn.now)
-        if turn.now - since < turn.state.settings.patience_s:
-            turn.observed.oversized[job.name] = since
+        since = known.get(job.name, tx.now)
+        if tx.now - since < tx.state.settings.patience_s:
+            tx.observed.oversized[job.name] = since
             continue
         text = (
             f"an output of job {job.name!r} has {job.needs:,} bytes, and the workers that may keep as much have been "
-            f"gone for {turn.state.settings.patience_s:g} s. {_nobody(turn.state, job, job.needs)}"
+            f"gone for {tx.state.settings.patience_s:g} s. {_nobody(tx.state, job, job.needs)}"
         )
-        fail_job(turn, job, Failure("ElementTooLargeError", text))
+        fail_job(tx, job, Failure("ElementTooLargeError", text))
 
 
 def _able(state: State, job: Job, needs: int) -> list[Worker]:
     """Workers that may keep so many bytes and serve the job; also those whose sessions broke a moment ago."""
     workers = state.workers.values()
-    return [each for each in workers if each.buffer_bytes >= needs and not each.retiring and may_serve(job, each)]
+    return [each for each in workers if each.buffer_bytes >= needs and not each.draining and may_serve(job, each)]
 
 
 def _nobody(state: State, job: Job, needs: int) -> str:

@@ -12,14 +12,14 @@ import msgspec
 
 from millrace.control.journal.job_events import StatesLoaded
 from millrace.control.journal.task_events import TailDealt
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.membership.admission import Refused
 from millrace.control.membership.late_joins import named
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.epochs import plan_of_state, send_resumed
 from millrace.control.tasks.leases import drop
-from millrace.control.tasks.slots import gone, in_turn, missing, stride
-from millrace.control.tasks.task_queue import by_worker, owed_by, walk
+from millrace.control.tasks.slots import gone, missing, round_robin, stride
+from millrace.control.tasks.task_queue import by_worker, cursor_of, owed_by
 from millrace.errors import StateError
 from millrace.graph import serialize
 from millrace.planning.checkpoint import Checkpoint, PipelineIdentity, alike, check, fit, graph_digest, merge
@@ -95,38 +95,38 @@ def _differ(job: Job, state: Checkpoint) -> bool:
     return False
 
 
-def load(turn: Turn, job: Job, states: list[Checkpoint]) -> Failure | None:
+def load(tx: Transaction, job: Job, states: list[Checkpoint]) -> Failure | None:
     """Take note of states; why the job cannot go on from them, if so."""
-    turn.emit(StatesLoaded(job.name, states))
+    tx.emit(StatesLoaded(job.name, states))
     if job.first is not None:
         try:
             merge(list(job.states.values()))
         except StateError as error:
             return Failure("StateError", str(error))
         for consumer in job.consumers:
-            send_resumed(turn, job, consumer)
-    return check_data(turn.state, job, states)
+            send_resumed(tx, job, consumer)
+    return check_data(tx.state, job, states)
 
 
-def make_up(turn: Turn, job: Job) -> None:
+def make_up(tx: Transaction, job: Job) -> None:
     """Deal slots whose readers went what is theirs of a resumed epoch, as far as tails begun before it need it.
 
     In a fixed order, where nobody else gets that. Nobody reads it: it runs for what it leaves over.
     """
     number = job.first
-    if number is None or not job.states or not in_turn(job) or number not in job.epochs:
+    if number is None or not job.states or not round_robin(job) or number not in job.epochs:
         return
     epoch = job.epochs[number]
     for slot in range(stride(job)):
         if not gone(job, number, slot):
             continue
-        last = owed_by(turn.state, job, number, slot)
+        last = owed_by(tx.state, job, number, slot)
         for share in range(len(epoch.owners)) if by_worker(job) else (-1,):
-            key, ahead = walk(job, epoch, share, slot)
+            key, ahead = cursor_of(job, epoch, share, slot)
             while ahead is not None and ahead[0] <= last:
-                turn.emit(TailDealt(job.name, number, ahead[0], slot, {key: ahead[1]}))
-                drop(turn, job, number, ahead[0])
-                key, ahead = walk(job, epoch, share, slot)
+                tx.emit(TailDealt(job.name, number, ahead[0], slot, {key: ahead[1]}))
+                drop(tx, job, number, ahead[0])
+                key, ahead = cursor_of(job, epoch, share, slot)
 
 
 def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure | None:

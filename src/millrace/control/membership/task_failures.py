@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from millrace.control.journal.epoch_events import EpochHeld
 from millrace.control.journal.task_events import TaskBroke, TaskReleased
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.membership import oversized
 from millrace.control.membership.jobs import fail_job
 from millrace.control.state.state import Job
@@ -18,33 +18,33 @@ from millrace.control.tasks.task_queue import held_back, next_to_read
 from millrace.protocol.messages import TaskFailed
 
 
-def failed(turn: Turn, worker: str, message: TaskFailed) -> None:
+def failed(tx: Transaction, worker: str, message: TaskFailed) -> None:
     """A task can't run, at this worker or at any."""
-    if message.needs and oversized.passed_on(turn, worker, message):
+    if message.needs and oversized.passed_on(tx, worker, message):
         return
-    found = leased_by(turn.state, worker, message.ref, message.lease)
+    found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None:
         return
     job, (_, number, task) = found[0], (message.ref.job, message.ref.epoch, message.ref.task)
     if number > job.newest:
         # Perhaps nobody ever reads its epoch; who does has the task run again.
-        turn.emit(TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
-        turn.emit(EpochHeld(job.name, number))
+        tx.emit(TaskReleased(job.name, number, task, "it failed before anybody read its epoch"))
+        tx.emit(EpochHeld(job.name, number))
         return
-    failure = oversized.explained(turn, job, message) if message.needs else message.failure
-    turn.emit(TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
-    turn.emit(TaskBroke(job.name, number, task, failure))
-    watch(turn)
+    failure = oversized.explained(tx, job, message) if message.needs else message.failure
+    tx.emit(TaskReleased(job.name, number, task, "it failed, and what comes before it is read first"))
+    tx.emit(TaskBroke(job.name, number, task, failure))
+    watch(tx)
 
 
-def watch(turn: Turn) -> None:
+def watch(tx: Transaction) -> None:
     """Fail those of the touched jobs that have come to a task that failed; of several to the first one."""
-    for name in sorted(turn.state.index.touched & turn.state.jobs.keys()):
-        job = turn.state.jobs[name]
+    for name in sorted(tx.state.index.touched & tx.state.jobs.keys()):
+        job = tx.state.jobs[name]
         due = [(number, min(tasks)) for number, epoch in job.epochs.items() if (tasks := _due(job, number))]
         if due:
             number, task = min(due)
-            fail_job(turn, job, job.epochs[number].failures[task])
+            fail_job(tx, job, job.epochs[number].failures[task])
 
 
 def _due(job: Job, number: int) -> list[int]:

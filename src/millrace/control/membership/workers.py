@@ -7,7 +7,7 @@ from millrace.control.caching import cache_capacity, cache_mode
 from millrace.control.journal.dispatcher_events import DispatcherStarted
 from millrace.control.journal.epoch_events import OwnerReplaced, OwnersAsked
 from millrace.control.journal.job_events import ListingAsked
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import (
     WorkerDisconnected,
     WorkerJoined,
@@ -22,7 +22,7 @@ from millrace.control.membership.quarantine import planning_died, suspect
 from millrace.control.scaling.job_placement import may_serve
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
-from millrace.control.tasks.leases import finished, leased_by, lose, miss, spare
+from millrace.control.tasks.leases import discard_outputs, finished, leased_by, on_lease_unknown, on_worker_lost
 from millrace.control.tasks.task_queue import by_worker
 from millrace.protocol.messages import (
     ChooseSharding,
@@ -40,185 +40,185 @@ MISSED_HEARTBEATS = 2
 """A worker is lost when so many reports in a row did not come."""
 
 
-def hello(turn: Turn, message: WorkerHello) -> None:
+def hello(tx: Transaction, message: WorkerHello) -> None:
     """A worker registers, or is back and says what it holds."""
-    settings = turn.state.settings
+    settings = tx.state.settings
     who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
     differ = versions_differ(settings, who, message.version, message.python)
     if differ:
-        turn.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
+        tx.act(CloseWorker(message.worker, Failure("VersionMismatchError", differ)))
         return
-    older = testimony.of_worker(turn.state, message)
+    older = testimony.of_worker(tx.state, message)
     if older:
-        turn.act(EndService(older))
+        tx.act(EndService(older))
         return
-    known = turn.state.workers.get(message.worker)
-    cache_capacity.greeted(turn, message.worker)
+    known = tx.state.workers.get(message.worker)
+    cache_capacity.greeted(tx, message.worker)
     cores = max(1, message.cores)
-    turn.emit(
+    tx.emit(
         WorkerJoined(
             message.worker, message.address, message.host, message.pid, cores, message.only, message.buffer_bytes
         )
     )
-    worker = turn.state.workers[message.worker]
+    worker = tx.state.workers[message.worker]
     held = {entry.lease: entry for entry in message.held}
-    stale = [lease for lease, entry in held.items() if leased_by(turn.state, message.worker, entry.ref, lease) is None]
+    stale = [lease for lease, entry in held.items() if leased_by(tx.state, message.worker, entry.ref, lease) is None]
     welcome = WorkerWelcome(
-        settings.heartbeat_s, sorted(stale), settings.cache, settings.compression, testimony.told(turn.state)
+        settings.heartbeat_s, sorted(stale), settings.cache, settings.compression, testimony.told(tx.state)
     )
-    turn.to_worker(worker.id, welcome)
+    tx.to_worker(worker.id, welcome)
     for name in sorted({entry.ref.job for entry in message.held} - set(worker.open)):
-        turn.to_worker(worker.id, CloseJob(name))
+        tx.to_worker(worker.id, CloseJob(name))
     if known is None:
-        cache_mode.have_measured(turn)
+        cache_mode.have_measured(tx)
         return
     for name in worker.open:
-        turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
+        tx.to_worker(worker.id, open_message(tx.state.jobs[name]))
     for lease, (name, number, task) in [*worker.unfinished.items(), *worker.kept.items()]:
         entry_or_none = held.get(lease)
-        job = turn.state.jobs[name]
+        job = tx.state.jobs[name]
         if entry_or_none is None:
             # The lease or its revocation crossed with the break; nothing of it is there any more.
-            miss(turn, job, number, task, f"worker {worker.id} came back without it")
+            on_lease_unknown(tx, job, number, task, f"worker {worker.id} came back without it")
         elif entry_or_none.finished:
             entry = entry_or_none
             told = TaskFinished(entry.ref, lease, entry.outputs, leftovers=entry.leftovers, nothing=entry.nothing)
-            finished(turn, worker.id, told)
-        spare(turn, job, number, task)
-    _ask_again(turn, worker)
+            finished(tx, worker.id, told)
+        discard_outputs(tx, job, number, task)
+    _ask_again(tx, worker)
 
 
-def _ask_again(turn: Turn, worker: Worker) -> None:
+def _ask_again(tx: Transaction, worker: Worker) -> None:
     """What it was told before its session broke, and may not have heard."""
     if worker.released:
-        turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
-    for job in turn.state.jobs.values():
+        tx.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
+    for job in tx.state.jobs.values():
         if job.lister == worker.id:
-            turn.to_worker(worker.id, ListSources(job.name))
+            tx.to_worker(worker.id, ListSources(job.name))
         for number, epoch in job.epochs.items():
             length = job.tasks_of(epoch)
             if epoch.chooser == worker.id and length is not None:
-                turn.to_worker(worker.id, ChooseSharding(job.name, number, length, epoch.candidates))
+                tx.to_worker(worker.id, ChooseSharding(job.name, number, length, epoch.candidates))
 
 
-def started(turn: Turn, address: str, drawn: str) -> None:
+def started(tx: Transaction, address: str, drawn: str) -> None:
     """The dispatcher listens (again). Whoever had a session with it before looks for it, where it was then."""
-    state = turn.state
+    state = tx.state
     patience = state.settings.return_s if address == state.address else 0.0
-    turn.emit(DispatcherStarted(address, turn.now, turn.now + patience, state.service or drawn, drawn))
-    cache_capacity.started(turn)
+    tx.emit(DispatcherStarted(address, tx.now, tx.now + patience, state.service or drawn, drawn))
+    cache_capacity.started(tx)
 
 
-def session_lost(turn: Turn, name: str) -> None:
+def session_lost(tx: Transaction, name: str) -> None:
     """Its session broke; it has one heartbeat to come back."""
-    worker = turn.state.workers.get(name)
+    worker = tx.state.workers.get(name)
     if worker is not None and worker.lost_at is None:
-        turn.emit(WorkerDisconnected(name, turn.now))
+        tx.emit(WorkerDisconnected(name, tx.now))
 
 
-def lost(turn: Turn, worker: Worker, reason: str) -> None:
+def lost(tx: Transaction, worker: Worker, reason: str) -> None:
     """It is gone; all it had goes to others."""
     held = [*worker.unfinished.values(), *worker.kept.values()]
     accused = set()
-    turn.emit(WorkerDisconnected(worker.id, turn.now))
+    tx.emit(WorkerDisconnected(worker.id, tx.now))
     for name, number, task in held:
-        job = turn.state.jobs[name]
+        job = tx.state.jobs[name]
         live = job.epochs[number].live.get(task) if job.failure is None else None
         if live is not None and live.worker == worker.id:
             # What is not run again cannot be found out about, and does no harm a second time.
-            if not (live.finished or worker.retiring) and (not job.spec.runs_again or suspect(turn, job, number, task)):
+            if not (live.finished or worker.draining) and (not job.spec.runs_again or suspect(tx, job, number, task)):
                 accused.add(name)
             if job.failure is None:
-                lose(turn, job, number, task, f"worker {worker.id} {reason}")
-    turn.emit(WorkerLost(worker.id, reason))
-    cache_capacity.greeted(turn, worker.id)
-    planning_died(turn, worker.id, reason, accused)
-    _hand_over(turn, worker.id)
+                on_worker_lost(tx, job, number, task, f"worker {worker.id} {reason}")
+    tx.emit(WorkerLost(worker.id, reason))
+    cache_capacity.greeted(tx, worker.id)
+    planning_died(tx, worker.id, reason, accused)
+    _hand_over(tx, worker.id)
 
 
-def retiring(turn: Turn, name: str, message: WorkerLeaving) -> None:
+def leaving(tx: Transaction, name: str, message: WorkerLeaving) -> None:
     """It wants to leave in good order."""
-    worker = turn.state.workers[name]
-    if not worker.retiring:  # who comes back says so again, and has no more time for that
-        turn.emit(WorkerRetiring(name, turn.now + message.within_s if message.within_s else 0.0))
-        _hand_over(turn, name)
+    worker = tx.state.workers[name]
+    if not worker.draining:  # who comes back says so again, and has no more time for that
+        tx.emit(WorkerRetiring(name, tx.now + message.within_s if message.within_s else 0.0))
+        _hand_over(tx, name)
 
 
-def retire(turn: Turn, name: str, within_s: float) -> None:
+def drain(tx: Transaction, name: str, within_s: float) -> None:
     """It is not needed any more, and is to leave in good order."""
-    turn.emit(WorkerRetiring(name, turn.now + within_s))
-    _hand_over(turn, name)
+    tx.emit(WorkerRetiring(name, tx.now + within_s))
+    _hand_over(tx, name)
 
 
-def _hand_over(turn: Turn, name: str) -> None:
+def _hand_over(tx: Transaction, name: str) -> None:
     """Others do what it was asked or fixed to do."""
-    for job in turn.state.jobs.values():
-        if job.lister == name and name not in turn.state.workers:
-            turn.emit(ListingAsked(job.name, ""))
+    for job in tx.state.jobs.values():
+        if job.lister == name and name not in tx.state.workers:
+            tx.emit(ListingAsked(job.name, ""))
         for number, epoch in job.epochs.items():
-            if epoch.chooser == name and name not in turn.state.workers:
-                turn.emit(OwnersAsked(job.name, number, ""))
-        hand_over_shares(turn, job, name)
+            if epoch.chooser == name and name not in tx.state.workers:
+                tx.emit(OwnersAsked(job.name, number, ""))
+        hand_over_shares(tx, job, name)
 
 
-def hand_over_shares(turn: Turn, job: Job, name: str) -> None:
+def hand_over_shares(tx: Transaction, job: Job, name: str) -> None:
     """Other workers get what was fixed to be this one's of the job."""
     if not by_worker(job):
         return
-    there = [w for w in turn.state.workers.values() if w.lost_at is None and not w.retiring]
+    there = [w for w in tx.state.workers.values() if w.lost_at is None and not w.draining]
     heirs = [worker.id for worker in there if worker.id != name and may_serve(job, worker) and fits(job, worker)]
     for number, epoch in job.epochs.items():
         for share, owner in enumerate(list(epoch.owners)):
             if owner == name and heirs:
-                heir = min(heirs, key=lambda w: (turn.state.workers[w].job != job.name, epoch.owners.count(w), w))
-                turn.emit(OwnerReplaced(job.name, number, share, heir))
+                heir = min(heirs, key=lambda w: (tx.state.workers[w].job != job.name, epoch.owners.count(w), w))
+                tx.emit(OwnerReplaced(job.name, number, share, heir))
 
 
-def adopt_shares(turn: Turn) -> None:
+def adopt_shares(tx: Transaction) -> None:
     """Give shares of who has gone, or may not keep what the job gives, to others, as soon as there are any.
 
     Nobody else may have been there then, or a sharding function that was asked before fixed shares since.
     """
-    for job in [turn.state.jobs[name] for name in turn.state.index.serving.sharded]:
+    for job in [tx.state.jobs[name] for name in tx.state.index.serving.sharded]:
         owners = {owner for epoch in job.epochs.values() for owner in epoch.owned}
         for owner in sorted(owners):
-            worker = turn.state.workers.get(owner)
-            if worker is None or worker.retiring or not fits(job, worker):
-                hand_over_shares(turn, job, owner)
+            worker = tx.state.workers.get(owner)
+            if worker is None or worker.draining or not fits(job, worker):
+                hand_over_shares(tx, job, owner)
 
 
-def watch(turn: Turn) -> None:
+def watch(tx: Transaction) -> None:
     """Give up on workers that are silent or have been away for too long."""
-    for name in turn.observed.workers.keys() - turn.state.workers.keys():
-        del turn.observed.workers[name]
-    heartbeat = turn.state.settings.heartbeat_s
+    for name in tx.observed.workers.keys() - tx.state.workers.keys():
+        del tx.observed.workers[name]
+    heartbeat = tx.state.settings.heartbeat_s
     limit = (MISSED_HEARTBEATS + 0.5) * heartbeat
-    for worker in list(turn.state.workers.values()):
-        sight = turn.observed.workers.get(worker.id)
+    for worker in list(tx.state.workers.values()):
+        sight = tx.observed.workers.get(worker.id)
         if worker.lost_at is not None:
-            if turn.now - worker.lost_at > heartbeat and not turn.state.may_return(worker.lost_at, turn.now):
-                _give_up(turn, worker, f"did not come back within {heartbeat:g} s")
-        elif worker.retiring and not worker.released and 0 < worker.until < turn.now:
-            _give_up(turn, worker, "was leaving and did not get done in the time that it had")
-        elif sight is not None and turn.now - sight.last_seen > limit:
-            _give_up(turn, worker, f"was silent for {limit:g} s")
+            if tx.now - worker.lost_at > heartbeat and not tx.state.may_return(worker.lost_at, tx.now):
+                _give_up(tx, worker, f"did not come back within {heartbeat:g} s")
+        elif worker.draining and not worker.released and 0 < worker.until < tx.now:
+            _give_up(tx, worker, "was leaving and did not get done in the time that it had")
+        elif sight is not None and tx.now - sight.last_seen > limit:
+            _give_up(tx, worker, f"was silent for {limit:g} s")
 
 
-def _give_up(turn: Turn, worker: Worker, reason: str) -> None:
+def _give_up(tx: Transaction, worker: Worker, reason: str) -> None:
     """Give what the worker holds to others, and have its process ended, which may hang.
 
     A session that broke says nothing about the process: one that hangs answers no pings, and whichever is noticed
     first, that or its silence, must not leave it running in somebody's place. One that lives hears of it, if nobody can
     end it, by the end of its session, or when it comes back.
     """
-    turn.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
-    turn.act(StopWorkers([worker.id], reason))
-    lost(turn, worker, reason)
+    tx.act(CloseWorker(worker.id, Failure("ServiceUnreachableError", f"worker {worker.id} {reason}")))
+    tx.act(StopWorkers([worker.id], reason))
+    lost(tx, worker, reason)
 
 
-def release_retired(turn: Turn) -> None:
+def release_drained(tx: Transaction) -> None:
     """Tell workers that want to leave when nothing of them is needed any more."""
-    for worker in turn.state.index.serving.retiring:
+    for worker in tx.state.index.serving.draining:
         if not (worker.unfinished or worker.kept or worker.lost_at is not None):
-            turn.emit(WorkerReleased(worker.id))
-            turn.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
+            tx.emit(WorkerReleased(worker.id))
+            tx.to_worker(worker.id, StopWorker("nothing of it is needed any more"))

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.control.journal.scaling_events import HomeChosen
-from millrace.control.journal.transaction import Turn
-from millrace.control.state.observed import Reading, ScaleSight
+from millrace.control.journal.transaction import Transaction
+from millrace.control.state.observed import Reading, ScalingObservation
 from millrace.control.state.state import Job, State, Worker
-from millrace.control.tasks.leases import take_back
+from millrace.control.tasks.leases import revoke
 from millrace.policies.scaling import placement as policy
 from millrace.protocol.messages import Notice
 from millrace.protocol.reports import Flow
@@ -23,7 +23,7 @@ from millrace.protocol.reports import Flow
 
 def may_serve(job: Job, worker: Worker) -> bool:
     """Whether the worker may have anything of the job."""
-    return worker.only == job.name if worker.only else job.spec.target_workers != "local"
+    return worker.pinned_job == job.name if worker.pinned_job else job.spec.target_workers != "local"
 
 
 def wanted(state: State, job: Job) -> int | None:
@@ -72,33 +72,33 @@ def told(state: State, job: Job) -> str:
     return "runs on local workers, and on those of the service for what these cannot do"
 
 
-def came(turn: Turn, job: Job) -> dict[int, tuple[Flow, Flow]]:
+def came(tx: Transaction, job: Job) -> dict[int, tuple[Flow, Flow]]:
     """By consumer, what had come to it from local workers and from others when it reported last."""
-    sights = {index: turn.observed.clients.get(place.client) for index, place in job.consumers.items()}
+    sights = {index: tx.observed.clients.get(place.client) for index, place in job.consumers.items()}
     return {index: sight.report.came for index, sight in sights.items() if sight is not None and sight.report}
 
 
-def look(turn: Turn, job: Job, sight: ScaleSight, readings: Mapping[int, Reading], waits: float) -> bool:
+def look(tx: Transaction, job: Job, sight: ScalingObservation, readings: Mapping[int, Reading], waits: float) -> bool:
     """A look at the job is over: whether that changes where it runs."""
-    if not local_first(turn.state, job):
+    if not local_first(tx.state, job):
         return False
     if job.home is not None:
-        if waits < policy.WAITS or turn.now - job.home.at < policy.AGAIN_S:
+        if waits < policy.WAITS or tx.now - job.home.at < policy.AGAIN_S:
             return False
         reason = "the consumers still wait: looks whether the link from remote workers has become better"
-        turn.emit(HomeChosen(job.name, False, reason, turn.now))
+        tx.emit(HomeChosen(job.name, False, reason, tx.now))
         return True
-    remote = _others(turn.state, job)
-    now = came(turn, job)
+    remote = _others(tx.state, job)
+    now = came(tx, job)
     sides = [
         policy.WorkerSide(
             workers, _rate(sight, now, readings, side, "elements"), _rate(sight, now, readings, side, "bytes")
         )
-        for side, workers in enumerate((turn.state.index.serving.locals[job.name], len(remote)))
+        for side, workers in enumerate((tx.state.index.serving.locals[job.name], len(remote)))
     ]
-    decision = policy.stay_home(sides[0], sides[1], _ready(turn, job, remote), waits)
+    decision = policy.stay_home(sides[0], sides[1], _ready(tx, job, remote), waits)
     if decision.value:
-        _go_home(turn, job, remote, decision.reason)
+        _go_home(tx, job, remote, decision.reason)
     return decision.value
 
 
@@ -108,11 +108,11 @@ def _others(state: State, job: Job) -> list[Worker]:
     def holds(worker: Worker) -> bool:
         return any(key[0] == job.name for held in (worker.unfinished, worker.kept) for key in held.values())
 
-    return [each for each in state.workers.values() if not each.only and (each.job == job.name or holds(each))]
+    return [each for each in state.workers.values() if not each.pinned_job and (each.job == job.name or holds(each))]
 
 
 def _rate(
-    sight: ScaleSight,
+    sight: ScalingObservation,
     now: Mapping[int, tuple[Flow, Flow]],
     readings: Mapping[int, Reading],
     side: int,
@@ -127,19 +127,19 @@ def _rate(
     return total
 
 
-def _ready(turn: Turn, job: Job, workers: list[Worker]) -> int:
+def _ready(tx: Transaction, job: Job, workers: list[Worker]) -> int:
     """Bytes that these have computed and nobody has."""
-    sights = [turn.observed.workers.get(worker.id) for worker in workers]
+    sights = [tx.observed.workers.get(worker.id) for worker in workers]
     reports = [sight.report for sight in sights if sight is not None and sight.report is not None]
     return sum(lane.buffered_bytes for report in reports if report.job == job.name for lane in report.lanes)
 
 
-def _go_home(turn: Turn, job: Job, remote: list[Worker], reason: str) -> None:
+def _go_home(tx: Transaction, job: Job, remote: list[Worker], reason: str) -> None:
     """What lies at the other end of the link is computed again here: it would be waited for longer."""
-    turn.emit(HomeChosen(job.name, True, reason, turn.now))
+    tx.emit(HomeChosen(job.name, True, reason, tx.now))
     for worker in remote:
         for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:
             if name == job.name and not job.epochs[number].live[task].complete:
-                take_back(turn, job, number, task, "the link to its worker is too slow")
+                revoke(tx, job, number, task, "the link to its worker is too slow")
     for consumer in job.consumers:
-        turn.to_consumer(job, consumer, Notice(f"job {job.name}: {reason}"))
+        tx.to_consumer(job, consumer, Notice(f"job {job.name}: {reason}"))

@@ -12,9 +12,9 @@ import statistics
 
 from millrace.control.experiments import cache_regime, regime_in_force
 from millrace.control.journal.scaling_events import ScaleChosen
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.scaling import job_placement
-from millrace.control.state.observed import Reading, ScaleSight
+from millrace.control.state.observed import Reading, ScalingObservation
 from millrace.control.state.state import Job, State
 from millrace.policies.prices import USUAL
 from millrace.policies.scaling import scaling_policies
@@ -33,93 +33,91 @@ def scales(state: State) -> bool:
     return state.settings.most_workers > state.settings.least_workers
 
 
-def begin(turn: Turn, job: Job) -> None:
+def begin(tx: Transaction, job: Job) -> None:
     """The job's sources are known: it begins with what one of its kind had in the end."""
     if (
         job.scaling is not None
         or job.tables is None
-        or not (scales(turn.state) or job_placement.local_first(turn.state, job))
+        or not (scales(tx.state) or job_placement.local_first(tx.state, job))
     ):
         return
-    known = turn.state.sizes.get(job.kind)
-    first = known or turn.state.settings.first_workers
-    decision = scaling_policies.begin(_kind(turn.state, job), first, _limits(turn, job))
-    _chosen(turn, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
+    known = tx.state.sizes.get(job.kind)
+    first = known or tx.state.settings.first_workers
+    decision = scaling_policies.begin(_kind(tx.state, job), first, _limits(tx, job))
+    _chosen(tx, job, decision.value, f"{decision.reason}, as it had before" if known else decision.reason)
 
 
-def heard(turn: Turn, job: Job, consumer: int, report: ConsumerReport) -> None:
+def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> None:
     """A consumer says how it reads."""
-    begin(turn, job)  # local workers may have come since
+    begin(tx, job)  # local workers may have come since
     if job.scaling is None or job.failure is not None:
         return
-    kind, cache = _kind(turn.state, job), cache_regime(job)
+    kind, cache = _kind(tx.state, job), cache_regime(job)
     if cache != job.scaling.regime or kind != scaling_policies.kind_of(job.scaling.search):
-        again = scaling_policies.begin(kind, job.scaling.scale.workers, _limits(turn, job))
+        again = scaling_policies.begin(kind, job.scaling.scale.workers, _limits(tx, job))
         what = "the mode of its cache" if cache != job.scaling.regime else "the scaling policy of the service"
-        _chosen(turn, job, again.value, f"looks anew, as {what} has changed")
-    sight = turn.observed.scaling.setdefault(job.name, ScaleSight())
-    regime = regime_in_force(turn, job)
+        _chosen(tx, job, again.value, f"looks anew, as {what} has changed")
+    sight = tx.observed.scaling.setdefault(job.name, ScalingObservation())
+    regime = regime_in_force(tx, job)
     if regime != sight.regime:  # what was seen in another says nothing
         sight.regime, sight.settling = regime, True
-        _mark(turn, job, sight)
+        _mark(tx, job, sight)
     _read(sight, consumer, report)
     readings = [index for index, place in job.consumers.items() if place.lost_at is None]
     by_consumer = {index: sight.readings[index] for index in readings if index in sight.readings}
     seen = list(by_consumer.values())
     if regime is None or regime.experiment != "scaling" or not regime.workers or len(seen) < len(readings):
         return
-    waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(turn, sight)
+    waits, fewest, used = _waits(seen), min(reading.elements for reading in seen), _used(tx, sight)
     if sight.settling:
         begun = used is not None and min(used[0]) > 0  # while some load what they need the others can't do it alone
         if scaling_policies.pause_over(kind, fewest, waits if begun else 0.0):
             sight.settling = False
-            _mark(turn, job, sight)
+            _mark(tx, job, sight)
         return
-    if used is None or not scaling_policies.look_over(kind, fewest, waits, turn.now - sight.marked):
+    if used is None or not scaling_policies.look_over(kind, fewest, waits, tx.now - sight.marked):
         return
     elements, came = sum(reading.elements for reading in seen), sum(reading.came for reading in seen)
     if not scaling_policies.look_counts(kind, elements, came, waits):
-        _mark(turn, job, sight)
+        _mark(tx, job, sight)
         return
     busy, cpu = map(statistics.fmean, used)
     batch_s = statistics.fmean(reading.read_s / max(1, reading.elements) for reading in seen)
     # What was computed beyond what was read is for later, and buffers may have much room for it.
     look = Look(len(regime.workers), batch_s, waits * batch_s, busy * min(1.0, elements / max(1, came)), _noise(seen))
-    moved = job_placement.look(turn, job, sight, by_consumer, waits)
-    _mark(turn, job, sight)
+    moved = job_placement.look(tx, job, sight, by_consumer, waits)
+    _mark(tx, job, sight)
     if moved:
-        anew = scaling_policies.begin(kind, turn.state.index.serving.locals[job.name], _limits(turn, job))
-        _chosen(turn, job, anew.value, "begins anew with its local workers")
+        anew = scaling_policies.begin(kind, tx.state.index.serving.locals[job.name], _limits(tx, job))
+        _chosen(tx, job, anew.value, "begins anew with its local workers")
         return
-    rates = (turn.state.settings.prices or USUAL).rates(
-        len(seen), job.spec.accelerators, turn.state.index.serving.locals[job.name]
+    rates = (tx.state.settings.prices or USUAL).rates(
+        len(seen), job.spec.accelerators, tx.state.index.serving.locals[job.name]
     )
     before = job.scaling.search
-    decision = scaling_policies.step(
-        before, Observation(look, _queue(turn, job), cpu, turn.now, rates), _limits(turn, job)
-    )
+    decision = scaling_policies.step(before, Observation(look, _queue(tx, job), cpu, tx.now, rates), _limits(tx, job))
     news = decision.reason != job.scaling.reason and look.workers <= before.workers
     if decision.value != before or news:
-        _chosen(turn, job, decision.value, decision.reason)
+        _chosen(tx, job, decision.value, decision.reason)
 
 
 def _kind(state: State, job: Job) -> Kind:
     return "cheapest" if job.spec.cheapest else state.settings.scaling_policy
 
 
-def _chosen(turn: Turn, job: Job, found: Scale | Other, reason: str) -> None:
+def _chosen(tx: Transaction, job: Job, found: Scale | Other, reason: str) -> None:
     scale, other = (found, None) if isinstance(found, Scale) else (Scale(found.workers), found)
     if other is not None and scaling_policies.settled(None if job.scaling is None else job.scaling.search, other):
         scale = Scale(other.workers, "settled")
-    turn.emit(ScaleChosen(job.name, scale, cache_regime(job), reason, turn.now, other))
+    tx.emit(ScaleChosen(job.name, scale, cache_regime(job), reason, tx.now, other))
 
 
-def _limits(turn: Turn, job: Job) -> Limits:
+def _limits(tx: Transaction, job: Job) -> Limits:
     """Of all workers: its local ones, which it has in any case, and those of the service."""
-    state = turn.state
+    state = tx.state
     local = state.index.serving.locals[job.name]
     others = state.settings.most_workers if scales(state) else len(state.index.serving.workers)
-    held = in_force(state.fleet.capacity, turn.now)
+    held = in_force(state.fleet.capacity, tx.now)
     why = ""
     if held is not None and held.workers < others:
         others, why = held.workers, held.reason
@@ -134,23 +132,23 @@ def _limits(turn: Turn, job: Job) -> Limits:
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
-def _mark(turn: Turn, job: Job, sight: ScaleSight) -> None:
+def _mark(tx: Transaction, job: Job, sight: ScalingObservation) -> None:
     """What comes from here on counts."""
-    sight.came = job_placement.came(turn, job)
+    sight.came = job_placement.came(tx, job)
     sight.readings = {
         consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
         for consumer, reading in sight.readings.items()
     }
-    sight.marked, sight.used = turn.now, {}
+    sight.marked, sight.used = tx.now, {}
     for worker in sight.regime.workers if sight.regime is not None else ():
-        seen = turn.observed.workers.get(worker)
+        seen = tx.observed.workers.get(worker)
         if seen is None or seen.report is None:
-            sight.used[worker] = (0.0, 0.0, turn.now)
+            sight.used[worker] = (0.0, 0.0, tx.now)
         else:
             sight.used[worker] = (seen.report.busy_s, seen.report.cpu_s, seen.reported)
 
 
-def _read(sight: ScaleSight, consumer: int, report: ConsumerReport) -> None:
+def _read(sight: ScalingObservation, consumer: int, report: ConsumerReport) -> None:
     """Adds what the consumer has read since its last report."""
     reading = sight.readings.get(consumer, Reading())
     pace, then = report.pace, reading.pace
@@ -179,11 +177,11 @@ def _noise(readings: list[Reading]) -> float:
     return statistics.fmean(found) / math.sqrt(len(found)) if found else 0.0
 
 
-def _used(turn: Turn, sight: ScaleSight) -> tuple[list[float], list[float]] | None:
+def _used(tx: Transaction, sight: ScalingObservation) -> tuple[list[float], list[float]] | None:
     """Shares of the time since the mark in which workers computed, and their cores; None: one has not said yet."""
     busy, cpu = [], []
     for worker, (busy_s, cpu_s, at) in sight.used.items():
-        seen = turn.observed.workers.get(worker)
+        seen = tx.observed.workers.get(worker)
         if seen is None or seen.report is None or seen.reported <= at:
             return None
         busy.append(_share(seen.report.busy_s - busy_s, seen.reported - at))
@@ -195,8 +193,8 @@ def _share(part_s: float, seconds: float) -> float:
     return min(1.0, max(0.0, part_s / seconds))
 
 
-def _queue(turn: Turn, job: Job) -> float:
+def _queue(tx: Transaction, job: Job) -> float:
     """Elements that lie ready for a consumer, on average."""
-    sights = [turn.observed.clients.get(place.client) for place in job.consumers.values() if place.lost_at is None]
+    sights = [tx.observed.clients.get(place.client) for place in job.consumers.values() if place.lost_at is None]
     found = [sight.report.queue_elements for sight in sights if sight is not None and sight.report is not None]
     return statistics.fmean(found) if found else 0.0

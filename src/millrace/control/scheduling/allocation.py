@@ -1,9 +1,9 @@
 """Which job each worker serves: a worker serves one at a time and changes at a task's end.
 
-Three steps. :func:`divide` says how many workers each job is to have, and what it had of that; :func:`yielding` which
-workers get no more tasks of their job because another job should have them; :func:`assign_workers` gives those that
-have nothing in hand to the job that policy names. What a worker keeps for consumers that have not read it yet stays
-where it is, and is served beside the new job.
+Three steps. :func:`divide` says how many workers each job is to have, and what it had of that; :func:`preemptible`
+which workers get no more tasks of their job because another job should have them; :func:`assign_workers` gives those
+that have nothing in hand to the job that policy names. What a worker keeps for consumers that have not read it yet
+stays where it is, and is served beside the new job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from millrace.control.journal.job_events import TurnCut
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.journal.worker_events import WorkerAssigned, WorkerDismissed
 from millrace.control.membership.jobs import open_message
 from millrace.control.scaling.job_placement import wanted
@@ -23,7 +23,7 @@ from millrace.control.state.index import SERVICE
 from millrace.control.state.observed import Division
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
-from millrace.control.tasks.leases import take_back
+from millrace.control.tasks.leases import revoke
 from millrace.control.tasks.slots import active, readers_of
 from millrace.control.tasks.task_queue import by_worker
 from millrace.policies.scheduling.fair_share import Accounts, Need, Standing, gives, share
@@ -31,78 +31,78 @@ from millrace.policies.scheduling.worker_assignment import JobNeed, assign
 from millrace.protocol.messages import CloseJob
 
 
-def _given(turn: Turn, job: Job) -> list[Worker]:
+def _workers_of(tx: Transaction, job: Job) -> list[Worker]:
     """Workers of the service that serve the job and can be given something."""
-    return turn.state.index.serving.by_job.get(job.name, [])
+    return tx.state.index.serving.by_job.get(job.name, [])
 
 
-def divide(turn: Turn) -> Division:
+def divide(tx: Transaction) -> Division:
     """How the workers are divided among the jobs; worked out anew when who serves what, or has work, has changed."""
-    crew, known = turn.state.index.serving, turn.observed.division
-    if known is not None and known.crew is crew and _with_work(turn, known.unserved) == known.unserved - known.idle:
+    crew, known = tx.state.index.serving, tx.observed.division
+    if known is not None and known.crew is crew and _with_work(tx, known.unserved) == known.unserved - known.idle:
         return known
-    jobs = {name: job for name, job in turn.state.jobs.items() if job.failure is None}
+    jobs = {name: job for name, job in tx.state.jobs.items() if job.failure is None}
     counts = {name: len(crew.by_job.get(name, ())) for name in jobs}
     unserved = frozenset(name for name in jobs if not counts[name])
-    idle = unserved - _with_work(turn, unserved)
+    idle = unserved - _with_work(tx, unserved)
     needs = [
-        Need(name, job.spec.tenant, job.spec.priority, wanted(turn.state, job))
+        Need(name, job.spec.tenant, job.spec.priority, wanted(tx.state, job))
         for name, job in jobs.items()
         if name not in idle
     ]
     waited = {} if known is None else known.waiting
-    shares = share(needs, len(crew.workers), turn.state.settings.quotas)
-    before = {} if known is None else {name: known.standing(name, turn.now).ahead for name in jobs}
-    turn.observed.division = Division(
+    shares = share(needs, len(crew.workers), tx.state.settings.quotas)
+    before = {} if known is None else {name: known.standing(name, tx.now).ahead for name in jobs}
+    tx.observed.division = Division(
         crew,
-        turn.now,
+        tx.now,
         shares,
         counts,
         before,
-        {need.job: waited.get(need.job, turn.now) for need in needs if not counts[need.job]},
+        {need.job: waited.get(need.job, tx.now) for need in needs if not counts[need.job]},
         unserved,
         idle,
         [name for name, each in shares.items() if counts[name] > each.value],
         Accounts({name: Standing(counts[name], each.value, before.get(name, 0.0)) for name, each in shares.items()}),
     )
-    return turn.observed.division
+    return tx.observed.division
 
 
-def _with_work(turn: Turn, names: AbstractSet[str]) -> set[str]:
+def _with_work(tx: Transaction, names: AbstractSet[str]) -> set[str]:
     """Those of these jobs, which nobody serves, that have use for a worker."""
-    state, workers = turn.state, turn.state.index.serving.workers
+    state, workers = tx.state, tx.state.index.serving.workers
     if not names or not workers:
         return set()
-    found = having_work(turn, workers[0], names)
+    found = having_work(tx, workers[0], names)
     for job in [state.jobs[name] for name in state.index.serving.sharded if name in names]:
-        if any(runnable(turn, job, worker) for worker in [workers[0], *_owners(turn, job)]):
+        if any(runnable(tx, job, worker) for worker in [workers[0], *_owners(tx, job)]):
             found.add(job.name)
     return {name for name in found if wanted(state, state.jobs[name]) != 0}
 
 
-def _admits(turn: Turn, job: Job, worker: Worker) -> bool:
+def _admits(tx: Transaction, job: Job, worker: Worker) -> bool:
     """The job and its tenant may have this worker, besides the others that they have.
 
     What is a worker's share can be run by no other, so it comes back to it in any case.
     """
-    if not fits(job, worker) or _too_small(turn, job, worker):
+    if not fits(job, worker) or _too_small(tx, job, worker):
         return False
-    return _owns(job, worker) or not (_sated(turn, job, worker) or _full(turn, job.spec.tenant, worker))
+    return _owns(job, worker) or not (_at_target(tx, job, worker) or _full(tx, job.spec.tenant, worker))
 
 
-def _too_small(turn: Turn, job: Job, worker: Worker) -> bool:
+def _too_small(tx: Transaction, job: Job, worker: Worker) -> bool:
     """The last place of the job's tenant is for a larger worker, which is free: a job that had less waits for that."""
-    tenant, jobs, crew = job.spec.tenant, turn.state.jobs, turn.state.index.serving
-    quota = turn.state.settings.quotas.get(tenant)
-    if quota is None or sum(other is not worker for other in _of_tenant(turn, tenant)) < quota - 1:
+    tenant, jobs, crew = job.spec.tenant, tx.state.jobs, tx.state.index.serving
+    quota = tx.state.settings.quotas.get(tenant)
+    if quota is None or sum(other is not worker for other in _of_tenant(tx, tenant)) < quota - 1:
         return False
-    division, free = divide(turn), crew.by_job.get("", ())
+    division, free = divide(tx), crew.by_job.get("", ())
     waiting = [jobs[name] for name in division.waiting if name in jobs and not fits(jobs[name], worker)]
-    had = division.standing(job.name, turn.now).ahead
+    had = division.standing(job.name, tx.now).ahead
     return any(
         other.spec.tenant == tenant
         and any(fits(other, each) for each in free)
-        and division.standing(other.name, turn.now).ahead <= had
+        and division.standing(other.name, tx.now).ahead <= had
         for other in waiting
     )
 
@@ -111,53 +111,53 @@ def _owns(job: Job, worker: Worker) -> bool:
     return by_worker(job) and any(worker.id in epoch.owned for epoch in job.epochs.values())
 
 
-def _sated(turn: Turn, job: Job, besides: Worker | None = None) -> bool:
+def _at_target(tx: Transaction, job: Job, besides: Worker | None = None) -> bool:
     """The job has all the workers that it wants."""
-    most = wanted(turn.state, job)
-    return most is not None and sum(worker is not besides for worker in _given(turn, job)) >= most
+    most = wanted(tx.state, job)
+    return most is not None and sum(worker is not besides for worker in _workers_of(tx, job)) >= most
 
 
-def _full(turn: Turn, tenant: str, besides: Worker | None = None) -> bool:
+def _full(tx: Transaction, tenant: str, besides: Worker | None = None) -> bool:
     """The tenant has all the workers that it may have."""
-    quota = turn.state.settings.quotas.get(tenant)
-    return quota is not None and sum(worker is not besides for worker in _of_tenant(turn, tenant)) >= quota
+    quota = tx.state.settings.quotas.get(tenant)
+    return quota is not None and sum(worker is not besides for worker in _of_tenant(tx, tenant)) >= quota
 
 
-def _of_tenant(turn: Turn, tenant: str) -> list[Worker]:
-    jobs, by_job = turn.state.jobs, turn.state.index.serving.by_job
+def _of_tenant(tx: Transaction, tenant: str) -> list[Worker]:
+    jobs, by_job = tx.state.jobs, tx.state.index.serving.by_job
     return [worker for name in by_job if name in jobs and jobs[name].spec.tenant == tenant for worker in by_job[name]]
 
 
-def _surplus(turn: Turn) -> set[str]:
+def _surplus(tx: Transaction) -> set[str]:
     """Workers beyond what their jobs want, or their tenants may have; those that own shares aside."""
-    return set(turn.state.index.memoize(SERVICE, "surplus", lambda: _find_surplus(turn)))
+    return set(tx.state.index.memoize(SERVICE, "surplus", lambda: _find_surplus(tx)))
 
 
-def _find_surplus(turn: Turn) -> set[str]:
+def _find_surplus(tx: Transaction) -> set[str]:
     chosen: set[str] = set()
-    jobs, quotas = turn.state.jobs.values(), turn.state.settings.quotas
-    limited = [(_given(turn, job), most) for job in jobs if (most := wanted(turn.state, job)) is not None]
-    limited += [(_of_tenant(turn, tenant), quota) for tenant, quota in quotas.items()]
+    jobs, quotas = tx.state.jobs.values(), tx.state.settings.quotas
+    limited = [(_workers_of(tx, job), most) for job in jobs if (most := wanted(tx.state, job)) is not None]
+    limited += [(_of_tenant(tx, tenant), quota) for tenant, quota in quotas.items()]
     for workers, most in limited:
         if len(workers) > most:
             there = [worker for worker in workers if worker.id not in chosen]
-            free = [worker for worker in there if not _owns(turn.state.jobs[worker.job], worker)]
+            free = [worker for worker in there if not _owns(tx.state.jobs[worker.job], worker)]
             free.sort(key=lambda worker: (worker.turn_began, worker.id))
             chosen.update(worker.id for worker in free[: max(0, len(there) - most)])
     return chosen
 
 
-def yielding(turn: Turn) -> set[str]:
+def preemptible(tx: Transaction) -> set[str]:
     """Workers that get no more tasks of their job, as others are to have them."""
-    crew, jobs, division = turn.state.index.serving, turn.state.jobs, divide(turn)
-    chosen = _surplus(turn) | _exchanged(turn, division)
+    crew, jobs, division = tx.state.index.serving, tx.state.jobs, divide(tx)
+    chosen = _surplus(tx) | _exchanged(tx, division)
     if not crew.workers or len(division.shares) < 2 or not (division.givers or crew.sharded):
         return chosen
-    able = able_to_take(turn, division.accounts.takers(turn.now - division.at))
+    able = able_to_take(tx, division.accounts.takers(tx.now - division.at))
     takers = [name for name in division.shares if name in able or name in crew.sharded] if crew.sharded else able
     if not takers:
         return chosen
-    standings = {name: division.standing(name, turn.now) for name in {*division.givers, *takers}}
+    standings = {name: division.standing(name, tx.now) for name in {*division.givers, *takers}}
     givers = sorted(
         division.givers,
         key=lambda name: (math.floor(standings[name].share - standings[name].workers), -standings[name].ahead),
@@ -165,7 +165,7 @@ def yielding(turn: Turn) -> set[str]:
 
     @functools.cache
     def ready(giver: str) -> list[Worker]:
-        there = [worker for worker in crew.by_job[giver] if worker.id not in chosen and _had_turn(turn, worker)]
+        there = [worker for worker in crew.by_job[giver] if worker.id not in chosen and _had_turn(tx, worker)]
         return sorted(there, key=lambda worker: (worker.turn_began, worker.id))
 
     free = crew.by_job.get("", [])
@@ -173,48 +173,50 @@ def yielding(turn: Turn) -> set[str]:
         job = jobs[name]
         if by_worker(job) and job.tables is not None and (standings[name].workers or not unowned(job)):
             # Only the owners of its shares are of use to it, wherever they are now.
-            owners = [worker for worker in _owners(turn, job) if worker.id not in chosen and _had_turn(turn, worker)]
-            chosen.update(worker.id for worker in owners if runnable(turn, job, worker))
-        elif not _sated(turn, job):
-            full = _full(turn, job.spec.tenant)
-            if free and not full and runnable(turn, job, free[0]):
+            owners = [worker for worker in _owners(tx, job) if worker.id not in chosen and _had_turn(tx, worker)]
+            chosen.update(worker.id for worker in owners if runnable(tx, job, worker))
+        elif not _at_target(tx, job):
+            full = _full(tx, job.spec.tenant)
+            if free and not full and runnable(tx, job, free[0]):
                 free = free[1:]
             else:
                 own = [giver for giver in givers if jobs[giver].spec.tenant == job.spec.tenant] if full else givers
                 # Where a free one is of use to it, all that it lacks is a place.
-                place = full and any(runnable(turn, job, worker) for worker in free)
-                _take(turn, job, own, standings, chosen, ready, place=place)
+                place = full and any(runnable(tx, job, worker) for worker in free)
+                _take(tx, job, own, standings, chosen, ready, place=place)
     return chosen
 
 
-def _exchanged(turn: Turn, division: Division) -> set[str]:
+def _exchanged(tx: Transaction, division: Division) -> set[str]:
     """Workers that jobs could do without, as smaller ones are free, and that are large enough for jobs that wait."""
-    crew, jobs, chosen = turn.state.index.serving, turn.state.jobs, set[str]()
+    crew, jobs, chosen = tx.state.index.serving, tx.state.jobs, set[str]()
     free = crew.by_job.get("", ())
     for job in [jobs[name] for name in sorted(division.waiting) if free and name in jobs and jobs[name].needs]:
-        if by_worker(job) or _full(turn, job.spec.tenant) or any(fits(job, worker) for worker in free):
+        if by_worker(job) or _full(tx, job.spec.tenant) or any(fits(job, worker) for worker in free):
             continue
         for worker in crew.workers:
             serves = jobs.get(worker.job)
-            if serves is None or _owns(serves, worker) or worker.id in chosen or not runnable(turn, job, worker):
+            if serves is None or _owns(serves, worker) or worker.id in chosen or not runnable(tx, job, worker):
                 continue
-            if any(fits(serves, other) for other in free) and _had_turn(turn, worker):
+            if any(fits(serves, other) for other in free) and _had_turn(tx, worker):
                 chosen.add(worker.id)
                 break
     return chosen
 
 
-def _owners(turn: Turn, job: Job) -> list[Worker]:
+def _owners(tx: Transaction, job: Job) -> list[Worker]:
     """Workers elsewhere that own shares of the job."""
     names = {name for epoch in job.epochs.values() for name in epoch.owned}
-    owners = (turn.state.workers.get(name) for name in sorted(names))
+    owners = (tx.state.workers.get(name) for name in sorted(names))
     return [
-        w for w in owners if w is not None and w.job != job.name and w.lost_at is None and not (w.retiring or w.only)
+        w
+        for w in owners
+        if w is not None and w.job != job.name and w.lost_at is None and not (w.draining or w.pinned_job)
     ]
 
 
 def _take(
-    turn: Turn,
+    tx: Transaction,
     job: Job,
     givers: list[str],
     standings: Mapping[str, Standing],
@@ -231,7 +233,7 @@ def _take(
     for giver in list(givers):
         while gives(standings[giver], has):
             there = ready(giver)
-            able = (each for each in there if each.id not in chosen and (place or runnable(turn, job, each)))
+            able = (each for each in there if each.id not in chosen and (place or runnable(tx, job, each)))
             first = next(able, None)
             if first is None:
                 if not there:
@@ -245,121 +247,121 @@ def _take(
                 return
 
 
-def _had_turn(turn: Turn, worker: Worker) -> bool:
-    job = turn.state.jobs.get(worker.job)
+def _had_turn(tx: Transaction, worker: Worker) -> bool:
+    job = tx.state.jobs.get(worker.job)
     if job is None or job.failure is not None:
         return True
     few = max(1, len(active(job)))
-    long = worker.turn_leases >= 4 * few or turn.now - worker.turn_began >= turn.state.settings.turn_s
-    return (long and worker.turn_leases >= few) or not runnable(turn, job, worker)
+    long = worker.turn_leases >= 4 * few or tx.now - worker.turn_began >= tx.state.settings.turn_s
+    return (long and worker.turn_leases >= few) or not runnable(tx, job, worker)
 
 
-def revoke_blocked(turn: Turn, leaving: set[str]) -> None:
+def revoke_blocked(tx: Transaction, leaving: set[str]) -> None:
     """Take tasks from workers that others wait for and that would not come to a task's end in time."""
-    settings, before = turn.state.settings, turn.observed.leaving
-    turn.observed.leaving = {name: before.get(name, turn.now) for name in leaving}
+    settings, before = tx.state.settings, tx.observed.leaving
+    tx.observed.leaving = {name: before.get(name, tx.now) for name in leaving}
     for name in sorted(leaving):
-        worker = turn.state.workers[name]
-        job = turn.state.jobs.get(worker.job)
+        worker = tx.state.workers[name]
+        job = tx.state.jobs.get(worker.job)
         if job is None or not worker.unfinished:
             continue
         held = [key for key in worker.unfinished.values() if key[0] == job.name]
-        sight = turn.observed.workers.get(name)
+        sight = tx.observed.workers.get(name)
         report = sight.report if sight is not None else None
         if sight is not None and report is not None and report.job == job.name and sight.reported > worker.turn_began:
             lanes = [lane for lane in report.lanes if lane.running or lane.blocked_s > 0]
             blocked = bool(lanes) and all(lane.blocked_s > settings.blocked_s for lane in lanes)
         else:
             blocked = False
-        late = turn.now - turn.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
+        late = tx.now - tx.observed.leaving[name] > settings.turn_limit_s * 2.0 ** min(job.cuts, 20)
         if late and not blocked:
-            turn.emit(TurnCut(job.name))
+            tx.emit(TurnCut(job.name))
         for _, number, task in held:
             readers = readers_of(job, job.epochs[number].live[task].slot)
             if blocked or late:
                 why = "its consumers do not read" if blocked else "its task is too long for one turn"
-                take_back(turn, job, number, task, f"{why}, and another job waits for worker {name}")
+                revoke(tx, job, number, task, f"{why}, and another job waits for worker {name}")
             elif readers and max(place.epoch for place in readers) < number:
-                take_back(turn, job, number, task, f"prepared ahead, and another job waits for worker {name}")
+                revoke(tx, job, number, task, f"prepared ahead, and another job waits for worker {name}")
 
 
-def assign_workers(turn: Turn, leaving: set[str]) -> None:
+def assign_workers(tx: Transaction, leaving: set[str]) -> None:
     """Give workers that have nothing in hand to the job that should have them."""
-    _take_in(turn)
-    crew = turn.state.index.serving
+    _take_in(tx)
+    crew = tx.state.index.serving
     nothing_for: set[tuple[str, int, bool, int]] = set()
     division, standings = None, dict[str, Standing]()
     for _, worker in sorted(crew.empty_handed.items()):
-        job = turn.state.jobs.get(worker.job)
-        young = turn.now - worker.turn_began < turn.state.settings.turn_s
-        alike = (worker.job, turn.observed.want(worker.id), young, worker.buffer_bytes)
+        job = tx.state.jobs.get(worker.job)
+        young = tx.now - worker.turn_began < tx.state.settings.turn_s
+        alike = (worker.job, tx.observed.want(worker.id), young, worker.buffer_bytes)
         if alike in nothing_for and worker.id not in leaving:
             continue
         if job is not None and planning(job, worker):
             continue
-        if job is not None and worker.id not in leaving and runnable(turn, job, worker):
-            turn.state.index.touched.add(job.name)
+        if job is not None and worker.id not in leaving and runnable(tx, job, worker):
+            tx.state.index.touched.add(job.name)
             continue
-        if worker.id not in leaving and _stays(turn, worker, young=young):
+        if worker.id not in leaving and _stays(tx, worker, young=young):
             if not crew.sharded:
                 nothing_for.add(alike)
-            turn.state.index.touched.add(worker.job)
+            tx.state.index.touched.add(worker.job)
             continue
-        if divide(turn) is not division:
-            division = divide(turn)
-            standings = {name: division.standing(name, turn.now) for name in turn.state.jobs}
+        if divide(tx) is not division:
+            division = divide(tx)
+            standings = {name: division.standing(name, tx.now) for name in tx.state.jobs}
         needs = [
-            JobNeed(need.name, _as_seen(standings[need.name], need, worker), _served(turn, need, worker))
-            for need in turn.state.jobs.values()
-            if need.failure is None and _admits(turn, need, worker)
+            JobNeed(need.name, _as_seen(standings[need.name], need, worker), _served(tx, need, worker))
+            for need in tx.state.jobs.values()
+            if need.failure is None and _admits(tx, need, worker)
         ]
         serves = worker.job if any(need.job == worker.job for need in needs) else ""
         if serves and worker.id not in leaving and young:
             # Changing has its price (functions are loaded anew): not for a moment without work, unless a job waits.
             needs = [need for need in needs if need.standing.workers == 0 or need.job == serves]
-        decision = assign(needs, functools.partial(_can_run, turn, worker), serves)
+        decision = assign(needs, functools.partial(_can_run, tx, worker), serves)
         if decision.value != worker.job:
-            _switch(turn, worker, decision.value, decision.reason)
+            _switch(tx, worker, decision.value, decision.reason)
             nothing_for.clear()
         elif not crew.sharded and worker.id not in leaving:
             nothing_for.add(alike)  # nor is there for others like it
         leaving.discard(worker.id)  # its turn begins, be it with the same job
-        turn.state.index.touched.add(worker.job)
+        tx.state.index.touched.add(worker.job)
 
 
-def _stays(turn: Turn, worker: Worker, *, young: bool) -> bool:
+def _stays(tx: Transaction, worker: Worker, *, young: bool) -> bool:
     """Its job, which has nothing for it, may keep it, and no other job that may have it has anything for it."""
-    state, crew = turn.state, turn.state.index.serving
+    state, crew = tx.state, tx.state.index.serving
     job = state.jobs.get(worker.job)
-    if job is None or job.failure is not None or not _admits(turn, job, worker):
+    if job is None or job.failure is not None or not _admits(tx, job, worker):
         return False
-    others = having_work(turn, worker, divide(turn).unserved if young else state.jobs.keys())
+    others = having_work(tx, worker, divide(tx).unserved if young else state.jobs.keys())
     mine = [state.jobs[name] for name in others if name != job.name]
     sharded = [state.jobs[name] for name in crew.sharded if name != job.name]
     return not (
-        any(_admits(turn, other, worker) for other in mine) or any(runnable(turn, other, worker) for other in sharded)
+        any(_admits(tx, other, worker) for other in mine) or any(runnable(tx, other, worker) for other in sharded)
     )
 
 
-def _take_in(turn: Turn) -> None:
+def _take_in(tx: Transaction) -> None:
     """Local workers serve the job that they are local to, as soon as there is one."""
-    crew = turn.state.index.serving
-    for name in sorted(crew.local.keys() & turn.state.jobs.keys()):
-        if turn.state.jobs[name].failure is None:
+    crew = tx.state.index.serving
+    for name in sorted(crew.local.keys() & tx.state.jobs.keys()):
+        if tx.state.jobs[name].failure is None:
             for worker in crew.local[name]:
                 if worker.job != name:
-                    _switch(turn, worker, name, f"it is local to {name}")
-                    turn.state.index.touched.add(name)
+                    _switch(tx, worker, name, f"it is local to {name}")
+                    tx.state.index.touched.add(name)
 
 
-def _served(turn: Turn, job: Job, worker: Worker) -> int:
+def _served(tx: Transaction, job: Job, worker: Worker) -> int:
     if job.name == worker.job:
-        return turn.state.turns + 1  # now
+        return tx.state.turns + 1  # now
     return worker.served.get(job.name, 0) if by_worker(job) else job.served
 
 
-def _can_run(turn: Turn, worker: Worker, name: str) -> bool:
-    return runnable(turn, turn.state.jobs[name], worker)
+def _can_run(tx: Transaction, worker: Worker, name: str) -> bool:
+    return runnable(tx, tx.state.jobs[name], worker)
 
 
 def _as_seen(has: Standing, job: Job, worker: Worker) -> Standing:
@@ -369,17 +371,17 @@ def _as_seen(has: Standing, job: Job, worker: Worker) -> Standing:
     return Standing(has.workers - 1, has.share, has.ahead) if worker.job == job.name else has
 
 
-def _switch(turn: Turn, worker: Worker, name: str, reason: str) -> None:
+def _switch(tx: Transaction, worker: Worker, name: str, reason: str) -> None:
     known = name in worker.open
-    turn.emit(WorkerAssigned(worker.id, name, turn.now, reason))
+    tx.emit(WorkerAssigned(worker.id, name, tx.now, reason))
     if name and not known:
-        turn.to_worker(worker.id, open_message(turn.state.jobs[name]))
+        tx.to_worker(worker.id, open_message(tx.state.jobs[name]))
 
 
-def dismiss_idle(turn: Turn) -> None:
+def dismiss_idle(tx: Transaction) -> None:
     """Close jobs at workers that no longer serve them, once nothing is kept there."""
-    for worker in turn.state.index.serving.open_to_several:
+    for worker in tx.state.index.serving.open_to_several:
         used = {name for name, _, _ in [*worker.kept.values(), *worker.unfinished.values()]}
         for name in [name for name in worker.open if name != worker.job and name not in used]:
-            turn.to_worker(worker.id, CloseJob(name))
-            turn.emit(WorkerDismissed(worker.id, name))
+            tx.to_worker(worker.id, CloseJob(name))
+            tx.emit(WorkerDismissed(worker.id, name))

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.index import SERVICE
 from millrace.control.state.serving_index import fits
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.slots import active
-from millrace.control.tasks.task_queue import by_worker, offer
+from millrace.control.tasks.task_queue import by_worker, candidate_for
 
 SPARE_CAP = 4
 
 
-def serving(turn: Turn, job: Job) -> list[Worker]:
+def serving(tx: Transaction, job: Job) -> list[Worker]:
     """Workers that serve the job and can be given something."""
-    return turn.state.index.serving.serving(job.name)
+    return tx.state.index.serving.serving(job.name)
 
 
-def unread_cap(turn: Turn, job: Job, worker: Worker) -> int:
+def unread_cap(tx: Transaction, job: Job, worker: Worker) -> int:
     """Tasks that may lie unread for one consumer at workers like this one: twice what these compute at a time.
 
     All are alike but for those that are local.
     """
-    local = bool(worker.only)
-    return turn.state.index.memoize(
+    local = bool(worker.pinned_job)
+    return tx.state.index.memoize(
         SERVICE,
         ("cap", job.name, local),
         lambda: max(
             SPARE_CAP,
-            2 * sum(turn.observed.want(other.id) for other in serving(turn, job) if bool(other.only) == local),
+            2 * sum(tx.observed.want(other.id) for other in serving(tx, job) if bool(other.pinned_job) == local),
         ),
     )
 
@@ -40,12 +40,12 @@ def planning(job: Job, worker: Worker) -> bool:
     return job.lister == worker.id or any(epoch.chooser == worker.id for epoch in job.epochs.values())
 
 
-def runnable(turn: Turn, job: Job, worker: Worker) -> bool:
+def runnable(tx: Transaction, job: Job, worker: Worker) -> bool:
     """The job has something for this worker to do now, the next epoch's preparation aside."""
-    return fits(job, worker) and _has_work(turn, job, worker, serves=worker.job == job.name)
+    return fits(job, worker) and _has_work(tx, job, worker, serves=worker.job == job.name)
 
 
-def having_work(turn: Turn, worker: Worker, names: AbstractSet[str]) -> set[str]:
+def having_work(tx: Transaction, worker: Worker, names: AbstractSet[str]) -> set[str]:
     """Those of these jobs that have something to do for a worker of another job that wants to have as much in hand.
 
     Left out are those whose sharding fixes which worker runs what: they have to be asked about each worker. Jobs of
@@ -53,38 +53,38 @@ def having_work(turn: Turn, worker: Worker, names: AbstractSet[str]) -> set[str]
     """
 
     def has(name: str) -> bool:
-        job = turn.state.jobs[name]
-        return not by_worker(job) and _has_work(turn, job, worker, serves=False)
+        job = tx.state.jobs[name]
+        return not by_worker(job) and _has_work(tx, job, worker, serves=False)
 
-    return turn.state.index.having(("work", turn.observed.want(worker.id)), names, has)
+    return tx.state.index.having(("work", tx.observed.want(worker.id)), names, has)
 
 
-def able_to_take(turn: Turn, names: list[str]) -> list[str]:
+def able_to_take(tx: Transaction, names: list[str]) -> list[str]:
     """Those of these jobs that have something for some worker of other jobs; left out are the same."""
-    crew = turn.state.index.serving
+    crew = tx.state.index.serving
     if not names or not crew.workers:
         return []
-    keenest = turn.state.index.memoize(
-        SERVICE, "keenest", lambda: max(crew.workers, key=lambda w: turn.observed.want(w.id))
+    keenest = tx.state.index.memoize(
+        SERVICE, "keenest", lambda: max(crew.workers, key=lambda w: tx.observed.want(w.id))
     )
-    able = having_work(turn, keenest, set(names))  # what there is for others there is for one that wants more, too
+    able = having_work(tx, keenest, set(names))  # what there is for others there is for one that wants more, too
     return [name for name in names if name in able]
 
 
-def _has_work(turn: Turn, job: Job, worker: Worker, *, serves: bool) -> bool:
+def _has_work(tx: Transaction, job: Job, worker: Worker, *, serves: bool) -> bool:
     if job.failure is not None or not job.consumers:
         return False
     if job.tables is None:
         return not job.lister or (serves and job.lister == worker.id)
     if by_worker(job) and unowned(job):
         return True
-    cap = unread_cap(turn, job, worker)
+    cap = unread_cap(tx, job, worker)
     if not serves:
-        cap += 2 * turn.observed.want(worker.id)
-    return turn.state.index.memoize(
+        cap += 2 * tx.observed.want(worker.id)
+    return tx.state.index.memoize(
         job.name,
-        (cap, worker.id if by_worker(job) or worker.only else ""),  # otherwise one worker is as good as another
-        lambda: any(offer(turn.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
+        (cap, worker.id if by_worker(job) or worker.pinned_job else ""),  # otherwise one worker is as good as another
+        lambda: any(candidate_for(tx.state, job, worker, c, cap=cap, ahead=False) is not None for c in active(job)),
     )
 
 

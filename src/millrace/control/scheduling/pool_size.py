@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from millrace.control.actions import ResizeFleet, StopWorkers
 from millrace.control.journal.scaling_events import FleetPlanned
-from millrace.control.journal.transaction import Turn
-from millrace.control.membership.workers import MISSED_HEARTBEATS, retire
+from millrace.control.journal.transaction import Transaction
+from millrace.control.membership.workers import MISSED_HEARTBEATS, drain
 from millrace.control.scaling.job_placement import wanted
 from millrace.control.scaling.job_scaling import scales
 from millrace.control.state.state import State, Worker
@@ -21,68 +21,68 @@ _NAMED = 8
 """Jobs that a reason names, at most."""
 
 
-def started(turn: Turn) -> None:
+def started(tx: Transaction) -> None:
     """The dispatcher begins, perhaps anew: so many workers are to be there."""
-    state = turn.state
+    state = tx.state
     if scales(state):
         if not state.fleet.at:
             first = max(state.settings.least_workers, min(state.settings.first_workers, state.settings.most_workers))
-            turn.emit(FleetPlanned(first, "the service begins", turn.now))
-        turn.act(ResizeFleet(state.fleet.workers))
+            tx.emit(FleetPlanned(first, "the service begins", tx.now))
+        tx.act(ResizeFleet(state.fleet.workers))
 
 
-def end_unregistered(turn: Turn, running: list[str]) -> None:
+def end_unregistered(tx: Transaction, running: list[str]) -> None:
     """Have processes ended that run and do not register, as they hang; they had room, so that others are asked for."""
-    state, observed = turn.state, turn.observed
+    state, observed = tx.state, tx.observed
     known = observed.unregistered
-    observed.unregistered = {name: known.get(name, turn.now) for name in running if name not in state.workers}
+    observed.unregistered = {name: known.get(name, tx.now) for name in running if name not in state.workers}
     if not observed.unregistered:
         observed.unregistered_tries = 0
         return
     patience_s = max(state.settings.patience_s, (MISSED_HEARTBEATS + 0.5) * state.settings.heartbeat_s)
-    hung = respawn.not_registered(observed.unregistered, turn.now, patience_s, observed.unregistered_tries)
+    hung = respawn.not_registered(observed.unregistered, tx.now, patience_s, observed.unregistered_tries)
     if hung.value:
         observed.unregistered_tries += 1
-        observed.unregistered.update(dict.fromkeys(hung.value, turn.now))  # once more, if they don't end
-        turn.act(StopWorkers(hung.value, hung.reason))
+        observed.unregistered.update(dict.fromkeys(hung.value, tx.now))  # once more, if they don't end
+        tx.act(StopWorkers(hung.value, hung.reason))
         for job in state.jobs.values():
             for consumer in job.consumers:
-                turn.to_consumer(job, consumer, Notice(f"a worker of this service {hung.reason}"))
+                tx.to_consumer(job, consumer, Notice(f"a worker of this service {hung.reason}"))
 
 
-def resize(turn: Turn) -> None:
+def resize(tx: Transaction) -> None:
     """As many workers as the jobs are to have together, within the limits."""
-    state, settings = turn.state, turn.state.settings
+    state, settings = tx.state, tx.state.settings
     if not scales(state):
         return
     jobs = {job.name: wanted(state, job) for job in state.jobs.values() if job.failure is None and job.consumers}
     each = {name: settings.first_workers if most is None else most for name, most in jobs.items()}
-    if each.keys() != turn.observed.jobs:
-        turn.observed.jobs, turn.observed.jobs_changed = set(each), turn.now
-    there = len(state.index.serving.workers) + len(turn.observed.unregistered)
+    if each.keys() != tx.observed.jobs:
+        tx.observed.jobs, tx.observed.jobs_changed = set(each), tx.now
+    there = len(state.index.serving.workers) + len(tx.observed.unregistered)
     planned, least = state.fleet.workers, max(1, settings.least_workers)
-    known, turn.observed.shortage = capacity.watch(
-        state.fleet.capacity, turn.observed.shortage, planned, there, settings.patience_s, turn.now, least=least
+    known, tx.observed.shortage = capacity.watch(
+        state.fleet.capacity, tx.observed.shortage, planned, there, settings.patience_s, tx.now, least=least
     )
-    limit = capacity.in_force(known, turn.now)
+    limit = capacity.in_force(known, tx.now)
     most = settings.most_workers if limit is None else min(limit.workers, settings.most_workers)
     kept = limit.workers if limit is not None and limit.late else 0
     total = max(settings.least_workers, min(max(sum(each.values()), kept), most))
-    if total < state.fleet.workers and not each and turn.now - turn.observed.jobs_changed < settings.shrink_s:
+    if total < state.fleet.workers and not each and tx.now - tx.observed.jobs_changed < settings.shrink_s:
         return  # another job may follow at once
     if total != state.fleet.workers or known != state.fleet.capacity:
         told = ", ".join(f"{name} {count}" for name, count in sorted(each.items())[:_NAMED])
         reason = f"jobs are to have: {told}" if told else "there is no job"
         if limit is not None and sum(each.values()) > total:
             reason = f"{reason}; {limit.reason}"
-        turn.emit(FleetPlanned(total, reason, turn.now, known))
-        turn.act(ResizeFleet(total))
-    _dismiss(turn)
+        tx.emit(FleetPlanned(total, reason, tx.now, known))
+        tx.act(ResizeFleet(total))
+    _dismiss(tx)
 
 
-def _dismiss(turn: Turn) -> None:
+def _dismiss(tx: Transaction) -> None:
     """Workers that are too many leave: first those that nobody needs, then those of jobs that have more than wanted."""
-    state = turn.state
+    state = tx.state
     over = len(state.index.serving.workers) - state.fleet.workers
     counts = {name: len(workers) for name, workers in state.index.serving.by_job.items()}
     for worker in sorted(
@@ -92,7 +92,7 @@ def _dismiss(turn: Turn) -> None:
         if over <= 0:
             return
         if (job is None or counts[worker.job] > (wanted(state, job) or 0)) and not _owns(state, worker):
-            retire(turn, worker.id, state.settings.drain_s)
+            drain(tx, worker.id, state.settings.drain_s)
             counts[worker.job] -= 1
             over -= 1
 

@@ -7,39 +7,39 @@ from collections.abc import Collection
 from millrace.control.journal.epoch_events import OwnersAsked, OwnersFixed
 from millrace.control.journal.job_events import ListingAsked
 from millrace.control.journal.task_events import TaskMoved
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.membership.jobs import fail_job
 from millrace.control.membership.resume import make_up
-from millrace.control.membership.workers import release_retired
-from millrace.control.scheduling.allocation import assign_workers, divide, revoke_blocked, yielding
+from millrace.control.membership.workers import release_drained
+from millrace.control.scheduling.allocation import assign_workers, divide, preemptible, revoke_blocked
 from millrace.control.scheduling.backlog import serving, unread_cap
 from millrace.control.state.state import Job, Worker
 from millrace.control.tasks.epochs import open_next
 from millrace.control.tasks.leases import in_the_way, lease
-from millrace.control.tasks.slots import active, in_turn, starving, unread, unread_alike
-from millrace.control.tasks.task_queue import Offer, by_worker, offer, some_pending, wanted
+from millrace.control.tasks.slots import active, round_robin, starving, unread, unread_alike
+from millrace.control.tasks.task_queue import Candidate, by_worker, candidate_for, must_rerun, some_pending
 from millrace.protocol.messages import ChooseSharding, Failure, ListSources, ShardingChosen
 
 
-def schedule(turn: Turn) -> None:
-    """Bring the jobs that ``turn`` has touched, and the workers that are free, up to date with the state."""
-    for name in sorted(turn.state.index.touched & turn.state.jobs.keys()):
-        _adopt_reruns(turn, turn.state.jobs[name])
-    for _ in range(1 + len(turn.state.workers)):
-        leaving = yielding(turn)
-        revoke_blocked(turn, leaving)
-        assign_workers(turn, leaving)
-        before = len(turn.events)
-        jobs = turn.state.jobs
-        touched = sorted((jobs[name] for name in turn.state.index.touched if name in jobs), key=_came)
-        turn.state.index.touched.clear()
+def schedule(tx: Transaction) -> None:
+    """Bring the jobs that ``tx`` has touched, and the workers that are free, up to date with the state."""
+    for name in sorted(tx.state.index.touched & tx.state.jobs.keys()):
+        _adopt_reruns(tx, tx.state.jobs[name])
+    for _ in range(1 + len(tx.state.workers)):
+        leaving = preemptible(tx)
+        revoke_blocked(tx, leaving)
+        assign_workers(tx, leaving)
+        before = len(tx.events)
+        jobs = tx.state.jobs
+        touched = sorted((jobs[name] for name in tx.state.index.touched if name in jobs), key=_came)
+        tx.state.index.touched.clear()
         for job in touched:
             if job.failure is None:
-                _serve(turn, job, leaving)
-        if len(turn.events) == before:
+                _serve(tx, job, leaving)
+        if len(tx.events) == before:
             break
-    divide(turn)  # which holds from now on
-    release_retired(turn)
+    divide(tx)  # which holds from now on
+    release_drained(tx)
 
 
 def _came(job: Job) -> tuple[int, str]:
@@ -47,20 +47,20 @@ def _came(job: Job) -> tuple[int, str]:
     return job.generation, job.name
 
 
-def _serve(turn: Turn, job: Job, leaving: set[str]) -> None:
+def _serve(tx: Transaction, job: Job, leaving: set[str]) -> None:
     """Plan and lease whatever there is to; that was all if nothing of the job has changed since."""
-    workers = turn.state.workers
+    workers = tx.state.workers
     barred = frozenset(name for name in leaving if workers[name].job == job.name and workers[name].turn_leases)
 
     def serve() -> None:
-        _plan(turn, job)
-        make_up(turn, job)
-        _lease_all(turn, job, barred)
+        _plan(tx, job)
+        make_up(tx, job)
+        _lease_all(tx, job, barred)
 
-    turn.state.index.until_changed(job.name, ("served", barred), serve)
+    tx.state.index.until_changed(job.name, ("served", barred), serve)
 
 
-def _adopt_reruns(turn: Turn, job: Job) -> None:
+def _adopt_reruns(tx: Transaction, job: Job) -> None:
     """Give what runs again for its leftovers alone to the slot of its tail: nobody else waits for it.
 
     Who has read it may have left, or stopped reading, so that its lanes stand still.
@@ -70,37 +70,37 @@ def _adopt_reruns(turn: Turn, job: Job) -> None:
     for number, epoch in job.epochs.items():
         for slot, tasks in list(epoch.pending.items()):
             for task in sorted(tasks):
-                if epoch.live[task].complete and wanted(turn.state, job, epoch, task):
-                    heir = _slot_of_tail(turn, job, number, task)
+                if epoch.live[task].complete and must_rerun(tx.state, job, epoch, task):
+                    heir = _slot_of_tail(tx, job, number, task)
                     if heir != slot:
-                        turn.emit(TaskMoved(job.name, number, task, heir))
+                        tx.emit(TaskMoved(job.name, number, task, heir))
 
 
-def _slot_of_tail(turn: Turn, job: Job, number: int, task: int) -> int:
+def _slot_of_tail(tx: Transaction, job: Job, number: int, task: int) -> int:
     """Find the slot that gets what becomes of the task's leftovers; if none does yet, one whose readers are there."""
     there, epoch = active(job), job.epochs[number]
-    parent = turn.state.plan(job, number).task(task).parent
+    parent = tx.state.plan(job, number).task(task).parent
     while parent in epoch.live:
         tail = epoch.live[parent]
         if not tail.complete and tail.slot in there:
             return tail.slot
-        parent = turn.state.plan(job, number).task(parent).parent
+        parent = tx.state.plan(job, number).task(parent).parent
     mine = epoch.live[task].slot
     return mine if mine in there or not there else there[0]
 
 
-def _plan(turn: Turn, job: Job) -> None:
+def _plan(tx: Transaction, job: Job) -> None:
     """Have sources listed and shares fixed, where that is still to be done."""
-    workers = serving(turn, job)
+    workers = serving(tx, job)
     if not workers:
         return
     if job.tables is None:
         if not job.lister:
             worker = min(workers, key=lambda w: (len(w.unfinished), w.id))
-            turn.emit(ListingAsked(job.name, worker.id))
-            turn.to_worker(worker.id, ListSources(job.name))
+            tx.emit(ListingAsked(job.name, worker.id))
+            tx.to_worker(worker.id, ListSources(job.name))
         return
-    open_next(turn, job)
+    open_next(tx, job)
     if not by_worker(job):
         return
     for number, epoch in list(job.epochs.items()):
@@ -108,17 +108,17 @@ def _plan(turn: Turn, job: Job) -> None:
             continue
         names = [worker.id for worker in workers]
         if job.spec.sharding == "static":
-            turn.emit(OwnersFixed(job.name, number, names))
+            tx.emit(OwnersFixed(job.name, number, names))
         elif (length := job.tasks_of(epoch)) is not None and job.spec.sharding == "static_contiguous":
-            turn.emit(OwnersFixed(job.name, number, names, contiguous=length))
+            tx.emit(OwnersFixed(job.name, number, names, contiguous=length))
         elif length is not None:
-            turn.emit(OwnersAsked(job.name, number, names[0], names))
-            turn.to_worker(names[0], ChooseSharding(job.name, number, length, names))
+            tx.emit(OwnersAsked(job.name, number, names[0], names))
+            tx.to_worker(names[0], ChooseSharding(job.name, number, length, names))
 
 
-def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
+def sharding_chosen(tx: Transaction, worker: str, message: ShardingChosen) -> None:
     """The user's function has said who runs what; held against what can be."""
-    job = turn.state.jobs.get(message.job)
+    job = tx.state.jobs.get(message.job)
     epoch = job.epochs.get(message.epoch) if job is not None else None
     if job is None or epoch is None or epoch.chooser != worker:
         return
@@ -132,15 +132,15 @@ def sharding_chosen(turn: Turn, worker: str, message: ShardingChosen) -> None:
             wrong = f"worker {bad[1]} for task {bad[0]}, and there are {count} workers, 0 to {count - 1}"
     if wrong:
         text = f"the sharding function of job {job.name!r} gave {wrong}; it returns the index of a worker for each task"
-        fail_job(turn, job, Failure("PipelineError", text))
+        fail_job(tx, job, Failure("PipelineError", text))
         return
-    turn.emit(OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
+    tx.emit(OwnersFixed(job.name, message.epoch, epoch.candidates, message.owners))
 
 
-def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:
+def _lease_all(tx: Transaction, job: Job, barred: Collection[str]) -> None:
     if job.tables is None or not job.epochs:
         return
-    workers = [worker for worker in serving(turn, job) if worker.id not in barred]
+    workers = [worker for worker in serving(tx, job) if worker.id not in barred]
     if not workers:
         return
     for slot in active(job):
@@ -148,62 +148,62 @@ def _lease_all(turn: Turn, job: Job, barred: Collection[str]) -> None:
         # the room may be waiting for readers that do not read.
         if starving(job, slot):
             for worker in _by_room(job, workers):
-                cap = unread_cap(turn, job, worker)
-                found = offer(turn.state, job, worker, slot, cap=cap, ahead=False)
+                cap = unread_cap(tx, job, worker)
+                found = candidate_for(tx.state, job, worker, slot, cap=cap, ahead=False)
                 if found is not None:
-                    lease(turn, job, worker, slot, found)
-                if found is not None or _alike(turn, job):
+                    lease(tx, job, worker, slot, found)
+                if found is not None or _alike(tx, job):
                     break
-        _make_room(turn, job, workers, slot)
+        _make_room(tx, job, workers, slot)
     progress = True
-    while progress and any(_takes_more(turn, job, slot, workers) for slot in active(job)):
+    while progress and any(_takes_more(tx, job, slot, workers) for slot in active(job)):
         progress = False
-        open_next(turn, job)
-        for worker in _by_room(job, _with_room(turn, job, barred)):
-            leased = _lease_one(turn, job, worker, workers)
+        open_next(tx, job)
+        for worker in _by_room(job, _with_room(tx, job, barred)):
+            leased = _lease_one(tx, job, worker, workers)
             progress = progress or bool(leased)
-            if leased is None and _alike(turn, job):
+            if leased is None and _alike(tx, job):
                 return  # nor is there anything for another one
 
 
-def _with_room(turn: Turn, job: Job, barred: Collection[str]) -> list[Worker]:
+def _with_room(tx: Transaction, job: Job, barred: Collection[str]) -> list[Worker]:
     """Workers that want to have more of the job in hand."""
-    known = turn.state.index.with_room(job.name, turn.observed.want)
+    known = tx.state.index.with_room(job.name, tx.observed.want)
     return [worker for worker in known if worker.id not in barred]
 
 
 def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
     """Those with the least in hand first, but local ones before all others, unless any will do."""
     alike = job.spec.target_workers == "any"
-    return sorted(workers, key=lambda worker: (not (alike or worker.only), len(worker.unfinished), worker.id))
+    return sorted(workers, key=lambda worker: (not (alike or worker.pinned_job), len(worker.unfinished), worker.id))
 
 
-def _alike(turn: Turn, job: Job) -> bool:
+def _alike(tx: Transaction, job: Job) -> bool:
     """What one of the job's workers could run, any other could."""
-    return not by_worker(job) and job.name not in turn.state.index.serving.local
+    return not by_worker(job) and job.name not in tx.state.index.serving.local
 
 
-def _takes_more(turn: Turn, job: Job, slot: int, workers: list[Worker]) -> bool:
+def _takes_more(tx: Transaction, job: Job, slot: int, workers: list[Worker]) -> bool:
     """Something could be leased for the slot, to whichever worker."""
-    if job.spec.deterministic or some_pending(turn.state, job, slot):
+    if job.spec.deterministic or some_pending(tx.state, job, slot):
         return True
     kinds = (workers[0], workers[-1])  # a local one and another, if there are both
-    return any(unread_alike(turn.state, job, slot, each) < unread_cap(turn, job, each) for each in kinds)
+    return any(unread_alike(tx.state, job, slot, each) < unread_cap(tx, job, each) for each in kinds)
 
 
-def _make_room(turn: Turn, job: Job, workers: list[Worker], slot: int) -> None:
+def _make_room(tx: Transaction, job: Job, workers: list[Worker], slot: int) -> None:
     """Lease tails and what runs again although no worker has room, where what fills the room is read later."""
-    if not job.spec.deterministic and not some_pending(turn.state, job, slot):
+    if not job.spec.deterministic and not some_pending(tx.state, job, slot):
         return
     while True:
         offers = []
         for worker in sorted(workers, key=lambda w: len(w.unfinished)):
-            item = offer(turn.state, job, worker, slot, cap=0, ahead=False)
+            item = candidate_for(tx.state, job, worker, slot, cap=0, ahead=False)
             if item is not None:
-                if len(worker.unfinished) < turn.observed.want(worker.id):
+                if len(worker.unfinished) < tx.observed.want(worker.id):
                     return
                 offers.append((worker, item))
-            elif _alike(turn, job):
+            elif _alike(tx, job):
                 return  # nor is there anything for another one
         if not offers:
             return
@@ -214,7 +214,7 @@ def _make_room(turn: Turn, job: Job, workers: list[Worker], slot: int) -> None:
         if not best:
             return
         worker, item = min(best, key=lambda pair: (len(in_the_way(job, pair[0], slot, pair[1])), pair[0].id))
-        lease(turn, job, worker, slot, item)
+        lease(tx, job, worker, slot, item)
 
 
 def _runs_for(job: Job, worker: Worker, slot: int) -> bool:
@@ -224,41 +224,43 @@ def _runs_for(job: Job, worker: Worker, slot: int) -> bool:
     return any(task.slot == slot for task in mine)
 
 
-def _lease_one(turn: Turn, job: Job, worker: Worker, workers: list[Worker]) -> bool | None:
+def _lease_one(tx: Transaction, job: Job, worker: Worker, workers: list[Worker]) -> bool | None:
     """Whether the worker got a task; None if there was none."""
-    nothing, cap = True, unread_cap(turn, job, worker)
+    nothing, cap = True, unread_cap(tx, job, worker)
     slots = sorted(active(job), key=lambda c: (unread(job, c), c))
     for ahead in (False, True):
         for slot in slots:
-            found = offer(turn.state, job, worker, slot, cap=cap, ahead=ahead)
+            found = candidate_for(tx.state, job, worker, slot, cap=cap, ahead=ahead)
             if found is None or (ahead and _greedy(job, slot, found)):
                 continue
             nothing = False
-            if not _better_elsewhere(turn, job, worker, workers, slot, found):
-                lease(turn, job, worker, slot, found)
+            if not _better_elsewhere(tx, job, worker, workers, slot, found):
+                lease(tx, job, worker, slot, found)
                 return True
     return None if nothing else False
 
 
-def _greedy(job: Job, slot: int, found: Offer) -> bool:
+def _greedy(job: Job, slot: int, found: Candidate) -> bool:
     """The task is of an epoch that nobody has begun, and others have been dealt fewer tasks of it.
 
     Who is first, be it by a moment, is not to find all of a small epoch prepared for it alone.
     """
-    if in_turn(job):
+    if round_robin(job):
         return False
     dealt = job.epochs[found.epoch].dealt
     return any(dealt.get(rival, 0) < dealt.get(slot, 0) for rival in active(job))
 
 
-def _better_elsewhere(turn: Turn, job: Job, worker: Worker, workers: list[Worker], slot: int, found: Offer) -> bool:
+def _better_elsewhere(
+    tx: Transaction, job: Job, worker: Worker, workers: list[Worker], slot: int, found: Candidate
+) -> bool:
     """Another worker with room could run it without throwing away what it has computed for later."""
     if found.fresh or not in_the_way(job, worker, slot, found):
         return False
     return any(
-        len(other.unfinished) < turn.observed.want(other.id)
+        len(other.unfinished) < tx.observed.want(other.id)
         and not in_the_way(job, other, slot, found)
-        and offer(turn.state, job, other, slot, cap=0, ahead=False) == found
+        and candidate_for(tx.state, job, other, slot, cap=0, ahead=False) == found
         for other in workers
         if other is not worker
     )

@@ -28,7 +28,7 @@ class CachedPoint(msgspec.Struct):
         whole: bytes that all of it would take, as last estimated; 0: unknown.
         largest: bytes that one task has added at most.
         blocks: by name, the oldest first. They count until they are deleted.
-        going: of these, by name, the leases that may still read it, and after which it is deleted.
+        evicting: of these, by name, the leases that may still read it, and after which it is deleted.
         uses: by job.
     """
 
@@ -37,7 +37,7 @@ class CachedPoint(msgspec.Struct):
     whole: int = 0
     largest: int = 0
     blocks: dict[str, KeptBlock] = {}
-    going: dict[str, list[int]] = {}
+    evicting: dict[str, list[int]] = msgspec.field(default_factory=dict, name="going")
     uses: dict[str, Use] = {}
     writer: str = ""
 
@@ -54,10 +54,10 @@ class CachedPoint(msgspec.Struct):
     @property
     def readable(self) -> list[KeptBlock]:
         """The blocks that leases are told of, the oldest first."""
-        return [block for name, block in self.blocks.items() if name not in self.going]
+        return [block for name, block in self.blocks.items() if name not in self.evicting]
 
 
-class Promise(msgspec.Struct, array_like=True):
+class Reservation(msgspec.Struct, array_like=True):
     """What a lease may read and write.
 
     Attributes:
@@ -78,21 +78,21 @@ class Caches(msgspec.Struct):
 
     Attributes:
         points: by place (:func:`place_of`).
-        promises: by lease.
+        reservations: by lease.
         costs: by location of a store, "" for the service's.
     """
 
     points: dict[str, CachedPoint] = {}
-    promises: dict[int, Promise] = {}
+    reservations: dict[int, Reservation] = msgspec.field(default_factory=dict, name="promises")
     costs: dict[str, StoreCost] = {}
 
     def lease_ended(self, lease: int) -> None:
         """Note the end of a lease; what it added to the service's store, if nobody has said it, is to be found out."""
-        held = self.promises.get(lease)
+        held = self.reservations.get(lease)
         if held is None:
             return
         if not held.room or "@" in held.place:
-            del self.promises[lease]
+            del self.reservations[lease]
         else:
             held.over = True
 
@@ -100,10 +100,10 @@ class Caches(msgspec.Struct):
     def taken(self) -> int:
         """Bytes of the service's store that blocks take, or were promised."""
         blocks = sum(cached.bytes for cached in self.points.values() if not cached.path)
-        return blocks + sum(held.room for held in self.promises.values() if "@" not in held.place)
+        return blocks + sum(held.room for held in self.reservations.values() if "@" not in held.place)
 
 
-class ModeOf(msgspec.Struct, frozen=True):
+class CacheMode(msgspec.Struct, frozen=True):
     """What a job does about its cache points.
 
     Attributes:

@@ -144,7 +144,7 @@ class StateIndex:
         known = self._state.workers.get(worker)
         if known is not None:
             self.invalidate(known.job)
-            self.invalidate(known.only)
+            self.invalidate(known.pinned_job)
         self._serving = None
 
     def hands_changed(self, worker: Worker) -> None:

@@ -15,8 +15,8 @@ from millrace.policies.scheduling.fair_share import Accounts, Standing, ahead
 from millrace.protocol.cache_messages import StoreCost
 from millrace.protocol.messages import (
     ConsumerReport,
+    ProbeReport,
     StepsReady,
-    TaskAt,
     WorkerReport,
 )
 from millrace.protocol.reports import Flow, NodeMeasure, Pace
@@ -27,7 +27,7 @@ DEFAULT_WANT = 2
 """Unfinished leases of a worker that has not reported yet."""
 
 
-class WorkerSight(msgspec.Struct):
+class WorkerObservation(msgspec.Struct):
     """Last seen of a worker.
 
     Attributes:
@@ -42,20 +42,20 @@ class WorkerSight(msgspec.Struct):
     reported: float = 0.0
     report: WorkerReport | None = None
     busy_share: float = 0.0
-    at: dict[int, TaskAt] = {}
+    at: dict[int, ProbeReport] = {}
     then: WorkerReport | None = None
     next: WorkerReport | None = None
     next_at: float = 0.0
 
 
-class ClientSight(msgspec.Struct):
+class ClientObservation(msgspec.Struct):
     """Last seen of a consumer's client."""
 
     last_seen: float
     report: ConsumerReport | None = None
 
 
-class CacheSight(msgspec.Struct):
+class CacheObservation(msgspec.Struct):
     """What is seen of a job for the sake of its caches; begins anew with each of its modes.
 
     Attributes:
@@ -115,7 +115,7 @@ class Reading(msgspec.Struct, frozen=True):
         return sum([lot.waited_s for lot in self.lots])
 
 
-class ScaleSight(msgspec.Struct):
+class ScalingObservation(msgspec.Struct):
     """What is seen of a job for the sake of its number of workers.
 
     Attributes:
@@ -135,7 +135,7 @@ class ScaleSight(msgspec.Struct):
     came: dict[int, tuple[Flow, Flow]] = {}
 
 
-class Spent(msgspec.Struct):
+class ResourceUsage(msgspec.Struct):
     """What an epoch took.
 
     Attributes:
@@ -149,7 +149,7 @@ class Spent(msgspec.Struct):
     core_s: float = 0.0
     gib_s: float = 0.0
 
-    def add(self, other: Spent) -> None:
+    def add(self, other: ResourceUsage) -> None:
         """Both together."""
         self.worker_s += other.worker_s
         self.consumer_s += other.consumer_s
@@ -157,7 +157,7 @@ class Spent(msgspec.Struct):
         self.gib_s += other.gib_s
 
 
-class EpochSight(msgspec.Struct):
+class EpochObservation(msgspec.Struct):
     """What is seen of an epoch of a job.
 
     Attributes:
@@ -188,7 +188,7 @@ class EpochSight(msgspec.Struct):
         )
 
 
-class JobSight(msgspec.Struct):
+class JobObservation(msgspec.Struct):
     """What is seen of a job.
 
     Attributes:
@@ -199,7 +199,7 @@ class JobSight(msgspec.Struct):
 
     began: float
     lease: int = 0
-    epochs: dict[int, EpochSight] = {}
+    epochs: dict[int, EpochObservation] = {}
     elements: int = 0
     pace: Pace = Pace()
 
@@ -268,21 +268,21 @@ class Division(msgspec.Struct, frozen=True):
 class Observed(msgspec.Struct):
     """By worker and by client."""
 
-    workers: dict[str, WorkerSight] = {}
-    clients: dict[str, ClientSight] = {}
+    workers: dict[str, WorkerObservation] = {}
+    clients: dict[str, ClientObservation] = {}
     steps: dict[tuple[str, int], StepsReady] = {}
     """By job and epoch, what consumers were told that they may use."""
     regimes: dict[str, RegimeObservation] = {}
     """By job."""
-    caching: dict[str, CacheSight] = {}
+    caching: dict[str, CacheObservation] = {}
     """By job."""
-    scaling: dict[str, ScaleSight] = {}
+    scaling: dict[str, ScalingObservation] = {}
     """By job."""
-    progress: dict[str, JobSight] = {}
+    progress: dict[str, JobObservation] = {}
     """By job."""
     finished: list[FinishedJob] = []
     """The last jobs that are over."""
-    spent: dict[str, dict[int, Spent]] = {}
+    usage: dict[str, dict[int, ResourceUsage]] = {}
     """By job and epoch, as long as this dispatcher lives; it was last added to at ``accounted``."""
     core_s: dict[str, float] = {}
     """By worker, the processor time that was accounted for, of all its cores."""

@@ -20,30 +20,30 @@ class ServingIndex:
         local: by job, workers that are local to it and can be given something; ``locals``: how many there are, those
             included whose sessions broke a moment ago.
         open_to_several: workers that some job which they no longer serve is still open at.
-        retiring: workers that wait to be told that they can go.
+        draining: workers that wait to be told that they can go.
         sharded: jobs whose sharding fixes which worker runs what.
     """
 
-    DERIVED = ("empty_handed", "by_job", "local", "locals", "open_to_several", "retiring", "sharded", "workers")
+    DERIVED = ("empty_handed", "by_job", "local", "locals", "open_to_several", "draining", "sharded", "workers")
 
     __slots__ = ("_servers", "_with_room", *DERIVED)
 
     def __init__(self, jobs: Mapping[str, Job], workers: Mapping[str, Worker]) -> None:
         there = [workers[name] for name in sorted(workers)]
-        self.retiring = [worker for worker in there if worker.retiring and not worker.released]
-        self.workers = [worker for worker in there if _is_there(worker) and not worker.only]
+        self.draining = [worker for worker in there if worker.draining and not worker.released]
+        self.workers = [worker for worker in there if _is_there(worker) and not worker.pinned_job]
         self.empty_handed = {worker.id: worker for worker in self.workers if not worker.unfinished}
-        able = [worker for worker in there if worker.only not in jobs or fits(jobs[worker.only], worker)]
-        self.locals = Counter(worker.only for worker in able if worker.only and not worker.retiring)
+        able = [worker for worker in there if worker.pinned_job not in jobs or fits(jobs[worker.pinned_job], worker)]
+        self.locals = Counter(worker.pinned_job for worker in able if worker.pinned_job and not worker.draining)
         self.local: dict[str, list[Worker]] = {}
         for worker in able:
-            if worker.only and _is_there(worker):
-                self.local.setdefault(worker.only, []).append(worker)
+            if worker.pinned_job and _is_there(worker):
+                self.local.setdefault(worker.pinned_job, []).append(worker)
         self.open_to_several = [worker for worker in self.workers if len(worker.open) > 1]
         self.by_job: dict[str, list[Worker]] = {}
         for worker in self.workers:
             self.by_job.setdefault(worker.job, []).append(worker)
-        self.sharded = [name for name, job in jobs.items() if job.spec.by_worker]
+        self.sharded = [name for name, job in jobs.items() if job.spec.statically_owned]
         self._servers = {worker.id for worker in able if _is_there(worker)}
         self._with_room: dict[str, dict[str, Worker]] = {}
 
@@ -69,7 +69,7 @@ class ServingIndex:
             self._with_room[worker.job][worker.id] = worker
         if worker.unfinished:
             self.empty_handed.pop(worker.id, None)
-        elif not worker.only:
+        elif not worker.pinned_job:
             self.empty_handed[worker.id] = worker
 
 
@@ -80,4 +80,4 @@ def fits(job: Job, worker: Worker) -> bool:
 
 def _is_there(worker: Worker) -> bool:
     """It can be given something."""
-    return worker.lost_at is None and not worker.retiring
+    return worker.lost_at is None and not worker.draining

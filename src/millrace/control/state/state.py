@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from millrace.control.state.cache_state import Caches, ModeOf
+from millrace.control.state.cache_state import CacheMode, Caches
 from millrace.control.state.index import StateIndex
 from millrace.control.state.plans import PlanLike, Planner
 from millrace.control.state.scaling_state import FleetPlan, Home, Scaling
@@ -31,7 +31,7 @@ UNREAD = 64
 """Parts of epochs that nobody reads that are remembered of a job."""
 ENDED = 256
 """Jobs that are over and remembered, the last ones."""
-CARE = 2
+PROBE_EACH = 2
 """A task that so many workers ended with is run with care: it is known where it is."""
 
 
@@ -49,14 +49,14 @@ class Worker(msgspec.Struct):
 
     Attributes:
         job: the job it serves, since ``turn_began``, with ``turn_leases`` given since; ``reason`` says why that one.
-        retiring: it wants to leave, until ``until`` at the latest (0: whenever); ``released``: it was told that it can.
+        draining: it wants to leave, until ``until`` at the latest (0: whenever); ``released``: it was told that it can.
         lost_at: when its session broke; None while there is one.
         unfinished: by lease, the (job, epoch, task) that it runs.
         kept: the same of tasks that it has finished and still holds outputs or leftovers of.
         open: jobs that it was told of and not yet told to close.
         served: by job, the number of the turn in which it began or ended to serve it.
-        only: the one job that it may serve: it is local to that, started by a consumer and no part of the service's
-            fleet; empty: it is the service's.
+        pinned_job: the one job that it may serve: it is local to that, started by a consumer and not the
+            service's; empty: it is the service's.
         buffer_bytes: that its outputs may have.
     """
 
@@ -69,7 +69,7 @@ class Worker(msgspec.Struct):
     reason: str = ""
     turn_began: float = 0.0
     turn_leases: int = 0
-    retiring: bool = False
+    draining: bool = msgspec.field(default=False, name="retiring")
     until: float = 0.0
     released: bool = False
     lost_at: float | None = None
@@ -77,7 +77,7 @@ class Worker(msgspec.Struct):
     kept: dict[int, tuple[str, int, int]] = {}
     open: dict[str, None] = {}
     served: dict[str, int] = {}
-    only: str = ""
+    pinned_job: str = msgspec.field(default="", name="only")
     buffer_bytes: int = 0
 
 
@@ -256,7 +256,7 @@ class Job(msgspec.Struct):
     first: int | None = 0
     prints: list[str] = []
     points: list[CachePoint] = []
-    caching: ModeOf = ModeOf()
+    caching: CacheMode = CacheMode()
     scaling: Scaling | None = None
     home: Home | None = None
     needs: int = 0

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from millrace.protocol.crash_sites import Place, Poison
+from millrace.protocol.crash_sites import CrashSite, Poison
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class TaskState:
         freed: bool = False,
         alone: bool = False,
         deaths: int = 0,
-        at: Place = (),
+        at: CrashSite = (),
         poison: list[Poison] | None = None,
     ) -> None:
         self.slot = slot

@@ -6,11 +6,11 @@ import msgspec
 
 from millrace.control.caching import cache_mode
 from millrace.control.journal.epoch_events import EpochClosed, EpochOpened, EpochResumed, EpochSettled, StepsEnded
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Job, State
 from millrace.control.state.task_state import TaskState
-from millrace.control.tasks.slots import in_turn, missing
+from millrace.control.tasks.slots import missing, round_robin
 from millrace.control.tasks.task_queue import (
     all_dealt,
     alone_at,
@@ -35,14 +35,14 @@ from millrace.protocol.messages import (
 )
 
 
-def open_epoch(turn: Turn, job: Job, number: int) -> None:
+def open_epoch(tx: Transaction, job: Job, number: int) -> None:
     """Let tasks of the epoch be leased. Who reads it is told by :func:`send_epoch`."""
     if number not in job.epochs:
         resumed = job.states and number == job.first
         reused = cache_mode.reused_in(job, number)
-        turn.emit(_resumed(turn.state, job) if resumed else EpochOpened(job.name, number, reused=reused))
+        tx.emit(_resumed(tx.state, job) if resumed else EpochOpened(job.name, number, reused=reused))
         if all_dealt(job, job.epochs[number]):
-            turn.emit(EpochSettled(job.name, number))  # there is nothing in it
+            tx.emit(EpochSettled(job.name, number))  # there is nothing in it
 
 
 def _resumed(state: State, job: Job) -> EpochResumed:
@@ -85,13 +85,13 @@ def plan_of_state(state: State, job: Job, saved: Checkpoint) -> PlanLike:
     return state.plan(job)
 
 
-def send_resumed(turn: Turn, job: Job, consumer: int) -> None:
+def send_resumed(tx: Transaction, job: Job, consumer: int) -> None:
     """Tell a consumer which epoch the states of all lead to, if they are known."""
     if job.first is not None:
-        turn.to_consumer(job, consumer, Resumed(job.first))
+        tx.to_consumer(job, consumer, Resumed(job.first))
 
 
-def open_next(turn: Turn, job: Job) -> None:
+def open_next(tx: Transaction, job: Job) -> None:
     """Prepare the epoch after the newest, once all of that one is leased and if it will be read."""
     last = job.newest
     epoch = job.epochs.get(last)
@@ -101,26 +101,26 @@ def open_next(turn: Turn, job: Job) -> None:
         return
     if job.caching.kind == "put" and not all(live.finished for live in epoch.live.values()):
         return  # what is being kept would be made a second time
-    open_epoch(turn, job, last + 1)
+    open_epoch(tx, job, last + 1)
 
 
-def settle_epoch(turn: Turn, job: Job, number: int, slot: int | None = None) -> None:
+def settle_epoch(tx: Transaction, job: Job, number: int, slot: int | None = None) -> None:
     """After a task was dealt to a slot (None: after a reader left), tell those whose tasks are all known."""
     epoch = job.epochs[number]
     if not epoch.settled and all_dealt(job, epoch):
-        turn.emit(EpochSettled(job.name, number))
+        tx.emit(EpochSettled(job.name, number))
         slot = None
-    if epoch.settled or in_turn(job):
+    if epoch.settled or round_robin(job):
         unread: dict[int, str] = {}
         for reader in job.consumers if slot is None else job.audience(slot):
-            send_ends(turn, job, number, reader, unread)
+            send_ends(tx, job, number, reader, unread)
 
 
-def send_ends(turn: Turn, job: Job, number: int, consumer: int, unread: dict[int, str] | None = None) -> None:
+def send_ends(tx: Transaction, job: Job, number: int, consumer: int, unread: dict[int, str] | None = None) -> None:
     """Tell a consumer that reads this epoch all its tasks, if they are settled.
 
     Args:
-        turn: what follows goes there.
+        tx: what follows goes there.
         job: whose epoch it is.
         number: of the epoch.
         consumer: who is told.
@@ -131,39 +131,39 @@ def send_ends(turn: Turn, job: Job, number: int, consumer: int, unread: dict[int
     place, slot = job.consumers.get(consumer), job.slot_of(consumer)
     if epoch is not None and place is not None and place.epoch == number and share_dealt(job, epoch, slot):
         if number not in unread:
-            unread[number] = told(turn.state, turn.observed, job, number, turn.now)
-        turn.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
+            unread[number] = told(tx.state, tx.observed, job, number, tx.now)
+        tx.to_consumer(job, consumer, EpochEnds(number, sorted(epoch.shares.get(consumer, ())), unread[number]))
 
 
-def tell_absence(turn: Turn, job: Job, whose: int | None = None) -> None:
+def tell_absence(tx: Transaction, job: Job, whose: int | None = None) -> None:
     """Tell the others what of their epochs is not read, as one has gone or is back."""
     unread: dict[int, str] = {}
     for consumer, place in job.consumers.items():
         if consumer != whose:
-            send_ends(turn, job, place.epoch, consumer, unread)
+            send_ends(tx, job, place.epoch, consumer, unread)
     for number in sorted({place.epoch for place in job.consumers.values()}):
         if number in job.epochs and job.epochs[number].steps >= 0:
-            tell_steps(turn, job, number, anew=True)
+            tell_steps(tx, job, number, anew=True)
 
 
-def send_epoch(turn: Turn, job: Job, consumer: int) -> None:
+def send_epoch(tx: Transaction, job: Job, consumer: int) -> None:
     """Tell a consumer all about the epoch it reads: after it began it, once sources are listed, when it comes back."""
     number = job.consumers[consumer].epoch
     epoch = job.epochs.get(number)
     if epoch is None or job.tables is None:
         return
-    shares = 0 if job.length is None or not turn.state.plan(job, number).equal else job.spec.ranks or 1
+    shares = 0 if job.length is None or not tx.state.plan(job, number).equal else job.spec.ranks or 1
     tasks = None if job.length is None else job.tasks_of(epoch)  # states of an epoch that was cut are as those before
     shape = msgspec.structs.replace(epoch.shape, shares=shares).fields()
     parts = parts_of(job.states.values(), number) if number == job.first else []
     begun = EpochBegun(number, tasks, job.prints, held_back(job), epoch.anew, parts, **shape)
-    turn.to_consumer(job, consumer, begun)
-    tell_steps(turn, job, number, consumer)
-    _tell_reads(turn, job, number, consumer, sorted(epoch.unread_by(consumer, job.slot_of(consumer))))
-    send_ends(turn, job, number, consumer)
+    tx.to_consumer(job, consumer, begun)
+    tell_steps(tx, job, number, consumer)
+    _tell_reads(tx, job, number, consumer, sorted(epoch.unread_by(consumer, job.slot_of(consumer))))
+    send_ends(tx, job, number, consumer)
 
 
-def tell_read(turn: Turn, job: Job, number: int, slot: int, task: int) -> None:
+def tell_read(tx: Transaction, job: Job, number: int, slot: int, task: int) -> None:
     """Tell a slot's readers that a worker has the task, or none needs to: in a fixed order others waited behind it."""
     epoch = job.epochs[number]
     live = epoch.live.get(task)
@@ -174,10 +174,10 @@ def tell_read(turn: Turn, job: Job, number: int, slot: int, task: int) -> None:
             tasks = [task] if progress is not None and not progress.complete else []
             if job.spec.deterministic:
                 tasks += sorted(other for other in epoch.unread_by(reader, slot) if other > task)
-            _tell_reads(turn, job, number, reader, tasks)
+            _tell_reads(tx, job, number, reader, tasks)
 
 
-def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[int]) -> None:
+def _tell_reads(tx: Transaction, job: Job, number: int, consumer: int, tasks: list[int]) -> None:
     """Tell where to read these tasks, those that no worker has aside.
 
     In a fixed order a consumer hears of a task once workers have all before it: it reads the lowest it has heard of.
@@ -187,16 +187,16 @@ def _tell_reads(turn: Turn, job: Job, number: int, consumer: int, tasks: list[in
     reads, alone = [], []
     for task in tasks:
         live = epoch.live[task]
-        worker = turn.state.workers.get(live.worker)
+        worker = tx.state.workers.get(live.worker)
         if worker is not None and (end is None or task < end):
             start = live.readers[consumer].start
-            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, bool(worker.only)))
-            alone += alone_at(turn.state, job, number, task)
+            reads.append(TaskRead(task, live.lease, worker.id, worker.address, start, bool(worker.pinned_job)))
+            alone += alone_at(tx.state, job, number, task)
     if reads:
-        turn.to_consumer(job, consumer, ReadTasks(number, reads, alone))
+        tx.to_consumer(job, consumer, ReadTasks(number, reads, alone))
 
 
-def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None, *, anew: bool = False) -> None:
+def tell_steps(tx: Transaction, job: Job, number: int, consumer: int | None = None, *, anew: bool = False) -> None:
     """Tell a consumer (None: all that read the epoch, if it is news or ``anew``) how many elements all have by now.
 
     Whoever has left, is past the epoch, or came when others had its part of it, holds nobody up.
@@ -206,7 +206,7 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None, *
     have = []
     for index in {*job.consumers, *missing(job)}:
         place = job.consumers.get(index)
-        sight = turn.observed.clients.get(place.client) if place is not None else None
+        sight = tx.observed.clients.get(place.client) if place is not None else None
         report = sight.report if sight is not None else None
         if place is None or (
             place.epoch <= number and not settled_without(job, job.epochs[number], job.slot_of(index))
@@ -214,37 +214,37 @@ def tell_steps(turn: Turn, job: Job, number: int, consumer: int | None = None, *
             known = report is not None and report.epoch == number
             have.append((report.arrived, not report.all_here) if report is not None and known else (0, True))
     steps, more = min(have, default=(0, True))
-    before = turn.observed.steps.get((job.name, number), StepsReady(number, 0))
+    before = tx.observed.steps.get((job.name, number), StepsReady(number, 0))
     if not more and job.epochs[number].steps < 0:  # who ends there may be gone when others hear of it
-        turn.emit(StepsEnded(job.name, number, steps))
+        tx.emit(StepsEnded(job.name, number, steps))
     ended = job.epochs[number].steps
     ready = StepsReady(number, steps) if ended < 0 else StepsReady(number, ended, last=True)
     if consumer is None and ready == before and not anew:
         return
     if consumer is None:
-        turn.observed.steps[job.name, number] = ready
+        tx.observed.steps[job.name, number] = ready
     if ready.last:  # who stops there may hear of no other end, as its share is not settled
-        lacks = told(turn.state, turn.observed, job, number, turn.now)
+        lacks = told(tx.state, tx.observed, job, number, tx.now)
         ready = msgspec.structs.replace(ready, unread=lacks)
     for index, place in job.consumers.items():
         if index == consumer or (consumer is None and place.epoch == number):
-            turn.to_consumer(job, index, ready)
+            tx.to_consumer(job, index, ready)
 
 
-def close_epochs(turn: Turn, job: Job) -> None:
+def close_epochs(tx: Transaction, job: Job) -> None:
     """Forget the epochs that all consumers have left behind."""
     if job.consumers and not missing(job):  # who was never seen starts at the beginning
         oldest = min(consumer.epoch for consumer in job.consumers.values())
         for number in [n for n in job.epochs if n < oldest]:
             for task, live in job.epochs[number].live.items():
-                tell_void(turn, job, number, task, live)
-            record_deserted(turn, job, number)
-            turn.emit(EpochClosed(job.name, number))
-            turn.observed.steps.pop((job.name, number), None)
+                tell_void(tx, job, number, task, live)
+            record_deserted(tx, job, number)
+            tx.emit(EpochClosed(job.name, number))
+            tx.observed.steps.pop((job.name, number), None)
 
 
-def tell_void(turn: Turn, job: Job, epoch: int, task: int, live: TaskState) -> None:
+def tell_void(tx: Transaction, job: Job, epoch: int, task: int, live: TaskState) -> None:
     """Have the worker of a task, if it has one, drop what it has of it."""
     if live.worker:
         ref = TaskRef(job.name, epoch, task)
-        turn.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))
+        tx.to_worker(live.worker, ForgetTasks([ref]) if live.finished else RevokeTask(ref, live.lease))

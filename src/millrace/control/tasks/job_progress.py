@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.control.journal.transaction import Turn
-from millrace.control.state.observed import EpochSight, FinishedJob, JobSight, Observed
+from millrace.control.journal.transaction import Transaction
+from millrace.control.state.observed import EpochObservation, FinishedJob, JobObservation, Observed
 from millrace.control.state.state import Job, State
 from millrace.control.tasks.job_load import load_of, window_of
 from millrace.graph.serialize import unpack
@@ -21,27 +21,27 @@ FINISHED = 20
 """Jobs that are over and remembered."""
 
 
-def begun(turn: Turn, job: Job) -> None:
+def begun(tx: Transaction, job: Job) -> None:
     """A job begins."""
-    turn.observed.progress[job.name] = JobSight(turn.now, turn.state.next_lease)
+    tx.observed.progress[job.name] = JobObservation(tx.now, tx.state.next_lease)
 
 
-def reported(turn: Turn, job: Job, consumer: int, message: ConsumerReport) -> None:
+def reported(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> None:
     """A consumer says how much of an epoch it has read."""
-    epoch = _epoch(turn, job, message.epoch)
+    epoch = _epoch(tx, job, message.epoch)
     if epoch is not None and not epoch.read:
-        epoch.began, epoch.share = turn.now, share_of(turn.state, job, message.epoch) or 0.0
+        epoch.began, epoch.share = tx.now, share_of(tx.state, job, message.epoch) or 0.0
     if epoch is not None and message.batches >= epoch.read.get(consumer, (0, Pace()))[0]:
         epoch.read[consumer] = message.batches, message.pace
 
 
-def computed(turn: Turn, message: TaskFinished) -> None:
+def computed(tx: Transaction, message: TaskFinished) -> None:
     """A task ran to its end; what its operators gave counts once, however often it runs."""
-    job = turn.state.jobs.get(message.ref.job)
-    if job is None or not _dealt(turn, job, message.ref.epoch, message.ref.task):
+    job = tx.state.jobs.get(message.ref.job)
+    if job is None or not _dealt(tx, job, message.ref.epoch, message.ref.task):
         return
-    epoch = _epoch(turn, job, message.ref.epoch)
-    lease = turn.observed.progress[job.name].lease
+    epoch = _epoch(tx, job, message.ref.epoch)
+    lease = tx.observed.progress[job.name].lease
     if epoch is None or message.lease < lease or message.ref.task in epoch.counted:
         return
     epoch.counted.add(message.ref.task)
@@ -50,22 +50,22 @@ def computed(turn: Turn, message: TaskFinished) -> None:
         epoch.passed[node] += elements
 
 
-def _dealt(turn: Turn, job: Job, number: int, task: int) -> bool:
+def _dealt(tx: Transaction, job: Job, number: int, task: int) -> bool:
     """The task may have been leased, and be over by now: what is counted takes a bit for each task below it."""
     epoch = job.epochs.get(number)
     if epoch is not None:
         return task in epoch.live or task < max(epoch.cursors.values(), default=0)
-    sight = turn.observed.progress.get(job.name)
+    sight = tx.observed.progress.get(job.name)
     return sight is not None and number in sight.epochs and job.length is not None and task < job.length
 
 
-def _epoch(turn: Turn, job: Job, number: int) -> EpochSight | None:
+def _epoch(tx: Transaction, job: Job, number: int) -> EpochObservation | None:
     """What is known of an epoch; None if it was added up with others."""
-    sight = turn.observed.progress.setdefault(job.name, JobSight(turn.now))
+    sight = tx.observed.progress.setdefault(job.name, JobObservation(tx.now))
     if number not in sight.epochs:
         if sight.epochs and number < min(sight.epochs):
             return None
-        sight.epochs[number] = EpochSight()
+        sight.epochs[number] = EpochObservation()
         while len(sight.epochs) > EPOCHS:
             over = sight.epochs.pop(min(sight.epochs))
             sight.elements += over.elements
@@ -94,7 +94,7 @@ def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str
     """How much of the newest epoch was read, and how long the rest will take at the pace so far."""
     number = job.newest
     share = share_of(state, job, number)
-    sight = observed.progress.get(job.name, JobSight(now)).epochs.get(number)
+    sight = observed.progress.get(job.name, JobObservation(now)).epochs.get(number)
     left_s = None if share is None or share < 1 else 0.0
     if share is not None and sight is not None and sight.read and share > sight.share:
         left_s = (1 - share) * (now - sight.began) / (share - sight.share)
@@ -103,7 +103,7 @@ def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str
 
 def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
     """The last epochs that somebody has read, the newest last: what was read of them and what operators gave."""
-    found = observed.progress.get(job.name, JobSight(0.0)).epochs
+    found = observed.progress.get(job.name, JobObservation(0.0)).epochs
     labels = [str(node) for node in unpack(job.spec.structure).nodes] if found else []
     return [
         {
@@ -121,29 +121,29 @@ def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def finished(turn: Turn, job: Job, reason: str) -> None:
+def finished(tx: Transaction, job: Job, reason: str) -> None:
     """A job is over: what is worth knowing of it is kept for a while."""
-    sight = turn.observed.progress.pop(job.name, None)
+    sight = tx.observed.progress.pop(job.name, None)
     if sight is None:
         return
     read = [epoch for epoch in sight.epochs.values() if epoch.read]
     pace = sight.pace
     for epoch in read:
         pace = _sum(pace, epoch.pace)
-    load = load_of(turn.state, turn.observed, job, window_of(turn.observed, job.name))
+    load = load_of(tx.state, tx.observed, job, window_of(tx.observed, job.name))
     batch_s, wait_s = (pace.read_s / pace.elements, pace.waited_s / pace.elements) if pace.elements else (0.0, 0.0)
     summary = FinishedJob(
         job.name,
         reason,
-        turn.now,
-        turn.now - sight.began,
+        tx.now,
+        tx.now - sight.began,
         max((number for number, epoch in sight.epochs.items() if epoch.read), default=-1) + 1,
         sight.elements + sum(epoch.elements for epoch in read),
         pace,
         bottleneck(msgspec.structs.replace(load, batch_s=batch_s, wait_s=wait_s)).reason,
         job.failure.message.partition("\n")[0] if job.failure is not None else None,
     )
-    turn.observed.finished = [*turn.observed.finished, summary][-FINISHED:]
+    tx.observed.finished = [*tx.observed.finished, summary][-FINISHED:]
 
 
 def _sum(one: Pace, other: Pace) -> Pace:

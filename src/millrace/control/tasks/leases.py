@@ -13,45 +13,45 @@ from millrace.control.journal.task_events import (
     TaskReleased,
     TaskSpared,
 )
-from millrace.control.journal.transaction import Turn
-from millrace.control.state.state import CARE, Epoch, Job, State, Worker
+from millrace.control.journal.transaction import Transaction
+from millrace.control.state.state import PROBE_EACH, Epoch, Job, State, Worker
 from millrace.control.state.task_state import TaskState
 from millrace.control.tasks import job_progress
 from millrace.control.tasks.epochs import send_ends, settle_epoch, tell_read, tell_void
-from millrace.control.tasks.slots import gone, in_turn, readers_of, stride
-from millrace.control.tasks.task_queue import Offer, began_without, owes, place_of, walk
+from millrace.control.tasks.slots import gone, readers_of, round_robin, stride
+from millrace.control.tasks.task_queue import Candidate, began_without, cursor_of, owes, place_of
 from millrace.planning.endless_repeats import has_whole_pass
 from millrace.protocol.messages import (
     ForgetTasks,
     LeaseTask,
     LeftoversLost,
     OutputsReceived,
-    TaskAt,
+    ProbeAck,
+    ProbeReport,
     TaskFinished,
-    TaskGoOn,
     TaskRef,
     TaskReturned,
 )
 
 
-def lease(turn: Turn, job: Job, worker: Worker, slot: int, found: Offer) -> None:
+def lease(tx: Transaction, job: Job, worker: Worker, slot: int, found: Candidate) -> None:
     """Give what was offered to the worker, and tell the readers where to read it."""
-    if found.fresh and job.spec.sharding != "off" and turn.state.plan(job, found.epoch).task(found.task).inputs:
+    if found.fresh and job.spec.sharding != "off" and tx.state.plan(job, found.epoch).task(found.task).inputs:
         # Only where a walk starts with a tail; the others are dealt below.
-        turn.emit(TailDealt(job.name, found.epoch, found.task, slot, found.cursors))
-        settle_epoch(turn, job, found.epoch, slot)
+        tx.emit(TailDealt(job.name, found.epoch, found.task, slot, found.cursors))
+        settle_epoch(tx, job, found.epoch, slot)
         return
     for number, task in in_the_way(job, worker, slot, found):
-        take_back(turn, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
-    lease_id = turn.state.next_lease
-    use = use_of(turn, job, found.epoch) if job.points else None
+        revoke(tx, job, number, task, f"task {found.task} of epoch {found.epoch} is read before it")
+    lease_id = tx.state.next_lease
+    use = use_of(tx, job, found.epoch) if job.points else None
     before = job.epochs[found.epoch].live.get(found.task)
     first = before is None or before.lease == 0
-    alone = first and job.spec.sharding != "off" and began_without(turn.state, job, found.epoch, found.task)
+    alone = first and job.spec.sharding != "off" and began_without(tx.state, job, found.epoch, found.task)
     if use is not None:
         for place in (use.place, *use.also):
-            tell_blocks(turn, worker.id, place)
-    turn.emit(
+            tell_blocks(tx, worker.id, place)
+    tx.emit(
         TaskLeased(
             job.name,
             found.epoch,
@@ -70,19 +70,19 @@ def lease(turn: Turn, job: Job, worker: Worker, slot: int, found: Offer) -> None
     )
     epoch = job.epochs[found.epoch]
     live = epoch.live[found.task]
-    planned = turn.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
-    turn.to_worker(
+    planned = tx.state.plan(job, found.epoch).task(found.task if found.run < 0 else found.run)
+    tx.to_worker(
         worker.id,
         LeaseTask(
             TaskRef(job.name, found.epoch, found.task),
             lease_id,
             slot,
             received=-1 if live.complete else live.received,
-            holders=_holders(turn.state, epoch, planned.inputs),
+            holders=_holders(tx.state, epoch, planned.inputs),
             run=found.run,
             flush=live.alone or (job.spec.sharding == "off" and planned.parent >= 0),
             again=not found.fresh,
-            care=min(live.deaths, CARE),
+            probe_level=min(live.deaths, PROBE_EACH),
             poison=[*job.poison, *live.poison],
             cache=use,
             measure=job.caching.kind == "profile",
@@ -90,24 +90,24 @@ def lease(turn: Turn, job: Job, worker: Worker, slot: int, found: Offer) -> None
             **epoch.shape.for_runs(),
         ),
     )
-    tell_read(turn, job, found.epoch, slot, found.task)
+    tell_read(tx, job, found.epoch, slot, found.task)
     if found.fresh and job.spec.sharding != "off":
-        _deal_tails(turn, job, found, slot)
+        _deal_tails(tx, job, found, slot)
     if found.fresh:
-        settle_epoch(turn, job, found.epoch, slot)
+        settle_epoch(tx, job, found.epoch, slot)
 
 
-def _deal_tails(turn: Turn, job: Job, found: Offer, slot: int) -> None:
+def _deal_tails(tx: Transaction, job: Job, found: Candidate, slot: int) -> None:
     """Deal the tails that come next in the walk to the slot of the task before, whose readers read longest anyway.
 
     They are dealt at once, so that nobody waits for others to finish before it knows what is its.
     """
     epoch = job.epochs[found.epoch]
     while True:
-        key, ahead = walk(job, epoch, found.share, slot)
-        if ahead is None or not turn.state.plan(job, found.epoch).task(ahead[0]).inputs:
+        key, ahead = cursor_of(job, epoch, found.share, slot)
+        if ahead is None or not tx.state.plan(job, found.epoch).task(ahead[0]).inputs:
             return
-        turn.emit(TailDealt(job.name, found.epoch, ahead[0], slot, {key: ahead[1]}))
+        tx.emit(TailDealt(job.name, found.epoch, ahead[0], slot, {key: ahead[1]}))
 
 
 def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[int, str]]:
@@ -115,7 +115,7 @@ def _holders(state: State, epoch: Epoch, inputs: tuple[int, ...]) -> list[tuple[
     return [(task, place_of(live, state.workers)) for task, live in lives if live is not None and live.phase.leftovers]
 
 
-def in_the_way(job: Job, worker: Worker, slot: int, found: Offer) -> list[tuple[int, int]]:
+def in_the_way(job: Job, worker: Worker, slot: int, found: Candidate) -> list[tuple[int, int]]:
     """List (epoch, task) of what the worker has for the slot that is read only after what was offered.
 
     The slot's lane there may be full of it, and nobody would read it before the task has run.
@@ -133,39 +133,39 @@ def in_the_way(job: Job, worker: Worker, slot: int, found: Offer) -> list[tuple[
     return behind
 
 
-def take_back(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+def revoke(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
     """Void a lease; the task will run again, skipping what was received."""
     live = job.epochs[epoch].live[task]
-    tell_void(turn, job, epoch, task, live)
-    turn.emit(TaskReleased(job.name, epoch, task, reason))
+    tell_void(tx, job, epoch, task, live)
+    tx.emit(TaskReleased(job.name, epoch, task, reason))
 
 
-def miss(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
     """The worker has come back without the task: it never heard of it, or has forgotten what was read to the end."""
-    if job.spec.runs_again or not turn.state.plan(job, epoch).task(task).inputs:
-        take_back(turn, job, epoch, task, reason)
+    if job.spec.runs_again or not tx.state.plan(job, epoch).task(task).inputs:
+        revoke(tx, job, epoch, task, reason)
     else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
-        tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
-        lose(turn, job, epoch, task, reason)
+        tell_void(tx, job, epoch, task, job.epochs[epoch].live[task])
+        on_worker_lost(tx, job, epoch, task, reason)
 
 
-def spare(turn: Turn, job: Job, epoch: int, task: int) -> None:
+def discard_outputs(tx: Transaction, job: Job, epoch: int, task: int) -> None:
     """If the task is only kept for what it leaves over: its worker's buffer is not to wait for readers."""
     live = job.epochs[epoch].live.get(task)
     if live is not None and live.worker and live.complete:
-        turn.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
+        tx.to_worker(live.worker, OutputsReceived([TaskRef(job.name, epoch, task)]))
 
 
-def drop(turn: Turn, job: Job, epoch: int, task: int) -> None:
+def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:
     """Nobody will read the task to its end; its tail goes without its leftovers, unless it has begun with them."""
-    owed = job.spec.sharding != "off" and owes(turn.state, job, epoch, task)
-    if owed or _tail_began(turn.state, job, epoch, task):
-        turn.emit(TaskSpared(job.name, epoch, task))
-        settle(turn, job, epoch, task)
-        spare(turn, job, epoch, task)
+    owed = job.spec.sharding != "off" and owes(tx.state, job, epoch, task)
+    if owed or _tail_began(tx.state, job, epoch, task):
+        tx.emit(TaskSpared(job.name, epoch, task))
+        settle(tx, job, epoch, task)
+        discard_outputs(tx, job, epoch, task)
         return
-    tell_void(turn, job, epoch, task, job.epochs[epoch].live[task])
-    _over(turn, job, epoch, task, dropped=True)
+    tell_void(tx, job, epoch, task, job.epochs[epoch].live[task])
+    _over(tx, job, epoch, task, dropped=True)
 
 
 def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
@@ -175,52 +175,52 @@ def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
     return tail is not None and tail.lease > 0
 
 
-def lose(turn: Turn, job: Job, epoch: int, task: int, reason: str) -> None:
+def on_worker_lost(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
     """The worker that had the task is gone."""
     if job.spec.runs_again:
-        turn.emit(TaskReleased(job.name, epoch, task, reason))
-        settle(turn, job, epoch, task)
+        tx.emit(TaskReleased(job.name, epoch, task, reason))
+        settle(tx, job, epoch, task)
         return
     live = job.epochs[epoch].live[task]
-    plan = turn.state.plan(job, epoch)
+    plan = tx.state.plan(job, epoch)
     planned = plan.task(task)
     if not live.complete:
         known = plan.exact and planned.stop > planned.start
         elements = planned.stop - planned.start - live.received if known else -1
-        turn.emit(TaskLost(job.name, epoch, task, elements))
-    began = _tail_began(turn.state, job, epoch, task)
-    _over(turn, job, epoch, task, dropped=True)
+        tx.emit(TaskLost(job.name, epoch, task, elements))
+    began = _tail_began(tx.state, job, epoch, task)
+    _over(tx, job, epoch, task, dropped=True)
     if began and not job.epochs[epoch].live[planned.parent].worker:
-        lose(turn, job, epoch, planned.parent, reason)  # it waits to run again, and would give something else
+        on_worker_lost(tx, job, epoch, planned.parent, reason)  # it waits to run again, and would give something else
     if job.epochs[epoch].settled:
         for reader in live.readers:
-            send_ends(turn, job, epoch, reader)
+            send_ends(tx, job, epoch, reader)
 
 
-def settle(turn: Turn, job: Job, number: int, task: int) -> None:
+def settle(tx: Transaction, job: Job, number: int, task: int) -> None:
     """See whether the task is over: read to the end, and its leftovers, if any, have become output that was read."""
     epoch = job.epochs[number]
     live = epoch.live.get(task)
     if live is None or not live.complete:
         return
-    parent = -1 if job.spec.sharding == "off" or live.alone else turn.state.plan(job, number).task(task).parent
+    parent = -1 if job.spec.sharding == "off" or live.alone else tx.state.plan(job, number).task(task).parent
     if parent >= 0 and not live.freed and (not live.finished or live.phase.leftovers):
         return
     if live.worker:
-        turn.to_worker(live.worker, ForgetTasks([TaskRef(job.name, number, task)]))
-    _over(turn, job, number, task, dropped=False)
+        tx.to_worker(live.worker, ForgetTasks([TaskRef(job.name, number, task)]))
+    _over(tx, job, number, task, dropped=False)
 
 
-def _over(turn: Turn, job: Job, number: int, task: int, *, dropped: bool) -> None:
-    planned = None if job.spec.sharding == "off" else turn.state.plan(job, number).task(task)
+def _over(tx: Transaction, job: Job, number: int, task: int, *, dropped: bool) -> None:
+    planned = None if job.spec.sharding == "off" else tx.state.plan(job, number).task(task)
     inputs = [] if planned is None else list(planned.inputs)
     epoch = job.epochs[number]
     live = epoch.live[task]
     alone = task in epoch.alone or (live.alone and planned is not None and planned.parent not in epoch.live)
     parent = -1 if planned is None or live.freed or alone else planned.parent
-    turn.emit(TaskDone(job.name, number, task, dropped, parent, inputs))
+    tx.emit(TaskDone(job.name, number, task, dropped, parent, inputs))
     for below in inputs:
-        settle(turn, job, number, below)
+        settle(tx, job, number, below)
 
 
 # -- what workers say about leases -------------------------------------------------------------------------------------
@@ -236,64 +236,64 @@ def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job
     return job, live
 
 
-def finished(turn: Turn, worker: str, message: TaskFinished) -> None:
+def finished(tx: Transaction, worker: str, message: TaskFinished) -> None:
     """A task ran to its end."""
-    job_progress.computed(turn, message)  # also if its readers had all of it before, so that nobody waits for this
-    found = leased_by(turn.state, worker, message.ref, message.lease)
+    job_progress.computed(tx, message)  # also if its readers had all of it before, so that nobody waits for this
+    found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None or found[1].finished:
         return
     job, _ = found
     ref = message.ref
     told = message.outputs, message.skipped, message.leftovers, message.nothing
-    turn.emit(TaskEnded(job.name, ref.epoch, ref.task, *told))
-    settle(turn, job, ref.epoch, ref.task)
+    tx.emit(TaskEnded(job.name, ref.epoch, ref.task, *told))
+    settle(tx, job, ref.epoch, ref.task)
     if message.nothing:
-        _end_if_empty(turn, job, ref.epoch)
+        _end_if_empty(tx, job, ref.epoch)
 
 
-def _end_if_empty(turn: Turn, job: Job, number: int) -> None:
+def _end_if_empty(tx: Transaction, job: Job, number: int) -> None:
     """Cut an epoch without end that has given nothing in a whole pass: what was dealt is all of it.
 
     Where each rank reads its own part, that of one that has gone is nobody's, and counts for nothing.
     """
-    epoch, plan = job.epochs[number], turn.state.plan(job, number)
+    epoch, plan = job.epochs[number], tx.state.plan(job, number)
     if not epoch.nothing or not plan.cycle or job.tasks_of(epoch) is not None:
         return
     ended = sorted(epoch.nothing)
-    if in_turn(job) and any(gone(job, number, slot) for slot in range(stride(job))):
+    if round_robin(job) and any(gone(job, number, slot) for slot in range(stride(job))):
         span = range(ended[0], ended[-1] + 1)
         ended = [task for task in span if task in epoch.nothing or gone(job, number, task % stride(job))]
     mains = [task for task in map(plan.task, ended) if not task.is_tail]
     if has_whole_pass([(task.start, task.stop) for task in mains], plan.cycle):
         dealt = [at for key, at in epoch.cursors.items() if not key.startswith("off:")]
-        turn.emit(EpochCut(job.name, number, max([epoch.low, *dealt])))
-        settle_epoch(turn, job, number)
+        tx.emit(EpochCut(job.name, number, max([epoch.low, *dealt])))
+        settle_epoch(tx, job, number)
 
 
-def at(turn: Turn, worker: str, message: TaskAt) -> None:
+def answer_probe(tx: Transaction, worker: str, message: ProbeReport) -> None:
     """A run with care says where it is; that has been noted before anything is decided."""
-    if leased_by(turn.state, worker, message.ref, message.lease) is not None:
-        turn.to_worker(worker, TaskGoOn(message.ref, message.lease, message.number))
+    if leased_by(tx.state, worker, message.ref, message.lease) is not None:
+        tx.to_worker(worker, ProbeAck(message.ref, message.lease, message.number))
 
 
-def returned(turn: Turn, worker: str, message: TaskReturned) -> None:
+def returned(tx: Transaction, worker: str, message: TaskReturned) -> None:
     """A worker gave a lease back."""
-    found = leased_by(turn.state, worker, message.ref, message.lease)
+    found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is not None:
-        turn.emit(TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
+        tx.emit(TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
 
 
-def leftovers_lost(turn: Turn, worker: str, message: LeftoversLost) -> None:
+def leftovers_lost(tx: Transaction, worker: str, message: LeftoversLost) -> None:
     """A tail couldn't get what it needs: the tasks that left it run again first."""
-    found = leased_by(turn.state, worker, message.ref, message.lease)
+    found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None:
         return
     job, _ = found
     number = message.ref.epoch
     reason = "a tail could not get its leftovers"
-    turn.emit(TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
-    inputs = turn.state.plan(job, number).task(message.ref.task).inputs
+    tx.emit(TaskReleased(job.name, number, message.ref.task, "leftovers it needs are lost"))
+    inputs = tx.state.plan(job, number).task(message.ref.task).inputs
     for task in message.missing:
         live = job.epochs[number].live.get(task)
         if task in inputs and live is not None and live.phase.leftovers:
-            take_back(turn, job, number, task, reason)
+            revoke(tx, job, number, task, reason)

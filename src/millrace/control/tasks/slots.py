@@ -16,7 +16,7 @@ def stride(job: Job) -> int:
     return job.spec.num_consumers or 1
 
 
-def in_turn(job: Job) -> bool:
+def round_robin(job: Job) -> bool:
     """Task i belongs to slot i mod N, whoever is faster."""
     return job.spec.deterministic or job.spec.equal_steps
 
@@ -29,7 +29,7 @@ def active(job: Job) -> list[int]:
     there = [reader for reader, place in job.consumers.items() if place.lost_at is None]
     if len(job.consumers) + len(job.left) >= (job.spec.num_consumers or 0):
         return sorted(job.slots_of(there))  # none is missing
-    if in_turn(job):
+    if round_robin(job):
         return sorted(job.slots_of([*there, *_missing(job)]))
     begun = {slot for epoch in job.epochs.values() for slot in epoch.unread if is_awaited(job, slot)}
     new = (slot for slot in job.slots_of(_missing(job)) if slot not in begun)
@@ -75,7 +75,7 @@ def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
         return unread(job, slot)
     lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(slot, ())]
     holders = [state.workers[live.worker] for live in lives if live.worker in state.workers]
-    return sum(bool(holder.only) == bool(worker.only) for holder in holders)
+    return sum(bool(holder.pinned_job) == bool(worker.pinned_job) for holder in holders)
 
 
 def starving(job: Job, slot: int) -> bool:

@@ -18,13 +18,13 @@ import numpy as np
 from millrace.control.state.plans import PlanLike
 from millrace.control.state.state import Consumer, Epoch, Job, State, Worker
 from millrace.control.state.task_state import Finished, TaskState
-from millrace.control.tasks.slots import gone, in_turn, readers_of, stride, unread_alike
+from millrace.control.tasks.slots import gone, readers_of, round_robin, stride, unread_alike
 from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True):
     """A task that could be leased now; fields as in :class:`millrace.control.journal.task_events.TaskLeased`."""
 
     epoch: int
@@ -42,7 +42,7 @@ def held_back(job: Job) -> bool:
 
 def by_worker(job: Job) -> bool:
     """The sharding fixes which worker runs what."""
-    return job.spec.by_worker
+    return job.spec.statically_owned
 
 
 def suspicious(job: Job) -> bool:
@@ -50,7 +50,7 @@ def suspicious(job: Job) -> bool:
     return any(epoch.suspected for epoch in job.epochs.values())
 
 
-def offer(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead: bool) -> Offer | None:
+def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead: bool) -> Candidate | None:
     """What ``worker`` could run next for a slot.
 
     A local worker serves readers on its host: others would get its elements through that host's network. Remote ones
@@ -65,7 +65,7 @@ def offer(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead:
         ahead: the epoch after the newest may be offered.
     """
     readers = readers_of(job, slot)
-    if worker.only and not _near(job, worker, readers):
+    if worker.pinned_job and not _near(job, worker, readers):
         return None
     reading, past = min(job.epochs, default=0) - 1, -1
     if readers:
@@ -87,7 +87,7 @@ def offer(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead:
             return found
         if number < reading:
             continue  # left behind, but others' tails may need what its tasks left over
-        if not epoch.settled or any(wanted(state, job, epoch, t) for t in epoch.pending.get(slot, ())):
+        if not epoch.settled or any(must_rerun(state, job, epoch, t) for t in epoch.pending.get(slot, ())):
             return None
     return None
 
@@ -102,11 +102,11 @@ def _near(job: Job, worker: Worker, readers: list[Consumer]) -> bool:
 
 def _left_to_local(state: State, job: Job, epoch: Epoch, worker: Worker, slot: int, inputs: tuple[int, ...]) -> bool:
     local = state.index.serving.local.get(job.name)
-    if not local or worker.only:
+    if not local or worker.pinned_job:
         return False
     lives = [epoch.live.get(task) for task in inputs]
     holders = [state.workers.get(live.worker) for live in lives if live is not None and live.phase.leftovers]
-    if not any(holder is not None and holder.only for holder in holders):
+    if not any(holder is not None and holder.pinned_job for holder in holders):
         return False
     readers = readers_of(job, slot)
     return any(_near(job, other, readers) for other in local)
@@ -120,7 +120,7 @@ def some_pending(state: State, job: Job, slot: int) -> bool:
         ("pending", slot),
         lambda: any(
             (off or _ready(job, number, task, state.plan(job, number).task(task).inputs))
-            and wanted(state, job, epoch, task)
+            and must_rerun(state, job, epoch, task)
             for number, epoch in job.epochs.items()
             for task in epoch.pending.get(slot, ())
         ),
@@ -132,7 +132,7 @@ def _next_to_read(job: Job, epoch: Epoch, slot: int, task: int) -> bool:
     return job.spec.deterministic and all(task < other for other in epoch.unread.get(slot, ()))
 
 
-def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
+def must_rerun(state: State, job: Job, epoch: Epoch, task: int) -> bool:
     """A pending task must run again: not so if only its leftovers are gone and the tail has had them, or it failed.
 
     Nor does it before that tail is dealt: what is read comes first.
@@ -143,10 +143,10 @@ def wanted(state: State, job: Job, epoch: Epoch, task: int) -> bool:
         return not epoch.live[task].complete
     number = state.plan(job).task(task).parent
     parent = epoch.live.get(number)
-    return parent is not None and not parent.finished and wanted(state, job, epoch, number)
+    return parent is not None and not parent.finished and must_rerun(state, job, epoch, number)
 
 
-def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Offer | None:
+def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Candidate | None:
     tasks = epoch.pending.get(slot)
     if not tasks or not some_pending(state, job, slot):
         return None
@@ -158,8 +158,8 @@ def _pending(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, 
                 continue
         elif by_worker(job) and not (epoch.owners and owner(epoch, task) == worker.id):
             continue
-        if wanted(state, job, epoch, task):
-            return Offer(number, task, epoch.live[task].run)
+        if must_rerun(state, job, epoch, task):
+            return Candidate(number, task, epoch.live[task].run)
     return None
 
 
@@ -180,7 +180,7 @@ def _ready(job: Job, number: int, tail: int, inputs: tuple[int, ...]) -> bool:
 
 def _never_dealt(job: Job, number: int, task: int) -> bool:
     """Nobody gets another's share, and the readers of the task's slot have gone, or read on, before its turn came."""
-    return in_turn(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
+    return round_robin(job) and gone(job, number, task % stride(job)) and not _was_dealt(job, number, task)
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
@@ -190,7 +190,7 @@ def began_without(state: State, job: Job, number: int, task: int) -> bool:
     was resumed, ``Epoch.alone`` says so.
     """
     parent = state.plan(job, number).task(task).parent
-    if parent < 0 or not in_turn(job) or fixed(state, job, number, parent):
+    if parent < 0 or not round_robin(job) or fixed(state, job, number, parent):
         return False
     tail = job.epochs[number].live.get(parent)
     return tail.lease > 0 if tail is not None else _was_dealt(job, number, parent)
@@ -233,14 +233,14 @@ def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
     Whoever reads it has to know: where its states are loaded, it must be the same tasks.
     """
     epoch = job.epochs[number]
-    if job.spec.sharding == "off" or not (in_turn(job) or epoch.alone or epoch.without):
+    if job.spec.sharding == "off" or not (round_robin(job) or epoch.alone or epoch.without):
         return []
     without = {*epoch.alone, *epoch.without.get(task, ())}
     alone = [task] if epoch.live[task].alone else []
     for each in state.plan(job, number).task(task).inputs:
         live = epoch.live.get(each)
         # In a fixed order it has begun without those that nobody has been dealt yet.
-        late = in_turn(job) and not epoch.over(each) and not _was_dealt(job, number, each)
+        late = round_robin(job) and not epoch.over(each) and not _was_dealt(job, number, each)
         if each in without or (live.alone if live is not None else late):
             alone.append(each)
     return alone
@@ -266,7 +266,7 @@ def _share(epoch: Epoch, task: int) -> int:
     return epoch.choice[task] if epoch.choice is not None else task % len(epoch.owners)
 
 
-def walk(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int, int] | None]:
+def cursor_of(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int, int] | None]:
     """A walk's key, and the task it has come to with the cursor behind it; None at its end.
 
     Args:
@@ -275,9 +275,9 @@ def walk(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int,
         share: number of the share if the sharding is by worker, else -1.
         slot: the slot; matters if tasks are dealt in turn.
     """
-    every, length = stride(job) if in_turn(job) else 1, job.tasks_of(epoch)
-    mine = slot if in_turn(job) else 0
-    key = f"c{slot}" if in_turn(job) else ""
+    every, length = stride(job) if round_robin(job) else 1, job.tasks_of(epoch)
+    mine = slot if round_robin(job) else 0
+    key = f"c{slot}" if round_robin(job) else ""
     if share < 0:
         at = epoch.cursors.get(key, mine)
         at += max(0, -(-(epoch.low - at) // every)) * every
@@ -307,23 +307,23 @@ def walk(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int,
     return key, None
 
 
-def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Offer | None:
+def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, slot: int) -> Candidate | None:
     if epoch.settled:
         return None
     if by_worker(job):
         # The lowest of its shares, so that a lane computes in the order in which it is read.
         found = None
         for share in epoch.owned.get(worker.id, ()):
-            key, ahead = walk(job, epoch, share, slot)
+            key, ahead = cursor_of(job, epoch, share, slot)
             if ahead is not None and (found is None or ahead[0] < found.task):
-                found = Offer(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
+                found = Candidate(number, ahead[0], fresh=True, cursors={key: ahead[1]}, share=share)
         return found
-    key, ahead = walk(job, epoch, -1, slot)
+    key, ahead = cursor_of(job, epoch, -1, slot)
     if ahead is None:
         return None
     cursors = {key: ahead[1]}
     if job.spec.sharding != "off":
-        return Offer(number, ahead[0], fresh=True, cursors=cursors)
+        return Candidate(number, ahead[0], fresh=True, cursors=cursors)
     mine = f"off:{worker.id}"
     walks = [name for name in epoch.cursors if name.startswith("off:")]
     ordinal = walks.index(mine) if mine in walks else len(walks)
@@ -335,7 +335,7 @@ def _fresh(state: State, job: Job, number: int, epoch: Epoch, worker: Worker, sl
         run = step
     else:
         run = off_task(plan, job.seed, number, ordinal, step % job.length)
-    return Offer(number, ahead[0], run, fresh=True, cursors={**cursors, mine: step + 1})
+    return Candidate(number, ahead[0], run, fresh=True, cursors={**cursors, mine: step + 1})
 
 
 def epoch_length(spec: JobSpec, plan: PlanLike) -> int | None:
@@ -362,7 +362,7 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
     length = job.tasks_of(epoch)
     if length is None:
         return False
-    if not in_turn(job):
+    if not round_robin(job):
         return sum(epoch.dealt.values()) >= length
     return all(
         share_dealt(job, epoch, slot) for slot in range(stride(job)) if not job.left.issuperset(job.audience(slot))
@@ -375,7 +375,7 @@ def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
     Who takes the place of one that left has nothing of epochs that were settled without it.
     """
     length = job.tasks_of(epoch)
-    if in_turn(job) and length is not None and not epoch.settled:
+    if round_robin(job) and length is not None and not epoch.settled:
         return epoch.dealt.get(slot, 0) >= len(range(slot, length, stride(job)))
     return epoch.settled
 
@@ -383,7 +383,7 @@ def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
 def settled_without(job: Job, epoch: Epoch, slot: int) -> bool:
     """The slot has nothing, or not all, of its share of the epoch, as its readers were away when that was dealt."""
     length = job.tasks_of(epoch)
-    if not (in_turn(job) and epoch.settled) or length is None:
+    if not (round_robin(job) and epoch.settled) or length is None:
         return False
     return epoch.dealt.get(slot, 0) < len(range(slot, length, stride(job)))
 
@@ -393,7 +393,7 @@ def first_missing(job: Job, epoch: Epoch, slot: int) -> int | None:
     absent = [task for task in epoch.pending.get(slot, ()) if not epoch.live[task].complete]
     if not share_dealt(job, epoch, slot):
         shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
-        walks = [walk(job, epoch, share, slot)[1] for share in shares]
+        walks = [cursor_of(job, epoch, share, slot)[1] for share in shares]
         absent += [ahead[0] for ahead in walks if ahead is not None]
     return min(absent, default=None)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from millrace.control.journal.job_events import ShareUnread
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.observed import Observed
 from millrace.control.state.state import Job, State, UnreadShare
-from millrace.control.tasks.slots import in_turn, is_missing, missing, stride
+from millrace.control.tasks.slots import is_missing, missing, round_robin, stride
 from millrace.control.tasks.task_queue import held_back
 
 NAMED = 8
@@ -18,11 +18,11 @@ _COUNTED = 10_000
 """Tasks of which the elements are counted, at most."""
 
 
-def record(turn: Turn, job: Job, number: int, consumer: int, tasks: Collection[int], why: str) -> None:
+def record(tx: Transaction, job: Job, number: int, consumer: int, tasks: Collection[int], why: str) -> None:
     """Note that nobody reads these tasks of a consumer, unless it was to be so."""
     if tasks and not (held_back(job) and why == "left"):
-        elements = _elements(turn.state, job, number, tasks)
-        turn.emit(ShareUnread(job.name, UnreadShare(number, consumer, len(tasks), elements, why)))
+        elements = _elements(tx.state, job, number, tasks)
+        tx.emit(ShareUnread(job.name, UnreadShare(number, consumer, len(tasks), elements, why)))
 
 
 def shares(state: State, observed: Observed, job: Job, number: int, now: float) -> list[UnreadShare]:
@@ -43,7 +43,7 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
                 why = f"was lost ({who}) and may not have used them, though it had received them"
                 found.append(UnreadShare(number, consumer, 0, report.arrived - report.batches, why))
     begun = (reader for slot in sorted(epoch.unread) for reader in job.audience(slot) if is_missing(job, reader))
-    for consumer in missing(job) if in_turn(job) else begun:
+    for consumer in missing(job) if round_robin(job) else begun:
         found += _share(state, job, number, consumer, NOT_SEEN)
     return found + _deserted(state, job, number)
 
@@ -51,7 +51,7 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
 def _deserted(state: State, job: Job, number: int) -> list[UnreadShare]:
     """What is of consumers that have gone, and of nobody else, as the order is fixed."""
     found: list[UnreadShare] = []
-    if in_turn(job) and not held_back(job):
+    if round_robin(job) and not held_back(job):
         for consumer in sorted(job.left - job.consumers.keys()):
             found += _share(state, job, number, consumer, "had left, and in a fixed order nobody has its part")
         for consumer, place in sorted(job.consumers.items()):
@@ -60,10 +60,10 @@ def _deserted(state: State, job: Job, number: int) -> list[UnreadShare]:
     return found
 
 
-def record_deserted(turn: Turn, job: Job, number: int) -> None:
+def record_deserted(tx: Transaction, job: Job, number: int) -> None:
     """Note the same of an epoch that is over."""
-    for share in _deserted(turn.state, job, number) if job.tables is not None else ():
-        turn.emit(ShareUnread(job.name, share))
+    for share in _deserted(tx.state, job, number) if job.tables is not None else ():
+        tx.emit(ShareUnread(job.name, share))
 
 
 def told(state: State, observed: Observed, job: Job, number: int, now: float) -> str:
@@ -75,7 +75,7 @@ def _share(state: State, job: Job, number: int, consumer: int, why: str) -> list
     epoch, slot = job.epochs[number], job.slot_of(consumer)
     tasks = epoch.unread_by(consumer, slot)
     length = job.tasks_of(epoch)
-    if in_turn(job) and length is not None:
+    if round_robin(job) and length is not None:
         undealt = len(range(slot, length, stride(job))) - epoch.dealt.get(slot, 0)
         if undealt > 0:
             return [UnreadShare(number, consumer, len(tasks) + undealt, -1, why)]

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from millrace.elements.chunk import Origin
-from millrace.protocol.crash_sites import Place
+from millrace.protocol.crash_sites import CrashSite
 
-BEGINNING: Place = (-1, 0)
+BEGINNING: CrashSite = (-1, 0)
 """Place before the first step: the pipeline is built, leftovers are fetched."""
 
 
-def between(outputs: int, steps: int) -> Place:
+def between(outputs: int, steps: int) -> CrashSite:
     """Place between two steps, after so many outputs and steps: elements are put together or encoded."""
     return (-2, outputs, steps)
 
@@ -47,12 +47,12 @@ class Watch:
         each: elements go through the pipeline one by one, on one thread.
     """
 
-    def __init__(self, poison: Collection[Place], announce: Callable[[Place, str], None] | None) -> None:
+    def __init__(self, poison: Collection[CrashSite], announce: Callable[[CrashSite, str], None] | None) -> None:
         self._poison = frozenset(poison)
         self._announce = announce
         # Where a function gives one element after the other, which step ends it depends on how many are asked for.
         self.each = announce is not None or any(place[-1] for place in self._poison)
-        self._steps: Counter[Place] = Counter()
+        self._steps: Counter[CrashSite] = Counter()
 
     @contextmanager
     def at(self, node: int, origin: Origin, position: int, where: Callable[[], str]) -> Iterator[None]:

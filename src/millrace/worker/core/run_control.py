@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from millrace.protocol import messages as msg
-from millrace.protocol.crash_sites import Place
+from millrace.protocol.crash_sites import CrashSite
 from millrace.worker.core import worker_actions as act
 from millrace.worker.core import worker_inputs as inp
 from millrace.worker.core.code_turns import CodeTurns
@@ -95,7 +95,7 @@ class RunControl:
         """No other job's code runs."""
         run = lane.run
         assert run is not None
-        if run.lease.care < ALONE or self.careful.want(lane.number, f"lane {lane.number}"):
+        if run.lease.probe_level < ALONE or self.careful.want(lane.number, f"lane {lane.number}"):
             self._compute(run, now)
             self._go_on(lane, run)
 
@@ -112,7 +112,7 @@ class RunControl:
         else:
             run.state = Blocked(put, now)
             self._pause(run, now)
-            if run.lease.care >= ALONE:  # if the process ends meanwhile it is not by this one
+            if run.lease.probe_level >= ALONE:  # if the process ends meanwhile it is not by this one
                 self.tell(self._message(run, (), ""))
                 self._grant(self.careful.leave(lane.number), now)
             self.touch(lane)
@@ -120,17 +120,17 @@ class RunControl:
     def _has_room(self, lane: Lane, run: TaskRun, put: inp.Put) -> bool:
         return lane.buffer.spared(run.key) or lane.buffer.room(run.lease.ref.epoch, put.message.size)
 
-    def _announce(self, run: TaskRun, place: Place, where: str) -> None:
+    def _announce(self, run: TaskRun, place: CrashSite, where: str) -> None:
         message = self._message(run, place, where)
         run.state = Announced(message)
         self.tell(message)
 
     @staticmethod
-    def _message(run: TaskRun, place: Place, where: str) -> msg.TaskAt:
+    def _message(run: TaskRun, place: CrashSite, where: str) -> msg.ProbeReport:
         run.number += 1
-        return msg.TaskAt(run.lease.ref, run.lease.lease, run.number, place, where)
+        return msg.ProbeReport(run.lease.ref, run.lease.lease, run.number, place, where)
 
-    def noted(self, lane: Lane, message: msg.TaskGoOn) -> None:
+    def noted(self, lane: Lane, message: msg.ProbeAck) -> None:
         """The dispatcher knows where a run is."""
         run = lane.run
         if run is None or not isinstance(run.state, Announced):
@@ -208,7 +208,7 @@ class RunControl:
             lane.waited(now - blocked.since)
             lane.buffer.put(run.key, run.lease.lease, put.message)
             lane.look(now)
-            if run.lease.care < ALONE:
+            if run.lease.probe_level < ALONE:
                 self._compute(run, now)
                 self._go_on(lane, run)
                 return
@@ -283,7 +283,9 @@ class RunControl:
             assert kept, "whoever forgets a running task stops it"
         if outcome.leftovers is not None:
             self._leftovers.keep(lease, outcome.leftovers)
-        if run.began is not None and lease.care < ALONE and not lease.poison:  # else it says nothing of other tasks
+        if (
+            run.began is not None and lease.probe_level < ALONE and not lease.poison
+        ):  # else it says nothing of other tasks
             self._demand.took(now - run.began - run.waited_s)
         return msg.TaskFinished(
             ref,

@@ -41,7 +41,7 @@ class Working:
 class Announced:
     """The run waits for the dispatcher to know where it is."""
 
-    message: msg.TaskAt
+    message: msg.ProbeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class TaskRun:
     Working     Announce                 Announced
     ..          Put                      Working, or Blocked if there is no room
     ..          RunEnded                 over, or Delivering if it failed
-    Announced   TaskGoOn                 Working
+    Announced   ProbeAck                 Working
     Blocked     there is room            Working, or Reentering if it runs with care
     Reentering  it has its turn          Announced
     Delivering  the consumer has it all  over

@@ -75,7 +75,7 @@ class WorkerCore:
             msg.RevokeTask: self._revoke,
             msg.ForgetTasks: self._forget,
             msg.OutputsReceived: self._spare,
-            msg.TaskGoOn: self._note,
+            msg.ProbeAck: self._note,
             msg.OpenJob: self._open,
             msg.CloseJob: lambda message: self._close(message.job),
             msg.ListSources: self._list,
@@ -172,7 +172,7 @@ class WorkerCore:
             for lane in self._lanes_of(ref.job):
                 lane.spare(key_of(ref))
 
-    def _note(self, message: msg.TaskGoOn) -> None:
+    def _note(self, message: msg.ProbeAck) -> None:
         for lane in self._lanes_of(message.ref.job):
             self.control.noted(lane, message)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.protocol import messages as msg
-from millrace.protocol.crash_sites import Place
+from millrace.protocol.crash_sites import CrashSite
 from millrace.protocol.data_messages import ToServer
 
 Peer = Hashable
@@ -121,7 +121,7 @@ class Put:
     """
 
     message: OutputMessage
-    place: Place = ()
+    place: CrashSite = ()
     where: str = ""
 
 
@@ -129,7 +129,7 @@ class Put:
 class Announce:
     """Where a run with care is; it waits until the dispatcher knows."""
 
-    place: Place
+    place: CrashSite
     where: str
 
 

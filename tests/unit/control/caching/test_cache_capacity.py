@@ -102,12 +102,12 @@ def test_the_room_of_a_run_that_died_is_kept_until_the_store_was_looked_at():
     lease = next(iter(service.workers["w0"].leases))
     service.store[PLACE] = {"left": KeptBlock("left", 50, 3)}  # it had published this, and nobody heard of it
     service.kill("w0")
-    assert service.state.caches.promises[lease].over
+    assert service.state.caches.reservations[lease].over
     before = service.state.caches.taken
     service.tick(1.0)
     assert service.state.caches.taken == before
     service.answer_for_store()
-    assert lease not in service.state.caches.promises
+    assert lease not in service.state.caches.reservations
     assert blocks(service) == {"left"}
     assert service.state.caches.points[PLACE].items == 3
 
@@ -123,10 +123,10 @@ def test_a_word_about_a_run_that_got_lost_is_looked_up_in_the_store(ends):
     else:
         worker.leases.pop(lease)
         service.say(inp.WorkerSaid("w0", msg.TaskReturned(task.ref, lease)))
-    assert service.state.caches.promises[lease].over
+    assert service.state.caches.reservations[lease].over
     service.tick(1.0)
     service.answer_for_store()
-    assert lease not in service.state.caches.promises
+    assert lease not in service.state.caches.reservations
     assert blocks(service) == set(service.store.get(PLACE, ()))
 
 
@@ -139,7 +139,7 @@ def test_who_adds_to_its_own_folder_is_promised_nothing_of_the_service():
     service.kill("w0")
     service.tick(1.0)
     assert not service.asked_of_store
-    assert service.state.caches.promises.keys() == leases(service).keys() != before
+    assert service.state.caches.reservations.keys() == leases(service).keys() != before
 
 
 def test_what_came_after_all_is_counted_and_what_is_too_much_then_goes():
@@ -149,7 +149,7 @@ def test_what_came_after_all_is_counted_and_what_is_too_much_then_goes():
     assert blocks(service) == {block.name for block in late}
     point = service.state.caches.points[PLACE]
     assert sum(block.bytes for block in point.readable) + sum(use.room for use in leases(service).values()) <= 1600
-    assert list(point.going) == ["late0", "late1", "late2"]
+    assert list(point.evicting) == ["late0", "late1", "late2"]
 
 
 def test_a_service_that_may_have_less_than_before_gives_up_what_is_too_much():
@@ -324,11 +324,11 @@ def test_words_about_a_store_that_cannot_be_listed_change_nothing_and_it_is_aske
     service.asked_of_store.clear()
     service.say(inp.StoreListed(None, asked.leases))
     assert plain(service.state)["caches"] != before
-    assert any(held.over for held in service.state.caches.promises.values())
+    assert any(held.over for held in service.state.caches.reservations.values())
     assert len(blocks(service)) == len(service.store[PLACE])
     service.tick(1.0)
     service.answer_for_store()
-    assert not any(held.over for held in service.state.caches.promises.values())
+    assert not any(held.over for held in service.state.caches.reservations.values())
 
 
 def test_a_block_of_another_size_than_it_had_is_looked_into():

@@ -7,7 +7,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
 from millrace.control.caching.profiling import look_at, measures, profile_of, tasks_ended
-from millrace.control.state.observed import CacheSight
+from millrace.control.state.observed import CacheObservation
 from millrace.dataset import Dataset
 from millrace.graph.serialize import pack
 from millrace.planning.cache_point import CachePoint
@@ -48,7 +48,7 @@ def read(service, client, batch_s, wait_s):
 
 
 def profile(service, job, sight=None):
-    return profile_of(service.state, service.observed, job, sight or CacheSight())
+    return profile_of(service.state, service.observed, job, sight or CacheObservation())
 
 
 def seen(service, job):
@@ -76,7 +76,7 @@ def test_a_profile_is_the_sum_of_what_workers_did():
 def test_what_was_done_before_does_not_count():
     service, job = reading()
     worked(service, "w0", 400)
-    sight = CacheSight(before=measures(service.observed, "a"))
+    sight = CacheObservation(before=measures(service.observed, "a"))
     read(service, "c0", 0.02, 0.01)
     assert profile(service, job, sight) is None
     worked(service, "w0", 500, active_s=1.5)
@@ -89,7 +89,7 @@ def test_what_was_done_before_does_not_count():
 def test_a_worker_that_loaded_the_job_anew_is_not_counted_backwards():
     service, job = reading()
     worked(service, "w0", 400)
-    sight = CacheSight(before=measures(service.observed, "a"))
+    sight = CacheObservation(before=measures(service.observed, "a"))
     worked(service, "w0", 40, active_s=0.1)
     worked(service, "w1", 100)
     read(service, "c0", 0.02, 0.01)

@@ -42,9 +42,9 @@ def lease_of(service, task):
 
 def go(service, worker, lease, place=(), where="", number=1):
     """The worker says where it is, and is told to go on."""
-    service.say(inp.WorkerSaid(worker.name, msg.TaskAt(lease.ref, lease.lease, number, place, where)))
+    service.say(inp.WorkerSaid(worker.name, msg.ProbeReport(lease.ref, lease.lease, number, place, where)))
     [told] = [action.message for action in service.last]
-    assert told == msg.TaskGoOn(lease.ref, lease.lease, number)
+    assert told == msg.ProbeAck(lease.ref, lease.lease, number)
 
 
 def next_worker(service):
@@ -102,7 +102,7 @@ def test_what_was_only_waiting_at_a_dead_worker_is_not_suspected_further():
         die_at(service, 0, MAP)
     _, other = lease_of(service, 1) or (None, None)
     assert other is not None
-    assert other.care == 1  # it had been leased to the first that died, and began nowhere
+    assert other.probe_level == 1  # it had been leased to the first that died, and began nowhere
 
 
 def test_an_element_behind_a_shuffle_is_poison_for_its_task_only():
@@ -215,5 +215,5 @@ def test_nothing_is_run_again_at_most_once_so_nobody_is_suspected():
 def test_a_lease_that_is_not_in_force_gets_no_answer():
     service, _ = planned()
     worker, lease = lease_of(service, 0) or pytest.fail("nobody has it")
-    service.say(inp.WorkerSaid(worker.name, msg.TaskAt(lease.ref, lease.lease + 100, 1, MAP, "")))
+    service.say(inp.WorkerSaid(worker.name, msg.ProbeReport(lease.ref, lease.lease + 100, 1, MAP, "")))
     assert not service.last

@@ -191,7 +191,7 @@ class Host:
             service.add_worker(f"w{len(service.events):06d}")
         for worker in list(service.workers.values()):
             service.plan_tasks(worker)
-        for worker in list(service.state.index.serving.retiring):
+        for worker in list(service.state.index.serving.draining):
             for lease in list(service.workers[worker.id].leases):
                 service.finish(service.workers[worker.id], lease)
             for _, _, task in list(service.workers[worker.id].unread):

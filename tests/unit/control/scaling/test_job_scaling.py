@@ -64,7 +64,7 @@ class Trainer:
             self.service.add_worker(f"w{len(self.service.workers) + 1:03d}x{len(self.service.events)}")
         for worker in list(self.service.workers.values()):
             self.service.plan_tasks(worker)
-        for retiring in list(self.service.state.index.serving.retiring):  # what it has in hand is done, and read
+        for retiring in list(self.service.state.index.serving.draining):  # what it has in hand is done, and read
             if self.beats < self.told.setdefault(retiring.id, self.beats) + self.lingers:
                 continue
             worker = self.service.workers[retiring.id]
@@ -77,7 +77,7 @@ class Trainer:
 
     def beat(self, seconds: float = BEAT_S) -> None:
         """A heartbeat's worth of reading, of which these seconds have not passed yet."""
-        there = [*self.serving, *(worker for worker in self.service.state.index.serving.retiring if worker.unfinished)]
+        there = [*self.serving, *(worker for worker in self.service.state.index.serving.draining if worker.unfinished)]
         at_work = there[: len(there) - self.idle]
         coming = BEAT_S * len(at_work) / self.cost_s
         elements = round(min(BEAT_S / self.own_s, coming + (self.ready or 0.0)))
@@ -143,7 +143,7 @@ def test_workers_that_are_too_many_leave_in_good_order():
     assert len(trainer.serving) == 40
     numbers = trainer.run()
     assert abs(numbers[-1] - 10) <= 1
-    assert not trainer.service.state.index.serving.retiring
+    assert not trainer.service.state.index.serving.draining
     assert len(trainer.service.state.workers) == numbers[-1]
     assert not [event for event in trainer.service.events if type(event).__name__ in {"TaskLost", "TaskDied"}]
 

@@ -12,11 +12,11 @@ from millrace.control.journal.replay import apply
 from millrace.control.journal.snapshot import dump, load, plain
 from millrace.control.journal.state_validation import InvalidStateError, validate
 from millrace.control.journal.task_events import TaskDone, TaskMoved, TaskReleased, TaskSpared
-from millrace.control.journal.transaction import Turn
+from millrace.control.journal.transaction import Transaction
 from millrace.control.state.state import Job, State
 from millrace.control.state.task_state import ReaderProgress, TaskState
 from millrace.control.tasks.epochs import send_epoch
-from millrace.control.tasks.leases import settle, take_back
+from millrace.control.tasks.leases import revoke, settle
 from millrace.control.tasks.slots import gone, is_awaited
 from millrace.control.tasks.task_queue import next_to_read
 from millrace.protocol.messages import ReadTasks, TaskProgress
@@ -83,8 +83,8 @@ def test_it_is_over_once_all_have_acknowledged_it(service):
     epoch, number, _ = first(service)
     for reader, over in ((0, False), (1, True)):
         read(service, reader, number, 4, complete=True)
-        turn = Turn(service.state, service.observed, service.now)
-        settle(turn, service.state.jobs["a"], 0, number)
+        tx = Transaction(service.state, service.observed, service.now)
+        settle(tx, service.state.jobs["a"], 0, number)
         assert (number not in epoch.live) is over
 
 
@@ -92,8 +92,12 @@ def test_a_run_begins_anew_behind_what_every_reader_has(service):
     _, number, task = first(service)
     read(service, 0, number, 3)
     read(service, 1, number, 1)
-    take_back(
-        Turn(service.state, service.observed, service.now), service.state.jobs["a"], 0, number, "its worker is gone"
+    revoke(
+        Transaction(service.state, service.observed, service.now),
+        service.state.jobs["a"],
+        0,
+        number,
+        "its worker is gone",
     )
     assert (task.worker, task.received) == ("", 1)
     assert service.state.jobs["a"].epochs[0].pending[SLOT] == {number}
@@ -105,9 +109,9 @@ def test_each_reader_is_told_what_it_has_not_read(service):
     read(service, 1, number, 4, complete=True)
     told = {}
     for reader in (0, 1):
-        turn = Turn(service.state, service.observed, service.now)
-        send_epoch(turn, service.state.jobs["a"], reader)
-        sent = [action.message for action in turn.actions if isinstance(action, SendToClient)]
+        tx = Transaction(service.state, service.observed, service.now)
+        send_epoch(tx, service.state.jobs["a"], reader)
+        sent = [action.message for action in tx.actions if isinstance(action, SendToClient)]
         told[reader] = {each.task for reads in sent if isinstance(reads, ReadTasks) for each in reads.reads}
     assert number in told[0]
     assert told[1] == told[0] - {number}

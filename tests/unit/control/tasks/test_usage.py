@@ -4,7 +4,7 @@ import pytest
 from tests.unit.control.control_driver import FakePlan, Service
 
 from millrace.control import inputs as inp
-from millrace.control.state.observed import Spent
+from millrace.control.state.observed import ResourceUsage
 from millrace.dispatcher.status_report import status
 from millrace.policies.prices import Machine, Prices, PriceTable
 from millrace.protocol import messages as msg
@@ -40,7 +40,7 @@ def test_time_goes_to_the_epoch_that_is_read_and_the_job_that_is_served():
     assert spent(service) == {0: (14, 9), 1: (4, 4)}  # the other one is still in the first
     service.say(inp.ConsumerSaid("y", msg.LeaveJob()))
     service.tick(1.0)
-    assert not service.observed.spent
+    assert not service.observed.usage
 
 
 def test_what_workers_are_measured_to_use_goes_to_the_job_that_they_serve():
@@ -89,7 +89,7 @@ def test_what_workers_used_before_the_dispatcher_began_is_not_charged_again():
 def test_the_dispatcher_is_one_more_worker():
     prices = PriceTable(Prices(core=3.6, gib=0.36))
     service = Service(FakePlan(None), prices=prices)
-    own = Spent(worker_s=100.0, core_s=10.0, gib_s=50.0)
+    own = ResourceUsage(worker_s=100.0, core_s=10.0, gib_s=50.0)
     found = status(service.state, service.observed, service.now, dispatcher=own)["dispatcher"]
     assert found["service"] == pytest.approx(10.0 * 1e-3 + 50.0 * 1e-4)
     assert found["core_hours"] == pytest.approx(10.0 / 3600)

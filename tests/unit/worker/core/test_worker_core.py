@@ -165,29 +165,29 @@ def test_with_care_the_dispatcher_knows_first_and_one_runs_at_a_time():
     driver.ask(one, inp.Enter())
     assert driver.ask(other, inp.Enter()) is None
     assert driver.ask(one, inp.Announce((1, 0), "map")) is None
-    assert driver.told() == [msg.TaskAt(ref(0), 1, 1, (1, 0), "map")]
-    driver.heard(msg.TaskGoOn(ref(0), 1, 0))
+    assert driver.told() == [msg.ProbeReport(ref(0), 1, 1, (1, 0), "map")]
+    driver.heard(msg.ProbeAck(ref(0), 1, 0))
     assert driver.answer() is None, "that is not what it said"
     driver.feed(inp.SessionClosed())
     driver.feed(inp.SessionOpened(msg.WorkerHello("w", "w:1")))
     driver.heard(msg.WorkerWelcome(1.0))
-    assert driver.told()[1:] == [msg.TaskAt(ref(0), 1, 1, (1, 0), "map")], "it may not have been heard"
-    driver.heard(msg.TaskGoOn(ref(0), 1, 1))
+    assert driver.told()[1:] == [msg.ProbeReport(ref(0), 1, 1, (1, 0), "map")], "it may not have been heard"
+    driver.heard(msg.ProbeAck(ref(0), 1, 1))
     assert isinstance(driver.answer(), act.GoOn)
-    driver.heard(msg.TaskGoOn(ref(0), 1, 1))
+    driver.heard(msg.ProbeAck(ref(0), 1, 1))
     assert driver.answer() is None
     driver.ask(one, inp.BeginOutputs(0))
     driver.put(one, 0, 40)
     driver.feed(inp.RunAsks(one, inp.Put(OutputMessage(1, 1, [], 40), (-2, 1, 0), "between")))
-    said = [each for each in driver.told() if isinstance(each, msg.TaskAt)]
+    said = [each for each in driver.told() if isinstance(each, msg.ProbeReport)]
     assert [each.place for each in said] == [()], "while it waits it is not what ends the process"
     assert [each.lane for each in driver.taken(act.Resume)] == [other]
     driver.heard(msg.OutputsReceived([ref(0)]))
     assert driver.answer() is None, "there is room, and it is not its turn"
     driver.ask(other, inp.BeginOutputs(0))
     driver.finish(other, 0)
-    assert [each.place for each in driver.told() if isinstance(each, msg.TaskAt)] == [(-2, 1, 0)]
-    driver.heard(msg.TaskGoOn(ref(0), 1, 3))
+    assert [each.place for each in driver.told() if isinstance(each, msg.ProbeReport)] == [(-2, 1, 0)]
+    driver.heard(msg.ProbeAck(ref(0), 1, 3))
     assert isinstance(driver.answer(), act.GoOn)
 
 
