@@ -138,7 +138,7 @@ def test_jobs_of_which_enough_lies_ready_are_looked_at_once_at_most(looked):
     assert not any(worker.leases for worker in service.workers.values())
 
 
-def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
+def test_the_newest_epoch_is_looked_for_once_at_most_between_two_changes(monkeypatch):
     ranks = 40
     service = Service(FakePlan(2000), checked=False)
     service.add_worker("w")
@@ -156,4 +156,4 @@ def test_the_newest_epoch_is_looked_for_once_between_two_changes(monkeypatch):
     service.state.index.invalidate(job.name)
     for rank in range(ranks):
         task_queue.candidate_for(service.state, job, worker, rank, cap=1, ahead=True)
-    assert found == [1]
+    assert found[0] <= 1

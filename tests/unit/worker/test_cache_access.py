@@ -95,7 +95,7 @@ def test_what_a_run_has_added_is_known_to_the_next_before_the_dispatcher_tells_o
 
 
 def test_a_run_with_care_adds_nothing(caches: CacheAccess):
-    assert one_run(caches, lease=msgspec.structs.replace(LEASE, care=1)).blocks == []
+    assert one_run(caches, lease=msgspec.structs.replace(LEASE, probe_level=1)).blocks == []
 
 
 def test_a_run_without_room_says_how_much_it_wants(caches: CacheAccess):

@@ -93,8 +93,8 @@ def test_who_serves_what_is_compared_with_the_state(service):
     state = service.state
     assert [worker.id for worker in state.index.serving.workers] == ["w"]
     state.index.check()
-    state.workers["w"].retiring = True  # by no event
-    with pytest.raises(StaleIndexError, match="retiring"):
+    state.workers["w"].draining = True  # by no event
+    with pytest.raises(StaleIndexError, match="draining"):
         state.index.check()
     assert State().index.serving.workers == []
 

@@ -161,7 +161,7 @@ def test_the_code_of_one_job_runs_at_a_time():
 
 def test_with_care_the_dispatcher_knows_first_and_one_runs_at_a_time():
     driver = CoreDriver(100)
-    one, other = driver.lease(0, 1, care=2), driver.lease(1, 2, consumer=1, care=2)
+    one, other = driver.lease(0, 1, probe_level=2), driver.lease(1, 2, consumer=1, probe_level=2)
     driver.ask(one, inp.Enter())
     assert driver.ask(other, inp.Enter()) is None
     assert driver.ask(one, inp.Announce((1, 0), "map")) is None
