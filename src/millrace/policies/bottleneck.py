@@ -30,7 +30,8 @@ BUSY = 0.3
 COMPUTES = 0.25
 """Share of its time, over all its threads, below which an operator that used a processor is taken to have waited."""
 HALF_CORE = 0.5
-"""Cores that its threads together must have kept busy for it to have waited for Python's lock only."""
+"""Cores that its threads together must have kept busy for it to have waited for Python's lock only; and the fewest that
+a process keeps busy whose operators compute rather than wait."""
 ONE_CORE = 1.3
 """Cores in use up to which it was one thread at a time."""
 
@@ -65,6 +66,11 @@ class Operator(msgspec.Struct, frozen=True):
         """Whether it neither computed nor wanted to, for the most part, where ``delayed`` of that is without a core."""
         wanted_s = self.cpu_s / (1 - delayed)
         return wanted_s < COMPUTES * self.active_s and wanted_s < HALF_CORE * self.wall_s
+
+    @property
+    def idle(self) -> float:
+        """Share of its work in which it did not compute, from 0 to 1."""
+        return max(0.0, 1 - self.cpu_s / self.active_s) if self.active_s > 0 else 0.0
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -112,9 +118,14 @@ class Load(msgspec.Struct, frozen=True):
         return max(held, key=lambda operator: operator.wall_s, default=None)
 
     @property
-    def top_share(self) -> float:
-        """Share of that operator in the time of all operators."""
-        return self.top.wall_s / sum(operator.wall_s for operator in self.operators) if self.top is not None else 0.0
+    def waiter(self) -> Operator | None:
+        """Operator that held the pipeline longest without computing, if that was most of its time."""
+        waiting = [operator for operator in self.operators if operator.wall_s > 0 and operator.idle >= 1 - HALF_CORE]
+        return max(waiting, key=lambda operator: operator.wall_s * operator.idle, default=None)
+
+    def share(self, operator: Operator | None) -> float:
+        """Share of an operator in the time of all operators."""
+        return operator.wall_s / sum(each.wall_s for each in self.operators) if operator is not None else 0.0
 
 
 def bottleneck(load: Load) -> Decision[Bottleneck]:
@@ -128,7 +139,7 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
         return "unknown", "not known yet, as too little was read"
     top = load.top
     waited = f"the loop waited {_percent(load.waits)} of its time"
-    most = f", and {_percent(load.top_share)} of the computing was {top.label}" if top is not None else ""
+    most = f", and {_percent(load.share(top))} of the computing was {top.label}" if top is not None else ""
     if load.waits <= WAITS:
         gain = "a faster pipeline" if load.workers is None else "more or faster ones"
         whom = "" if load.workers is None else f" for {_workers(load.workers)}"
@@ -149,10 +160,15 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
         )
     if top is None:
         return "unknown", f"{said}; what its operators do is not known yet"
-    share = _percent(load.top_share)
-    if top.waits(load.delayed):
-        return _waiting(f"{said}, {share} of the pipeline's time went into {top.label}", top)
-    said += f", {share} of the computing was {top.label}"
+    idle = load.used < HALF_CORE * (1 - load.delayed)  # then no core was what it lacked
+    waits = top if top.waits(load.delayed) else load.waiter if idle else None
+    if waits is not None:
+        share = _percent(load.share(waits))
+        return _waiting(f"{said}, {share} of the pipeline's time went into {waits.label}", waits)
+    if idle:
+        whose = "this process" if load.workers is None else _workers(load.workers)
+        return "unknown", f"{said} while {whose} kept {load.used:.1f} cores busy; what held it up was not measured"
+    said += f", {_percent(load.share(top))} of the computing was {top.label}"
     # Of several threads only those count as held up by one another that had cores to run on.
     if load.cores > 1 and load.used < ONE_CORE * (1 - load.delayed if top.threads > 1 else 1):
         return "thread", f"{said} {_one_thread(load, top)} would make it faster"
@@ -160,7 +176,7 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
 
 
 def _waiting(said: str, top: Operator) -> tuple[Bottleneck, str]:
-    idle = _percent(1 - top.cpu_s / top.active_s)
+    idle = _percent(top.idle)
     if top.reads:
         reads = "1 read" if top.threads <= 1 else f"{top.threads} reads"
         return "storage", (
@@ -202,7 +218,7 @@ def _inputs(load: Load) -> dict[str, Any]:
     return {
         "waits": load.waits,
         "operator": top.label if top is not None else None,
-        "operator_share": load.top_share,
+        "operator_share": load.share(top),
         **msgspec.to_builtins(load),
     }
 

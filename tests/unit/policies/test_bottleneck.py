@@ -23,6 +23,7 @@ SLEEPS = Operator("map(ask)", 1000, 6.0, 48.0, 0.4, threads=8)
 ONE_SLEEPS = Operator("map(ask)", 1000, 6.0, 6.0, 0.1, sequential=True)
 STORE = Operator("from_files(s3://b/*)", 1000, 30.0, 240.0, 0.9, threads=8, reads=True)
 ALONE = Operator("map(decode)", 1000, 6.0, 6.0, 5.9, sequential=True)
+SLOW_READ = Operator("from_files(a/*)", 1000, 3.7, 3.7, 0.05, reads=True)
 LOCKED = Operator("map(parse)", 1000, 6.0, 23.0, 6.0, threads=4)
 HERE: dict[str, Any] = {"workers": None, "computing": 1.0, "filled": 0.0}
 DATA = "the input data; the loop waited 81 % of its time"
@@ -133,6 +134,30 @@ SENTENCES = [
             f"{DATA}, 75 % of the computing was map(decode) on one thread and not on the 2 cores that this"
             " process may use, so distribute() would make it faster"
         ),
+    ),
+    (
+        "a read that waits before a map that computes longer",
+        msgspec.structs.replace(
+            BUSY, operators=(SLOW_READ, msgspec.structs.replace(ALONE, wall_s=4.5, active_s=4.5, cpu_s=1.2)), used=0.1
+        ),
+        "storage",
+        (
+            f"{DATA}, 45 % of the pipeline's time went into from_files(a/*), which waited for its data 99 % of that"
+            " with 1 read at a time, so storage that answers faster, larger files or a cache (autocache()) would make"
+            " it faster"
+        ),
+    ),
+    (
+        "workers that hardly compute, and operators that hardly wait",
+        changed(ALONE, used=0.1),
+        "unknown",
+        f"{DATA} while 2 workers kept 0.1 cores busy; what held it up was not measured",
+    ),
+    (
+        "a process of one core that hardly computes",
+        changed(ALONE, used=0.1, **{**HERE, "cores": 1}),
+        "unknown",
+        f"{DATA} while this process kept 0.1 cores busy; what held it up was not measured",
     ),
     (
         "too few workers",
