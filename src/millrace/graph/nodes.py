@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar, dataclass_transform
 
 AUTOTUNE = -1
 """Value of ``num_parallel_calls`` that lets the engine choose (the default, as nothing is gained by a guess)."""
@@ -34,16 +34,25 @@ class Opaque:
     key: str = ""
 
 
+OP_NAMES: dict[type[Node], str] = {}
+"""Names of operators in the public API, e.g. ``padded_batch``, by type of node: of all that a user can write."""
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
-    """One operator or source. Compared by identity; ``inputs`` come first in the data flow."""
+    """One operator or source. Compared by identity; ``inputs`` come first in the data flow.
+
+    Subclasses are dataclasses of the same kind; with ``op``, the operator's name, they are listed in :data:`OP_NAMES`.
+    """
 
     inputs: tuple[Node, ...] = ()
+    op: ClassVar[str] = ""
 
-    @property
-    def op(self) -> str:
-        """Name of the operator in the public API, e.g. ``padded_batch``."""
-        return OP_NAMES[type(self)]
+    def __init_subclass__(cls, op: str = "") -> None:
+        dataclass(frozen=True, eq=False, kw_only=True)(cls)
+        if op:
+            cls.op = OP_NAMES[cls] = op
 
     def opaques(self) -> Iterator[tuple[str, Opaque]]:
         """List every opaque parameter as (field name, value)."""
@@ -60,13 +69,11 @@ class Node:
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
     """Node without inputs; :mod:`millrace.sources` reads it."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Range(Source):
+class Range(Source, op="range"):
     """Source of Python ints ``start, start + step, ...`` below ``stop``."""
 
     start: int
@@ -74,34 +81,27 @@ class Range(Source):
     step: int = 1
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Arrivals(Source):
     """Elements that arrive from a service, for operators behind ``distribute()``, which run in the training process."""
 
-    @property
-    def op(self) -> str:
-        """Name of the operator in the public API."""
-        return "distribute"
+    op: ClassVar[str] = "distribute"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromList(Source):
+class FromList(Source, op="from_list"):
     """Items of a sequence."""
 
     items: Opaque
     count: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromFiles(Source):
+class FromFiles(Source, op="from_files"):
     """Files as elements: ``{"path": str, "bytes": bytes}``."""
 
     patterns: tuple[str, ...]
     """Paths, URLs or glob patterns; matches of one pattern come sorted, patterns in the order given."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromTFRecords(Source):
+class FromTFRecords(Source, op="from_tfrecords"):
     """Records as elements: ``bytes``."""
 
     patterns: tuple[str, ...]
@@ -109,23 +109,20 @@ class FromTFRecords(Source):
     """None (by the file's ending), ``""`` (none), ``"GZIP"`` or ``"ZLIB"``."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromWebDataset(Source):
+class FromWebDataset(Source, op="from_webdataset"):
     """Samples of tar shards as elements: ``{"__key__": str, "jpg": bytes, ...}``."""
 
     patterns: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromParquet(Source):
+class FromParquet(Source, op="from_parquet"):
     """Rows as elements: a dict by column."""
 
     patterns: tuple[str, ...]
     columns: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromArrays(Source):
+class FromArrays(Source, op="from_arrays"):
     """Rows of arrays. ``contents`` is the hash of the arrays, or a function that computes it by reading them all."""
 
     arrays: Opaque
@@ -133,8 +130,7 @@ class FromArrays(Source):
     contents: str | Callable[[], str]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FromMapStyle(Source):
+class FromMapStyle(Source, op="from_map_style"):
     """Items ``dataset[i]`` for i in ``range(len(dataset))``."""
 
     dataset: Opaque
@@ -144,8 +140,7 @@ class FromMapStyle(Source):
 # -- element to element ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Map(Node):
+class Map(Node, op="map"):
     """Function ``fn(element)`` or ``fn(element, rng)`` of each element."""
 
     fn: Opaque
@@ -153,22 +148,19 @@ class Map(Node):
     deterministic: bool = True
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Filter(Node):
+class Filter(Node, op="filter"):
     """Elements for which ``fn`` is true."""
 
     fn: Opaque
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FlatMap(Node):
+class FlatMap(Node, op="flat_map"):
     """All elements of ``fn(element)``, a dataset or an iterable, one input after the other."""
 
     fn: Opaque
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Interleave(Node):
+class Interleave(Node, op="interleave"):
     """Elements of ``cycle_length`` datasets ``fn(element)`` at a time, ``block_length`` from each in turn."""
 
     fn: Opaque
@@ -178,27 +170,23 @@ class Interleave(Node):
     deterministic: bool = True
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Unbatch(Node):
+class Unbatch(Node, op="unbatch"):
     """Rows of each batch."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Prefetch(Node):
+class Prefetch(Node, op="prefetch"):
     """Buffer of up to ``buffer_size`` elements computed ahead (AUTOTUNE: by bytes)."""
 
     buffer_size: int = AUTOTUNE
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Cache(Node):
+class Cache(Node, op="cache"):
     """Cache point: elements up to it are those of the first epoch, and are kept once computed."""
 
     path: str | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Autocache(Node):
+class Autocache(Node, op="autocache"):
     """Cache point up to which reuse is acceptable.
 
     Attributes:
@@ -213,8 +201,7 @@ def always_reused(node: Node) -> bool:
     return isinstance(node, Cache) or (isinstance(node, Autocache) and node.mode == "cache")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class WithOptions(Node):
+class WithOptions(Node, op="with_options"):
     """Options for the whole pipeline; of several, the one nearest the end wins, option by option. None: the default.
 
     Attributes:
@@ -240,8 +227,7 @@ class WithOptions(Node):
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Shuffle(Node):
+class Shuffle(Node, op="shuffle"):
     """Random order; of all positions where the source is of cheap random access, else within a window."""
 
     buffer_size: int
@@ -252,16 +238,14 @@ class Shuffle(Node):
 # -- many to one -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Batch(Node):
+class Batch(Node, op="batch"):
     """Stack of ``batch_size`` consecutive elements, leaf by leaf."""
 
     batch_size: int
     drop_remainder: bool = False
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PaddedBatch(Node):
+class PaddedBatch(Node, op="padded_batch"):
     """Batch whose leaves are padded to the longest of the batch or to ``padded_shapes``."""
 
     batch_size: int
@@ -272,8 +256,7 @@ class PaddedBatch(Node):
     drop_remainder: bool = False
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BucketBySequenceLength(Node):
+class BucketBySequenceLength(Node, op="bucket_by_sequence_length"):
     """Padded batches of elements of similar length: bucket i holds lengths in [boundaries[i-1], boundaries[i])."""
 
     element_length_fn: Opaque
@@ -286,8 +269,7 @@ class BucketBySequenceLength(Node):
     drop_remainder: bool = False
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class GroupByWindow(Node):
+class GroupByWindow(Node, op="group_by_window"):
     """Elements of ``reduce_fn(key, elements)`` for each window of elements of one key."""
 
     key_fn: Opaque
@@ -296,8 +278,7 @@ class GroupByWindow(Node):
     window_size_fn: Opaque | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Rebatch(Node):
+class Rebatch(Node, op="rebatch"):
     """Batches cut anew to ``batch_size`` rows."""
 
     batch_size: int
@@ -307,96 +288,53 @@ class Rebatch(Node):
 # -- global ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Repeat(Node):
+class Repeat(Node, op="repeat"):
     """Input repeated ``count`` times; None for ever."""
 
     count: int | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Take(Node):
+class Take(Node, op="take"):
     """First ``count`` elements (-1: all)."""
 
     count: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Skip(Node):
+class Skip(Node, op="skip"):
     """All but the first ``count`` elements (-1: none)."""
 
     count: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Shard(Node):
+class Shard(Node, op="shard"):
     """Every ``num_shards``-th element, from ``index`` on."""
 
     num_shards: int
     index: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Enumerate(Node):
+class Enumerate(Node, op="enumerate"):
     """Pairs ``(start + i, element)``."""
 
     start: int = 0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Zip(Node):
+class Zip(Node, op="zip"):
     """Tuples (or a dict, if ``keys``) of one element of each input, as long as the shortest."""
 
     keys: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Concatenate(Node):
+class Concatenate(Node, op="concatenate"):
     """All of the first input, then all of the second."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SampleFromDatasets(Node):
+class SampleFromDatasets(Node, op="sample_from_datasets"):
     """Elements from inputs drawn at random by ``weights``."""
 
     weights: tuple[float, ...]
     seed: int | None = None
     stop_on_empty_dataset: bool = False
-
-
-OP_NAMES: dict[type[Node], str] = {
-    Range: "range",
-    FromList: "from_list",
-    FromArrays: "from_arrays",
-    FromFiles: "from_files",
-    FromTFRecords: "from_tfrecords",
-    FromWebDataset: "from_webdataset",
-    FromParquet: "from_parquet",
-    FromMapStyle: "from_map_style",
-    Map: "map",
-    Filter: "filter",
-    FlatMap: "flat_map",
-    Interleave: "interleave",
-    Unbatch: "unbatch",
-    Prefetch: "prefetch",
-    Cache: "cache",
-    Autocache: "autocache",
-    WithOptions: "with_options",
-    Shuffle: "shuffle",
-    Batch: "batch",
-    PaddedBatch: "padded_batch",
-    BucketBySequenceLength: "bucket_by_sequence_length",
-    GroupByWindow: "group_by_window",
-    Rebatch: "rebatch",
-    Repeat: "repeat",
-    Take: "take",
-    Skip: "skip",
-    Shard: "shard",
-    Enumerate: "enumerate",
-    Zip: "zip",
-    Concatenate: "concatenate",
-    SampleFromDatasets: "sample_from_datasets",
-}
 
 
 class Graph:

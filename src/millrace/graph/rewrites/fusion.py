@@ -12,12 +12,10 @@ they saw: filters, and maps of ``num_parallel_calls=1``. Nothing is fused across
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from millrace.graph.nodes import Filter, Graph, Map, Node
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Fused(Node):
     """Several maps and filters in a row, the first of which takes ``inputs``; a node that no user writes."""
 
