@@ -391,8 +391,7 @@ class Graph:
         """Apply ``change`` to every node, inputs first; the result runs in place of this graph.
 
         ``change`` takes a node's number and the node, its inputs changed already. It returns that node, a new one that
-        takes
-        its place, or one of its inputs, which then stands for it.
+        takes its place, or one of its inputs, which then stands for it.
 
         Numbers stay, and with them all that goes by number: keys, split tables, units, measures. Nodes left out are
         still in

@@ -116,8 +116,7 @@ class Outbox:
     """Outputs of one input chunk on their way into an output chunk of at most about 1 MiB.
 
     So nothing that is ready waits for input that isn't, there are never more chunks than came in without reason, and
-    few
-    large batches are held at a time.
+    few large batches are held at a time.
     """
 
     def __init__(self) -> None:

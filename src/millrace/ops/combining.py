@@ -47,8 +47,7 @@ def run_sample(node: SampleFromDatasets, inputs: list[Iterator[Chunk]], context:
     """Yield each element from a random input; the sequence is that of :func:`millrace.planning.mixture.choices`.
 
     Its seed there is ``seed_from(context.generator())``. As in tf.data an input is found to be exhausted when it is
-    drawn;
-    then the mixture ends (``node.stop_on_empty_dataset``) or goes on with the others.
+    drawn; then the mixture ends (``node.stop_on_empty_dataset``) or goes on with the others.
     """
     origin, size = context.mixed(), max(1, context.chunk_size())
     out: list[Any] = []

@@ -23,8 +23,7 @@ def run_interleave(node: Interleave, inputs: list[Iterator[Chunk]], context: Con
     """Yield ``node.block_length`` elements of each of ``node.cycle_length`` datasets in turn, in tf.data's order.
 
     A dataset is found to have ended when its turn comes and it has fewer elements than the block; its place is taken by
-    the
-    next input when that place's turn comes again.
+    the next input when that place's turn comes again.
     """
     return _in_turn(node.fn, node.cycle_length, node.block_length, inputs[0], context)
 

@@ -18,8 +18,7 @@ def read_ahead(
     """Read up to ``count`` more of the ``elements`` made of ``parent`` (a chunk of one), and whether they have ended.
 
     If they fail, the elements before the failure stay and they have ended: with the failure, which the caller raises
-    once
-    the others have been yielded, or, if the pipeline's ``on_error`` goes on, with the replacement that it gives.
+    once the others have been yielded, or, if the pipeline's ``on_error`` goes on, with the replacement that it gives.
     """
     taken: list[Any] = []
 

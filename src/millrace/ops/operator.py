@@ -37,10 +37,8 @@ class Context(Protocol):
         """Call ``function`` on each element of ``chunk``, with its random generator if it takes one.
 
         Returns ``(indices, results, failure)``: result k belongs to element ``indices[k]``; None means all of them, in
-        order. A
-        failing element is left out or replaced if the pipeline's ``on_error`` says so. Else its error is the
-        ``failure``, to be
-        raised once the results of the elements before it have been yielded.
+        order. A failing element is left out or replaced if the pipeline's ``on_error`` says so. Else its error is the
+        ``failure``, to be raised once the results of the elements before it have been yielded.
         """
         ...
 
@@ -52,8 +50,7 @@ class Context(Protocol):
         """Apply ``function`` to each chunk on up to ``parallel`` threads (AUTOTUNE: the engine's choice), in order.
 
         The engine may cut chunks into smaller ones first, so that threads have work; it bounds what is in flight in
-        bytes.
-        Closing the iterator waits for what runs.
+        bytes. Closing the iterator waits for what runs.
         """
         ...
 

@@ -87,10 +87,8 @@ def frozen_by(units: UnitMap, number: int) -> list[int]:
     """Numbers of the nodes because of which all at node ``number`` and below stays as it was when first kept.
 
     They are operators that call a random function, that work on the elements of a whole task, or that shuffle anew in
-    each
-    epoch below one that joins elements with others or with their number. Without any, elements are what they are in
-    every
-    epoch.
+    each epoch below one that joins elements with others or with their number. Without any, elements are what they are
+    in every epoch.
 
     Args:
         units: of the graph as it was written, not as it was rewritten.
@@ -116,10 +114,8 @@ def point_fingerprint(
     """Hash what the operators up to a node make of an item, 16 bytes: the part of its key that all of its items share.
 
     Items are told apart by :func:`millrace.planning.unit_ids.identities`, with ``random`` if a node of
-    :func:`frozen_by`
-    calls a random function; so operators that only choose or order them have no part in this. They have if items cannot
-    be
-    told apart, and a whole task's output is kept.
+    :func:`frozen_by` calls a random function; so operators that only choose or order them have no part in this. They
+    have if items cannot be told apart, and a whole task's output is kept.
 
     Args:
         units: of the graph as it was written, not as it was rewritten.

@@ -253,8 +253,7 @@ class EqualPlan(Plan):
     """Plan with equally many outputs for ``ranks`` consumers that are dealt its tasks in turn.
 
     It is cut into rounds of a task for each rank, all of one size. The remainder of the division, fewer elements than
-    there
-    are ranks, is at the end and left out.
+    there are ranks, is at the end and left out.
 
     Args:
         units: of the graph, each of which gives one element.
@@ -380,8 +379,7 @@ def _size(root: Units, tasks: int | None) -> int:
     """Units per task: about 32 MiB of stored data or a sensible number of elements.
 
     There are more and smaller tasks if there is little data, so that a few workers find work; never so few elements
-    that a
-    tail would get most of them.
+    that a tail would get most of them.
     """
     if root.count >= INFINITE:
         per_task = (

@@ -17,8 +17,7 @@ def leftover_reruns(task: Callable[[int], Task], done: TaskSet, alone: TaskSet) 
     """On resume: finished tasks to rerun for their leftovers; unfinished tasks whose leftovers were consumed.
 
     Leftovers have become outputs that were read once the tail at the end of their round is done. Before that, tasks
-    that
-    are done have to run again for what they leave over.
+    that are done have to run again for what they leave over.
 
     Args:
         task: of a plan, by index.

@@ -118,9 +118,8 @@ USUAL = PriceTable(
     Prices(core=0.03, gib=0.004, accelerator=2.5), Machine(cores=1.0, gib=2.0), Machine(cores=16.0, gib=120.0), "USD"
 )
 """Prices for whoever says none: round figures of the order of what public clouds ask for machines on demand. A host
-with
-an accelerator costs as much as some ninety workers, and it matters little whether it is fifty or two hundred: that many
-workers cost little beside it, so that nearly always those are cheapest that keep it busy."""
+with an accelerator costs as much as some ninety workers, and it matters little whether it is fifty or two hundred: that
+many workers cost little beside it, so that nearly always those are cheapest that keep it busy."""
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -106,10 +106,8 @@ def later_epochs(ended: int, announced: int | None) -> int:
 
     Unless a job announced them, as many as have ended, and at least 1. That is the rule of the ski rental: buy when the
     rent so far would have paid for it (Karlin, Manasse, Rudolph and Sleator 1988). So if the job ends right after it
-    has
-    written, it has spent about twice the least that was possible, and no more. It is at least 1, as hardly a job reads
-    its
-    data once, and those that do can say so.
+    has written, it has spent about twice the least that was possible, and no more. It is at least 1, as hardly a job
+    reads its data once, and those that do can say so.
 
     Args:
         ended: epochs that the job has read to their end.
@@ -126,8 +124,7 @@ def choose_mode(
     A point whose mode is "cache" is used unmeasured; of several the last, which leaves the least to compute. Before a
     profile a point of which something is kept is used at once, of several the fastest (Cachew 4.4), as far as the jobs
     that used them have measured that, else the one of which most is kept; it is measured while it is used, and compared
-    then. To be asked again at the end of each epoch, when more is kept and more epochs
-    are likely.
+    then. To be asked again at the end of each epoch, when more is kept and more epochs are likely.
 
     Args:
         points: all of the pipeline.
@@ -175,10 +172,8 @@ def revisit(mode: Mode, computing: BatchTime | None, looks: Sequence[BatchTime])
     "decide anew": the batch time differs by more than a tenth, and by more than noise, from what it was when the mode
     began. With a cache that is not enough, as everything has to be computed to measure anew, and reading is short: its
     consumer has to wait longer than then by as much as an element took altogether. The middle one of five looks counts,
-    so
-    that two that were disturbed decide nothing. Deciding anew begins a new series of looks, so that it takes another
-    change
-    until the next time.
+    so that two that were disturbed decide nothing. Deciding anew begins a new series of looks, so that it takes another
+    change until the next time.
 
     Args:
         mode: the present one.
@@ -258,8 +253,7 @@ def _saves(point: CandidatePoint, each: Times, free: _Free, margin: float) -> bo
     """Whether epochs that read what is written now are faster by more than noise.
 
     Where the point is the one that is read already, all that it saves is compared with noise: its rest saves in
-    proportion,
-    and room that is left may be worth no more than noise.
+    proportion, and room that is left may be worth no more than noise.
     """
     if free.point is None or free.point.node != point.node:
         return (1 + margin) * each.after < free.seconds

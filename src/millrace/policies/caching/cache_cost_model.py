@@ -48,8 +48,7 @@ class Profile(msgspec.Struct, frozen=True):
     """Measures of a job, as it is if everything is computed.
 
     Measures taken while something was read from a cache have to be scaled: stages under the point to all elements, and
-    the
-    wait to what it would be. A job that hardly waits because of a cache would seem to need none.
+    the wait to what it would be. A job that hardly waits because of a cache would seem to need none.
 
     Attributes:
         elements: at the end of the pipeline (Cachew's N), more than 0.

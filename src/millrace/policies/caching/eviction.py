@@ -30,8 +30,7 @@ HALF_LIFE_S = 3600.0
 """Half-life of a benefit in seconds: the next training on the same data comes within hours, if at all."""
 WORTH = 1.25
 """Factor by which a new block must be worth more than what it displaces: measures of two points differ by less than
-that
-from epoch to epoch, and each exchange is paid for by writing."""
+that from epoch to epoch, and each exchange is paid for by writing."""
 
 
 class PointUse(msgspec.Struct, frozen=True):

@@ -66,8 +66,7 @@ TRIM_LOOKS = 10
 
 PROBE_MEANS = 3
 """Unchanged means after which fewer workers are tried where a store limits the job: the workers' busy time does not
-tell
-that they are too many."""
+tell that they are too many."""
 
 Phase = Literal["search", "settled"]
 
