@@ -27,7 +27,7 @@ Seed = int | np.random.SeedSequence
 
 
 def seed_from(generator: np.random.Generator) -> int:
-    """Draw a seed of 128 bits for :func:`choices` and :func:`uniforms` from ``generator``."""
+    """Draw a seed of 128 bits for :class:`Mixture` and :func:`uniforms` from ``generator``."""
     return int.from_bytes(generator.bytes(16), "little")
 
 
@@ -88,13 +88,24 @@ class _Drawn:
 
 
 class Mixture:
-    """Mixture of inputs of known length. Made by :func:`choices`.
+    """Mixture of inputs of known length; it holds ``8 + 9 * len(counts)`` bytes for each 65536 draws.
+
+    Args:
+        seed: the same seed gives the same mixture, on any machine and numpy.
+        weights: inputs are drawn in proportion to them; not negative, and one of weight 0 is never drawn.
+        counts: number of elements of each input, ``ENDLESS`` or more if it never ends.
+        stop_on_empty: end at the first draw of an exhausted input; else go on with the others until all are exhausted.
 
     Attributes:
         total: its number of elements; ``ENDLESS`` if it never ends.
+
+    Raises:
+        ValueError: if weights or counts make no sense.
     """
 
-    def __init__(self, seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool) -> None:
+    def __init__(
+        self, seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool = False
+    ) -> None:
         self._seed = seed
         self._weights = check_weights(weights)
         self._counts = np.array([min(count, ENDLESS) for count in counts], dtype=np.int64)
@@ -183,24 +194,6 @@ class Mixture:
                 alive[slice(None) if self._stop_on_empty else which[end]] = False
             draws = draws[end + 1 :]
         return _Block(np.concatenate(whiches), np.concatenate(indices), used, alive)
-
-
-def choices(seed: Seed, weights: Sequence[float], counts: Sequence[int], stop_on_empty: bool = False) -> Mixture:
-    """Make the mixture of inputs of ``counts`` elements, drawn from input i in proportion to ``weights[i]``.
-
-    Args:
-        seed: the same seed gives the same mixture, on any machine and numpy.
-        weights: not negative; an input of weight 0 is never drawn.
-        counts: number of elements of each input, ``ENDLESS`` or more if it never ends.
-        stop_on_empty: end at the first draw of an exhausted input; else go on with the others until all are exhausted.
-
-    Returns:
-        A :class:`Mixture`; it holds ``8 + 9 * len(counts)`` bytes for each 65536 draws.
-
-    Raises:
-        ValueError: if weights or counts make no sense.
-    """
-    return Mixture(seed, weights, counts, stop_on_empty)
 
 
 def _ranks(values: npt.NDArray[np.int64], kinds: int) -> npt.NDArray[np.int64]:

@@ -271,16 +271,7 @@ class EqualPlan(Plan):
         self._each, self.left_out = divmod(self._ends[-1], ranks)
         self._ranks = ranks
         self._rounds = math.ceil(self._each / size)
-        self.length = self._rounds * ranks
-
-    @property
-    def mains(self) -> int | None:
-        """Number of tasks: there are no tails."""
-        return self.length
-
-    def main(self, number: int) -> int:
-        """Index of the ``number``-th task: there are no tails."""
-        return number
+        self.length = self._mains = self._rounds * ranks
 
     def task(self, index: int) -> Task:
         """Compute task number ``index``.

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from millrace.errors import PipelineError
 from millrace.graph import nodes as g
 from millrace.graph.serialize import outline
-from millrace.planning.mixture import ENDLESS, Mixture, choices
+from millrace.planning.mixture import ENDLESS, Mixture
 from millrace.planning.random_keys import derive
 from millrace.planning.split_table import SplitTable, TableSummary, pack_tables
 
@@ -414,7 +414,7 @@ def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> 
 def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: list[Units]) -> Units:
     _need_positions(node, below)
     seed = derive(units_of.seed if node.seed is None else node.seed, units_of.graph.keys[number])
-    mixture = choices(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
+    mixture = Mixture(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
     units_of.mixtures[number] = mixture
     weights = [weight / sum(node.weights) for weight in node.weights]
     return Units(

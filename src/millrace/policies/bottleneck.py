@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.figures import counted, rounded
 
 Bottleneck = Literal["unknown", "model", "link", "tasks", "storage", "operator", "thread", "workers"]
 """Bottleneck of a job: nothing was measured yet; the loop itself; the way between workers and loop; workers have no
@@ -138,24 +139,24 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
     if load.batch_s <= 0:
         return "unknown", "not known yet, as too little was read"
     top = load.top
-    waited = f"the loop waited {_percent(load.waits)} of its time"
-    most = f", and {_percent(load.share(top))} of the computing was {top.label}" if top is not None else ""
+    waited = f"the loop waited {rounded(load.waits)} of its time"
+    most = f", and {rounded(load.share(top))} of the computing was {top.label}" if top is not None else ""
     if load.waits <= WAITS:
         gain = "a faster pipeline" if load.workers is None else "more or faster ones"
-        whom = "" if load.workers is None else f" for {_workers(load.workers)}"
+        whom = "" if load.workers is None else f" for {counted(load.workers)}"
         return "model", f"the model; {waited}{whom}{most}, so {gain} would gain little"
     said = f"the input data; {waited}"
     if load.workers == 0:
         return "unknown", f"{said}; no worker serves it now, so what its operators do is not known"
     if load.workers is not None and load.filled >= FILLED and load.filled - load.computing >= AHEAD:
         return "link", (
-            f"{said} although something lay computed at {_workers(load.workers)} {_percent(load.filled)} of the time:"
+            f"{said} although something lay computed at {counted(load.workers)} {rounded(load.filled)} of the time:"
             f" the link brings {_rate(load.link_bytes_s)}, so smaller elements, compression= or workers nearer to the"
             " loop would make it faster"
         )
     if load.workers is not None and load.computing < BUSY:
         return "tasks", (
-            f"{said} while {_workers(load.workers)} computed {_percent(load.computing)} of theirs and had no more"
+            f"{said} while {counted(load.workers)} computed {rounded(load.computing)} of theirs and had no more"
             " tasks, so more parts (more or larger files, tasks=) or fewer workers would fit better"
         )
     if top is None:
@@ -163,12 +164,12 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
     idle = load.used < HALF_CORE * (1 - load.delayed)  # then no core was what it lacked
     waits = top if top.waits(load.delayed) else load.waiter if idle else None
     if waits is not None:
-        share = _percent(load.share(waits))
+        share = rounded(load.share(waits))
         return _waiting(f"{said}, {share} of the pipeline's time went into {waits.label}", waits)
     if idle:
-        whose = "this process" if load.workers is None else _workers(load.workers)
+        whose = "this process" if load.workers is None else counted(load.workers)
         return "unknown", f"{said} while {whose} kept {load.used:.1f} cores busy; what held it up was not measured"
-    said += f", {_percent(load.share(top))} of the computing was {top.label}"
+    said += f", {rounded(load.share(top))} of the computing was {top.label}"
     # Of several threads only those count as held up by one another that had cores to run on.
     if load.cores > 1 and load.used < ONE_CORE * (1 - load.delayed if top.threads > 1 else 1):
         return "thread", f"{said} {_one_thread(load, top)} would make it faster"
@@ -176,7 +177,7 @@ def _found(load: Load) -> tuple[Bottleneck, str]:
 
 
 def _waiting(said: str, top: Operator) -> tuple[Bottleneck, str]:
-    idle = _percent(top.idle)
+    idle = rounded(top.idle)
     if top.reads:
         reads = "1 read" if top.threads <= 1 else f"{top.threads} reads"
         return "storage", (
@@ -203,14 +204,14 @@ def _one_thread(load: Load, top: Operator) -> str:
 
 
 def _too_few(load: Load) -> str:
-    others = f" (with other programs too: {_percent(load.delayed)} of the time no core was free)"
+    others = f" (with other programs too: {rounded(load.delayed)} of the time no core was free)"
     crowded = others if load.delayed >= CROWDED else ""
     if load.workers is None:
         return f"with all cores of this process busy{crowded}, so cheaper functions or distribute()"
     planned = f", of {load.planned} planned ({load.requested} requested)" if load.planned > load.workers else ""
     where = "" if load.spare else " (on other machines, as these have no core to spare)"
     change = f"cheaper functions or more workers{where}"
-    return f"with all cores of {_workers(load.workers)} busy{crowded}{planned}, so {change}"
+    return f"with all cores of {counted(load.workers)} busy{crowded}{planned}, so {change}"
 
 
 def _inputs(load: Load) -> dict[str, Any]:
@@ -223,13 +224,5 @@ def _inputs(load: Load) -> dict[str, Any]:
     }
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
 def _rate(bytes_s: float) -> str:
     return f"{bytes_s / 1e6:,.1f} MB/s"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

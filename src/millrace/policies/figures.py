@@ -49,6 +49,16 @@ def percent(share: float) -> str:
     return f"{number(value, 2) if abs(value) < 9.95 else f'{value:,.0f}'} %"
 
 
+def rounded(share: float) -> str:
+    """Format a share: ``0 %``, ``3 %``, ``62 %``, where less than one in a hundred is nothing."""
+    return f"{100 * share:.0f} %"
+
+
+def counted(count: int, noun: str = "worker") -> str:
+    """Format a number of things: ``1 worker``, ``3 workers``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def data_size(count: float) -> str:
     """Format bytes: ``512 B``, ``1.5 KiB``, ``20 MiB``."""
     value, unit = float(count), 0

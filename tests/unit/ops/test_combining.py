@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.elements.chunk import Origin
 from millrace.graph import nodes
-from millrace.planning.mixture import choices, seed_from
+from millrace.planning.mixture import Mixture, seed_from
 
 cuts = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
@@ -51,7 +51,7 @@ def test_a_streamed_mixture_is_the_planned_one(driver, pairs, stop, sizes, seed)
     node = nodes.SampleFromDatasets(weights=weights, stop_on_empty_dataset=stop)
     inputs = [[(number, i) for i in range(count)] for number, count in enumerate(counts)]
     result = driver.positioned(node, *inputs, cuts=sizes, seed=seed)
-    mixture = choices(seed_from(np.random.default_rng(seed)), weights, counts, stop)
+    mixture = Mixture(seed_from(np.random.default_rng(seed)), weights, counts, stop)
     which, index = mixture.resolve(np.arange(mixture.total))
     assert [element for _, _, element in result] == list(zip(which.tolist(), index.tolist(), strict=True))
     assert [(origin, position) for origin, position, _ in result] == [(driver.mixed, i) for i in range(mixture.total)]
@@ -62,7 +62,7 @@ def test_a_long_streamed_mixture_is_the_planned_one(driver):
     node = nodes.SampleFromDatasets(weights=(1.0, 1.0, 1.0))
     inputs = [[(number, i) for i in range(count)] for number, count in enumerate(counts)]
     result = driver.elements(node, *inputs, cuts=[1000], chunk_size=1000)
-    which, index = choices(seed_from(np.random.default_rng(0)), node.weights, counts).resolve(np.arange(sum(counts)))
+    which, index = Mixture(seed_from(np.random.default_rng(0)), node.weights, counts).resolve(np.arange(sum(counts)))
     assert result == list(zip(which.tolist(), index.tolist(), strict=True))
 
 

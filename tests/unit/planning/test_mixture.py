@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.planning.mixture import BLOCK, ENDLESS, choices, seed_from, uniforms
+from millrace.planning.mixture import BLOCK, ENDLESS, Mixture, seed_from, uniforms
 
 
 def everything(mixture):
@@ -18,7 +18,7 @@ inputs = st.lists(st.tuples(st.integers(0, 50), st.sampled_from([0.0, 0.1, 1.0, 
 @given(inputs, st.integers(0, 2**128 - 1))
 def test_every_element_of_every_input_once_and_in_order(pairs, seed):
     counts, weights = zip(*pairs, strict=True)
-    which, index = everything(choices(seed, weights, counts))
+    which, index = everything(Mixture(seed, weights, counts))
     for number, (count, weight) in enumerate(pairs):
         assert index[which == number].tolist() == (list(range(count)) if weight else [])
 
@@ -26,7 +26,7 @@ def test_every_element_of_every_input_once_and_in_order(pairs, seed):
 @given(inputs, st.integers(0, 99))
 def test_a_mixture_that_stops_is_the_beginning_of_one_that_goes_on(pairs, seed):
     counts, weights = zip(*pairs, strict=True)
-    stops, goes_on = choices(seed, weights, counts, stop_on_empty=True), choices(seed, weights, counts)
+    stops, goes_on = Mixture(seed, weights, counts, stop_on_empty=True), Mixture(seed, weights, counts)
     assert stops.total <= goes_on.total
     which, index = everything(stops)
     longer_which, longer_index = everything(goes_on)
@@ -45,7 +45,7 @@ def test_any_positions_in_any_order(positions):
     assert which.dtype == index.dtype == np.int64
 
 
-LARGE = choices(5, [1, 2, 3], [100_000, 50_000, 150_000])
+LARGE = Mixture(5, [1, 2, 3], [100_000, 50_000, 150_000])
 LARGE_WHICH, LARGE_INDEX = everything(LARGE)
 
 
@@ -55,20 +55,20 @@ def test_inputs_are_drawn_by_weight():
 
 
 def test_what_was_drawn_before_does_not_matter():
-    forwards = choices(5, [1, 2, 3], [100_000, 50_000, 150_000])
+    forwards = Mixture(5, [1, 2, 3], [100_000, 50_000, 150_000])
     last = forwards.resolve([299_999])
     assert (last[0][0], last[1][0]) == (LARGE_WHICH[-1], LARGE_INDEX[-1])
 
 
 def test_memory_goes_by_blocks_and_a_last_input_needs_none():
-    mixture = choices(0, [1, 1], [10, 10**15])
+    mixture = Mixture(0, [1, 1], [10, 10**15])
     assert mixture.total == 10**15 + 10
     assert mixture.resolve([mixture.total - 1])[1].tolist() == [10**15 - 1]
     assert len(mixture._drawn.starts) == 2
 
 
 def test_nothing_is_drawn_before_somebody_asks():
-    mixture = choices(0, [1, 1], [10**15, 10**15])
+    mixture = Mixture(0, [1, 1], [10**15, 10**15])
     assert mixture.total == 2 * 10**15
     assert len(mixture._drawn.starts) == 1
     mixture.resolve([0])
@@ -78,7 +78,7 @@ def test_nothing_is_drawn_before_somebody_asks():
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_endless_inputs(stop):
-    mixture = choices(0, [1, 1, 0], [ENDLESS, 3 * ENDLESS, 3], stop)
+    mixture = Mixture(0, [1, 1, 0], [ENDLESS, 3 * ENDLESS, 3], stop)
     assert mixture.total == ENDLESS
     which, index = mixture.resolve(np.arange(100_000))
     assert np.bincount(which) == pytest.approx([50_000] * 2, rel=0.02)
@@ -86,19 +86,19 @@ def test_endless_inputs(stop):
 
 
 def test_an_endless_input_beside_one_that_ends():
-    goes_on = choices(0, [1, 1], [ENDLESS, 1000])
+    goes_on = Mixture(0, [1, 1], [ENDLESS, 1000])
     assert goes_on.total == ENDLESS
     assert goes_on.resolve([10**12])[0].tolist() == [0]
     assert goes_on.resolve([10**12])[1].tolist() == [10**12 - 1000]
-    stops = choices(0, [1, 1], [ENDLESS, 1000], stop_on_empty=True)
+    stops = Mixture(0, [1, 1], [ENDLESS, 1000], stop_on_empty=True)
     assert 1900 < stops.total < 2200
     assert np.array_equal(everything(stops)[0], goes_on.resolve(np.arange(stops.total))[0])
-    assert choices(0, [1, 0], [ENDLESS, 1000], stop_on_empty=True).total == ENDLESS
+    assert Mixture(0, [1, 0], [ENDLESS, 1000], stop_on_empty=True).total == ENDLESS
 
 
 def test_the_sequence_is_fixed_for_all_time():
     assert uniforms(0, 0)[:3].tolist() == [0.014067035665647709, 0.2577672456246177, 0.47156538101528966]
-    which, _ = everything(choices(1, [1, 1], [8, 8]))
+    which, _ = everything(Mixture(1, [1, 1], [8, 8]))
     assert "".join(map(str, which)) == "0001000011101111"
 
 
@@ -128,15 +128,15 @@ def test_a_seed_from_a_generator():
 )
 def test_what_makes_no_sense(weights, counts, said):
     with pytest.raises(ValueError, match=said):
-        choices(0, weights, counts)
+        Mixture(0, weights, counts)
 
 
 @pytest.mark.parametrize("positions", [[-1], [5], [0, 7]])
 def test_positions_outside(positions):
     with pytest.raises(IndexError, match="below 5"):
-        choices(0, [1], [5]).resolve(positions)
+        Mixture(0, [1], [5]).resolve(positions)
 
 
 def test_nothing_asked():
-    which, index = choices(0, [1], [0]).resolve([])
+    which, index = Mixture(0, [1], [0]).resolve([])
     assert len(which) == len(index) == 0

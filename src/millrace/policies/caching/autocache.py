@@ -21,7 +21,7 @@ import msgspec
 
 from millrace.policies.caching.cache_cost_model import Profile, StoreModel, Times, times
 from millrace.policies.decision import Decision
-from millrace.policies.figures import duration, percent
+from millrace.policies.figures import duration, percent, rounded
 
 MODES = ("auto", "compute", "cache")
 """Values of ``autocache(mode=...)``: decide by measuring; never use it; use it in any case."""
@@ -217,9 +217,9 @@ def _unmeasured(points: Sequence[CandidatePoint]) -> Decision[Mode]:
     if hits:
         known = all(point.saves is not None for point in hits)
         best = max(hits, key=lambda hit: (hit.kept * (hit.saves or 0.0) if known else 0.0, hit.kept, hit.node))
-        reason = f"cache at {best.label}: {_share(best.kept)} of it is kept already"
+        reason = f"cache at {best.label}: {rounded(best.kept)} of it is kept already"
         if len(hits) > 1 and known:
-            reason += f", and it saves the most of {len(hits)} such points: {_share(best.kept * (best.saves or 0.0))}"
+            reason += f", and it saves the most of {len(hits)} such points: {rounded(best.kept * (best.saves or 0.0))}"
         return Decision(Mode("get", best.node), reason, {"kept": best.kept, "saves": best.saves})
     reason = f"computes up to {PROFILE_BATCHES} elements to learn what a cache would save; nothing is kept of it yet"
     return Decision(Mode("profile"), reason)
@@ -289,8 +289,8 @@ def _noise(first: BatchTime, second: BatchTime) -> float:
 def _why_put(point: CandidatePoint, best: Times, free: _Free) -> str:
     beside = "computed"
     if free.point is not None:
-        beside = f"with the cache at {free.point.label}, of which {_share(free.point.kept)} is kept"
-    fits = "" if best.share >= 1 else f"; {_share(best.share)} of it fits"
+        beside = f"with the cache at {free.point.label}, of which {rounded(free.point.kept)} is kept"
+    fits = "" if best.share >= 1 else f"; {rounded(best.share)} of it fits"
     return (
         f"cache at {point.label}: {duration(best.after)}/element from the cache beside {duration(free.seconds)}"
         f" {beside}{fits}; "
@@ -302,7 +302,7 @@ def _why_free(free: _Free) -> str:
     if free.point is None:
         return f"computes everything, {duration(free.computed)}/element"
     return (
-        f"cache at {free.point.label}: {_share(free.point.kept)} of it is kept; "
+        f"cache at {free.point.label}: {rounded(free.point.kept)} of it is kept; "
         f"{duration(free.seconds)}/element with it beside {duration(free.computed)} computed"
     )
 
@@ -320,10 +320,10 @@ def _why_no_more(
     if hits and free.point is None:
         best = min(hits, key=lambda point: found[point.node].got)
         return (
-            f": {duration(found[best.node].got)} with the {_share(best.kept)} that are kept of {best.label} is slower"
+            f": {duration(found[best.node].got)} with the {rounded(best.kept)} that are kept of {best.label} is slower"
         )
     if profile.wait_s <= MARGIN * profile.batch_s:
-        waits = _share(profile.wait_s / profile.batch_s if profile.batch_s else 0.0)
+        waits = rounded(profile.wait_s / profile.batch_s if profile.batch_s else 0.0)
         return f": its consumer waits {waits} of the time, so that nothing makes it faster"
     if all(point.kept >= 1 for point in points):
         return ""
@@ -333,7 +333,7 @@ def _why_no_more(
     best = min(new, key=lambda point: found[point.node].after)
     then = found[best.node]
     if not _saves(best, then, free, margin):
-        fits = "" if then.share >= 1 else f", of which {_share(then.share)} fits"
+        fits = "" if then.share >= 1 else f", of which {rounded(then.share)} fits"
         return f": {duration(then.after)} with a cache at {best.label}{fits} is no gain beyond {percent(margin)}"
     if best.undone:
         return f": writing the cache at {best.label} was given up, as it took longer than it could save"
@@ -361,7 +361,3 @@ def _break_even(each: Times, free: _Free) -> str:
 def _ordinal(number: int) -> str:
     ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -36,7 +36,7 @@ from typing import Literal
 import msgspec
 
 from millrace.policies.decision import Decision
-from millrace.policies.figures import duration
+from millrace.policies.figures import counted, duration, rounded
 
 LOOK_ELEMENTS = 100
 """Elements of a look (Cachew 4.3)."""
@@ -102,6 +102,10 @@ class Limits(msgspec.Struct, frozen=True):
     most: int = 1
     why: str = ""
 
+    def clip(self, workers: int) -> int:
+        """Nearest number of workers that is within the limits."""
+        return max(self.least, min(workers, self.most))
+
 
 class Scale(msgspec.Struct, frozen=True):
     """State of the search for a job's number of workers.
@@ -145,8 +149,8 @@ def pause_elements(waits: float) -> int:
 
 def begin(workers: int, limits: Limits) -> Decision[Scale]:
     """Begin a job's search, with as many workers as the last one of this name and pipeline ended with, or 1."""
-    first = _within(workers, limits)
-    return Decision(Scale(first), f"begins with {_count(first)}", {"workers": first})
+    first = limits.clip(workers)
+    return Decision(Scale(first), f"begins with {counted(first)}", {"workers": first})
 
 
 def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
@@ -159,19 +163,19 @@ def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     """
     inputs = {"batch_s": look.batch_s, "wait_s": look.wait_s, "busy": look.busy, "noise": look.noise}
     if not limits.least <= scale.workers <= limits.most:
-        workers = _within(scale.workers, limits)
+        workers = limits.clip(scale.workers)
         if look.workers != workers or look.batch_s <= 0:
-            return Decision(Scale(workers), f"{_count(workers)}{bound(limits, workers)}", inputs)
+            return Decision(Scale(workers), f"{counted(workers)}{bound(limits, workers)}", inputs)
         scale = Scale(workers)
     if look.workers > scale.workers or look.batch_s <= 0:
-        return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
+        return Decision(scale, f"waits until {counted(scale.workers)} are there", inputs)
     if look.workers < scale.workers:
         decision = _fewer(scale, look, limits)
     elif scale.phase == "settled":
         decision = _watch(scale, look, limits)
     else:
         decision = _search(scale, look, limits)
-    chosen = msgspec.structs.replace(decision.value, workers=_within(decision.value.workers, limits))
+    chosen = msgspec.structs.replace(decision.value, workers=limits.clip(decision.value.workers))
     return Decision(chosen, decision.reason, inputs)
 
 
@@ -193,7 +197,7 @@ def _fewer(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
             again = msgspec.structs.replace(scale, differing=scale.differing + 1)
             return Decision(again, f"{found.reason}; looks once more")
         return found
-    waits = f"the consumer waits {_share(look.wait_s / look.batch_s)} of the time with {_count(look.workers)}"
+    waits = f"the consumer waits {rounded(look.wait_s / look.batch_s)} of the time with {counted(look.workers)}"
     scale = msgspec.structs.replace(scale, differing=0)
     return Decision(scale, f"{waits}, and is to have {scale.workers}: more are not there yet")
 
@@ -207,11 +211,13 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
         # No scaling is better than perfect: what fewer gave says how many are needed at least.
         least = max((workers * batch_s for workers, batch_s in scale.seen[:-1] if workers < count), default=0.0)
         needed = max(math.ceil(count * look.busy), min(count, math.ceil((1 - margin) * least / look.batch_s)))
-        return _narrow(scale, look, limits, scale.low, count, needed, f"the consumer waits {_share(waits)} of the time")
+        return _narrow(
+            scale, look, limits, scale.low, count, needed, f"the consumer waits {rounded(waits)} of the time"
+        )
     if scale.floor_s is not None:
         return _below_floor(scale, look, limits, scale.floor_s, margin)
     if look.busy < 1 - 2 * margin - WITHIN and count * look.busy < count - 1:
-        why = f"workers find something to do for {_share(look.busy)} of the time, and more would find less"
+        why = f"workers find something to do for {rounded(look.busy)} of the time, and more would find less"
         return _saturated(scale, look, limits, margin, why)
     jump = JUMP
     fewer = [seen for seen in scale.seen[:-1] if seen[0] < count]
@@ -233,7 +239,7 @@ def _search(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     if scale.high is not None:
         target = min(target, scale.high - 1)
     reason = (
-        f"the consumer waits {_share(waits)} of the time: {duration(look.batch_s)} an element with {_count(count)}, "
+        f"the consumer waits {rounded(waits)} of the time: {duration(look.batch_s)} an element with {counted(count)}, "
         f"and it would take one in {duration(own_s)}"
     )
     return Decision(msgspec.structs.replace(scale, workers=target, low=max(scale.low, count)), reason)
@@ -276,7 +282,7 @@ def _narrow(scale: Scale, look: Look, limits: Limits, low: int, enough: int, nee
     target = max(needed, low + 1)
     if high - low <= _near(high) or high - target < _near(high):
         return _settle(scale, look, high, f"{_are(high)} enough: {why}")
-    reason = f"{why} with {_count(look.workers)}; {target} may be enough"
+    reason = f"{why} with {counted(look.workers)}; {target} may be enough"
     return Decision(msgspec.structs.replace(scale, workers=target, low=low, high=high), reason)
 
 
@@ -305,11 +311,11 @@ def _watch(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
     idle = math.ceil(look.workers * look.busy * (1 + margin))
     reason = ""
     if waits > waited + max(DRIFT, margin):
-        reason = f"the consumer waits {_share(waits)} of the time, and waited {_share(waited)}"
+        reason = f"the consumer waits {rounded(waits)} of the time, and waited {rounded(waited)}"
     elif waits > margin and look.batch_s > (1 + max(DRIFT, margin)) * then.batch_s:
         reason = f"an element takes {duration(look.batch_s)}, and took {duration(then.batch_s)}"
     elif waits <= margin and idle < look.workers - _near(look.workers) and look.busy < then.busy - DRIFT:
-        reason = f"workers compute {_share(look.busy)} of the time, and computed {_share(then.busy)}"
+        reason = f"workers compute {rounded(look.busy)} of the time, and computed {rounded(then.busy)}"
     if not reason:
         if over:
             return Decision(msgspec.structs.replace(scale, differing=0, settled=look), _still(look, limits))
@@ -340,16 +346,16 @@ def _trim(scale: Scale, mean: Look, limits: Limits) -> Decision[Scale]:
     elif scale.means >= PROBE_MEANS and workers > 1:
         fewer = math.floor((1 - DRIFT) * workers)
         probe = Scale(fewer, high=workers, floor_s=mean.batch_s, seen=((workers, mean.batch_s),))
-        return Decision(probe, f"{_count(workers)} were enough for long, though the consumer waits: tries {fewer}")
+        return Decision(probe, f"{counted(workers)} were enough for long, though the consumer waits: tries {fewer}")
     limited = needed > limits.most
-    needed = min(_within(needed, limits), JUMP * workers)
+    needed = min(limits.clip(needed), JUMP * workers)
     starved = waits > DRIFT and scale.floor_s is None
     if needed == workers or (abs(needed - workers) <= max(1, _near(workers) // 2) and not starved):
         replace = msgspec.structs.replace
         return Decision(replace(scale, settled=mean, means=scale.means + 1, looks=1, differing=0), _still(mean, limits))
-    reason = f"over {scale.looks} looks workers computed {_share(mean.busy)} of the time, and the consumer waited"
+    reason = f"over {scale.looks} looks workers computed {rounded(mean.busy)} of the time, and the consumer waited"
     found = Scale(needed, "settled", floor_s=scale.floor_s, limited=limited)
-    return Decision(found, f"{reason} {_share(waits)}: {_count(needed)}")
+    return Decision(found, f"{reason} {rounded(waits)}: {counted(needed)}")
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -359,14 +365,10 @@ def _near(count: int) -> int:
     return max(1, int(WITHIN * count))
 
 
-def _within(count: int, limits: Limits) -> int:
-    return max(limits.least, min(count, limits.most))
-
-
 def _still(look: Look, limits: Limits) -> str:
     """Explain why nothing changes."""
     waits = look.wait_s / look.batch_s
-    why = f"the consumer waits {_share(waits)} of the time"
+    why = f"the consumer waits {rounded(waits)} of the time"
     if waits > MARGIN and look.workers >= limits.most:
         return _no_more(waits, limits)
     return f"{_are(look.workers)} enough: {why}"
@@ -374,16 +376,8 @@ def _still(look: Look, limits: Limits) -> str:
 
 def _no_more(waits: float, limits: Limits) -> str:
     why = f": {limits.why}" if limits.why else ""
-    return f"the consumer waits {_share(waits)} of the time, and it may have no more{why}"
+    return f"the consumer waits {rounded(waits)} of the time, and it may have no more{why}"
 
 
 def _are(count: int) -> str:
-    return f"{_count(count)} {'is' if count == 1 else 'are'}"
-
-
-def _count(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{counted(count)} {'is' if count == 1 else 'are'}"

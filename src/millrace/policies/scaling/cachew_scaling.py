@@ -76,7 +76,7 @@ def step(
 def _there(scale: CachewScale, look: Look, limits: Limits, queue: float) -> Decision[CachewScale] | None:
     """Handle a look at another number of workers than it is to have; None: as many are there."""
     if not limits.least <= scale.workers <= limits.most:
-        workers = max(limits.least, min(scale.workers, limits.most))
+        workers = limits.clip(scale.workers)
         limited = workers < scale.workers
         bounded = CachewScale(workers, "settled", settled_s=look.batch_s, queue=queue, limited=limited)
         return Decision(bounded, f"{workers}{bound(limits, workers)}")

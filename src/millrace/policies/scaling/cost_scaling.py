@@ -28,7 +28,7 @@ from typing import Literal
 import msgspec
 
 from millrace.policies.decision import Decision
-from millrace.policies.figures import duration, number
+from millrace.policies.figures import counted, duration, number, rounded
 from millrace.policies.prices import HourlyRates
 from millrace.policies.scaling.autoscale import DRIFT, JUMP, LOOKS, MARGIN, WITHIN, Limits, Look, bound
 
@@ -88,8 +88,8 @@ class CheapScale(msgspec.Struct, frozen=True, tag="cheapest"):
 
 def begin(workers: int, limits: Limits) -> Decision[CheapScale]:
     """Begin a job's search, with the number that the last one of this name and pipeline ended with, or a first one."""
-    first = _within(workers, limits)
-    return Decision(CheapScale(first), f"begins with {_count(first)}, to find out what elements cost")
+    first = limits.clip(workers)
+    return Decision(CheapScale(first), f"begins with {counted(first)}, to find out what elements cost")
 
 
 def step(scale: CheapScale, look: Look, limits: Limits, rates: HourlyRates) -> Decision[CheapScale]:
@@ -106,12 +106,12 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: HourlyRates) -> D
     inputs = {"batch_s": look.batch_s, "wait_s": look.wait_s, "busy": look.busy, "training": rates.training}
     replace = msgspec.structs.replace
     if not limits.least <= scale.workers <= limits.most:
-        workers = _within(scale.workers, limits)
+        workers = limits.clip(scale.workers)
         return Decision(
-            replace(scale, workers=workers, phase="search"), f"{_count(workers)}{bound(limits, workers)}", inputs
+            replace(scale, workers=workers, phase="search"), f"{counted(workers)}{bound(limits, workers)}", inputs
         )
     if not limits.least <= look.workers <= scale.workers or look.batch_s <= 0:
-        return Decision(scale, f"waits until {_count(scale.workers)} are there", inputs)
+        return Decision(scale, f"waits until {counted(scale.workers)} are there", inputs)
     planned = scale.workers
     if look.workers < planned:
         scale = replace(scale, workers=look.workers, phase="search")
@@ -134,7 +134,7 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: HourlyRates) -> D
     if scale.looks >= PROBE_LOOKS and point.given_s > (1 + DRIFT) * scale.own_s and fewer >= limits.least:
         probe = CheapScale(fewer, own_s=scale.own_s, curve=(point,))
         return Decision(
-            probe, f"{_count(scale.workers)} were cheapest for long, though the consumer waits: tries {fewer}"
+            probe, f"{counted(scale.workers)} were cheapest for long, though the consumer waits: tries {fewer}"
         )
     others = [each for each in scale.curve if each.workers != point.workers]
     scale = replace(scale, curve=tuple(sorted([*others, point], key=lambda each: each.workers)))
@@ -159,24 +159,24 @@ def _choose(scale: CheapScale, limits: Limits, rates: HourlyRates) -> Decision[C
     costs, hope = price(scale, base.workers, rates), price(scale, hoped, rates)
     saves = max(SAVES, 2 * base.noise) * (2 if settled else 1)
     if (1 - saves) * costs <= hope < (1 - SHARP) * costs and saves > SHARP and scale.looks < AGAIN:
-        reason = f"{_count(base.workers)}: what elements take differs by {100 * base.noise:.0f} %; looks once more"
+        reason = f"{counted(base.workers)}: what elements take differs by {rounded(base.noise)}; looks once more"
         return Decision(replace(scale, workers=base.workers), reason)
     fewer = max(limits.least, math.floor(base.workers / APART))
     first, last = scale.curve[0].workers, scale.curve[-1].workers
     if hope >= (1 - saves) * costs and base.workers == first and last < APART * first and fewer < first:
-        reason = f"{_count(base.workers)} may be cheapest; {fewer} tell how much they hamper each other"
+        reason = f"{counted(base.workers)} may be cheapest; {fewer} tell how much they hamper each other"
         return Decision(replace(scale, workers=fewer, phase="search"), reason)
     if hope >= (1 - saves) * costs:
         share = rates.workers(base.workers) / max(rates.workers(base.workers) + rates.training, 1e-300)
         reason = (
-            f"{_count(base.workers)}: 1,000 elements cost {_money(1000 * costs, rates)}, {100 * share:.0f} % of it for "
-            f"workers, and no other number would save more than {100 * saves:.0f} %"
+            f"{counted(base.workers)}: 1,000 elements cost {_money(1000 * costs, rates)}, {rounded(share)} of it for "
+            f"workers, and no other number would save more than {rounded(saves)}"
         )
         return Decision(replace(scale, workers=base.workers, phase="settled"), reason)
     target = min(hoped, (JUMP if hope < costs / 2 else 2) * last)
-    target = _within(max(target, first // 2), limits)
+    target = limits.clip(max(target, first // 2))
     reason = (
-        f"1,000 elements cost {_money(1000 * costs, rates)} with {_count(base.workers)}, and with {target} perhaps "
+        f"1,000 elements cost {_money(1000 * costs, rates)} with {counted(base.workers)}, and with {target} perhaps "
         f"{_money(1000 * price(scale, target, rates), rates)}"
     )
     return Decision(replace(scale, workers=target, phase="search"), reason)
@@ -283,14 +283,6 @@ def _line(far: WorkerMeasure, near: WorkerMeasure, workers: int) -> float:
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-
-
-def _within(count: int, limits: Limits) -> int:
-    return max(limits.least, min(count, limits.most))
-
-
-def _count(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _money(amount: float, rates: HourlyRates) -> str:

@@ -12,6 +12,7 @@ import math
 import msgspec
 
 from millrace.policies.decision import Decision
+from millrace.policies.figures import rounded
 from millrace.policies.scaling.autoscale import Limits
 
 TARGET = 0.80
@@ -49,13 +50,13 @@ def step(scale: HpaScale, cpu: float, now: float, limits: Limits, ready: int | N
     desired = scale.workers if abs(ratio - 1) <= TOLERANCE else math.ceil(ready * ratio)
     if ratio > 1:
         desired = max(desired, scale.workers)
-    desired = max(limits.least, min(desired, limits.most))
+    desired = limits.clip(desired)
     earlier = scale.desired or ((now, scale.workers),)  # as Kubernetes does with what it finds
     recent = tuple(each for each in earlier if now - each[0] < STABILIZATION_S)
     known = (*recent, (now, desired))
     workers = desired if desired >= scale.workers else min(scale.workers, max(count for _, count in known))
-    workers = max(limits.least, min(workers, limits.most))  # be it sooner than after five minutes
-    reason = f"workers use {100 * cpu:.0f} % of their cores, where {100 * TARGET:.0f} % is wanted"
+    workers = limits.clip(workers)  # be it sooner than after five minutes
+    reason = f"workers use {rounded(cpu)} of their cores, where {rounded(TARGET)} is wanted"
     if limits.why and workers == limits.most:
         reason = f"{reason}: {limits.why}"
     return Decision(HpaScale(workers, known), reason, {"cpu": cpu})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from millrace.policies.decision import Decision
-from millrace.policies.figures import number
+from millrace.policies.figures import number, rounded
 from millrace.policies.scaling.autoscale import SCALES
 
 AGAIN_S = 600.0
@@ -56,7 +56,7 @@ def stay_home(local: WorkerSide, remote: WorkerSide, ready: int, waits: float) -
     if not (local.workers and remote.workers and local.elements_s > 0):
         return Decision(False, "there is nothing to compare", inputs)
     if waits < WAITS:
-        return Decision(False, f"the consumer waits {100 * waits:.0f} % of the time", inputs)
+        return Decision(False, f"the consumer waits {rounded(waits)} of the time", inputs)
     one = local.elements_s / local.workers
     rates = f"{number(remote.elements_s)} elements a second ({remote.bytes_s / 1e6:,.1f} MB/s)"
     if remote.elements_s >= SCALES * one:

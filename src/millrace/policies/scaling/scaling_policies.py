@@ -59,7 +59,7 @@ def kind_of(scale: Scale | Other) -> Kind:
 
 def begin(kind: Kind, workers: int, limits: Limits) -> Found:
     """Begin a job, or look at it anew, with so many workers; with Cachew's rules always with the least (4.3)."""
-    first = max(limits.least, min(workers, limits.most))
+    first = limits.clip(workers)
     match kind:
         case "cachew":
             return Decision(CachewScale(limits.least), f"Cachew's rules begin with {limits.least}")
