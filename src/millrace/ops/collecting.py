@@ -73,12 +73,6 @@ def build_batch(
 ) -> Any:
     """Call ``build(elements)``; its errors name the elements of the data that do not fit together.
 
-    Args:
-        build: makes a batch of elements.
-        elements: of one batch.
-        places: origin and positions of the elements, stretch by stretch.
-        context: of the operator.
-
     Raises:
         PipelineError: if the elements differ.
     """

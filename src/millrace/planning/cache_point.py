@@ -89,10 +89,6 @@ def frozen_by(units: UnitMap, number: int) -> list[int]:
     They are operators that call a random function, that work on the elements of a whole task, or that shuffle anew in
     each epoch below one that joins elements with others or with their number. Without any, elements are what they are
     in every epoch.
-
-    Args:
-        units: of the graph as it was written, not as it was rewritten.
-        number: of a node.
     """
     graph = units.graph
     found = set()

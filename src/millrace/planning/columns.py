@@ -228,11 +228,3 @@ class StringsWriter:
         self._shared.frombytes(shared.astype(np.uintc).tobytes())
         self._added.frombytes((lengths[1:] - shared).astype(np.uintc).tobytes())
         self._last = some[-1]
-
-
-def strings(values: Iterable[str]) -> Strings:
-    """Make a column of these strings."""
-    writer = StringsWriter()
-    for value in values:
-        writer.add(value)
-    return writer.column()

@@ -139,13 +139,7 @@ class InputUnits(NamedTuple):
 
 
 class EpochOrders:
-    """Orders of all shuffles of a graph in one epoch.
-
-    Args:
-        units: of the graph.
-        seed: the job's seed, for shuffles without one of their own.
-        epoch: its number.
-    """
+    """Orders of all shuffles of a graph in one epoch."""
 
     def __init__(self, units: UnitMap, seed: int, epoch: int) -> None:
         self.units, self.seed, self.epoch = units, seed, epoch

@@ -138,12 +138,7 @@ class TaskSet:
 
 
 class Progress:
-    """Outputs of an epoch that one reader has yielded. One thread notes what it yields, others may say what ends.
-
-    Args:
-        done: tasks that were yielded to their end before.
-        begun: outputs yielded of others.
-    """
+    """Outputs of an epoch that one reader has yielded. One thread notes what it yields, others may say what ends."""
 
     def __init__(self, done: TaskSet | None = None, begun: Mapping[int, int] | None = None) -> None:
         self._done = TaskSet() if done is None else done.copy()

@@ -56,7 +56,7 @@ class Divisible(Protocol):
 
     @property
     def length(self) -> int | None:
-        """Number of tasks."""
+        """Number of tasks; None: endless."""
 
     def before(self, index: int) -> int:
         """Count the outputs of the tasks before ``index``."""
@@ -73,13 +73,7 @@ NOTHING = Piece(0, 0, 0, 0)
 
 
 def left_of(plan: Divisible, done: TaskSet, begun: Mapping[int, int]) -> list[Piece]:
-    """Pieces left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece.
-
-    Args:
-        plan: of the epoch.
-        done: tasks of which all outputs were read.
-        begun: outputs read of others.
-    """
+    """Pieces left of an epoch in which each unit gives one output, in the order of the data; nothing is one piece."""
     found = plan.undivided()
     parts = deque(sorted(begun.items()))
     for first, stop in done.absent(plan.length or 0):
@@ -111,14 +105,7 @@ def _unread(pieces: Iterable[Piece], read: int, index: int) -> Iterator[Piece]:
 
 
 def is_even(plan: Divisible, done: TaskSet, begun: Mapping[int, int], ranks: int) -> bool:
-    """Whether ranks that are to have equally many outputs of an epoch have read equally many.
-
-    Args:
-        plan: of the epoch, whose tasks the ranks were dealt in turn, each of a round of as many outputs.
-        done: tasks of which all outputs were read.
-        begun: outputs read of others.
-        ranks: number of ranks.
-    """
+    """Whether ranks that are to have equally many outputs of an epoch have read equally many."""
     read = [0] * ranks
     for tasks in done.beyond():
         for index in tasks.tolist():

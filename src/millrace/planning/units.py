@@ -366,13 +366,21 @@ def _enumerate(_map: UnitMap, _number: int, node: g.Enumerate, below: list[Units
 
 def _zip(_map: UnitMap, _number: int, node: g.Zip, below: list[Units]) -> Units:
     _need_positions(node, below)
+    return _of_several(below, min(units.count for units in below), [1] * len(below))
+
+
+def _of_several(below: list[Units], count: int, weights: Sequence[float], total: float = 1.0) -> Units:
+    """Units made of those of several inputs, in proportion to ``weights`` of ``total``."""
+    yields = max(units.yields for units in below)
     return Units(
-        min(units.count for units in below),
-        Cardinality.ONE,
-        cheap=all(units.cheap for units in below),
+        count,
+        yields,
+        cheap=yields is Cardinality.ONE and all(units.cheap for units in below),
+        collecting=any(units.collecting for units in below),
         task_local=any(units.task_local for units in below),
-        reads=sum(units.reads for units in below),
-        bytes=sum(units.bytes for units in below),
+        reads=sum(units.reads * weight for units, weight in zip(below, weights, strict=True)) / total,
+        bytes=sum(units.bytes * weight for units, weight in zip(below, weights, strict=True)) / total,
+        group=max(units.group for units in below),
         target=min(units.target for units in below),
     )
 
@@ -385,20 +393,10 @@ def _concatenate(units_of: UnitMap, _number: int, node: g.Concatenate, below: li
         # What the shared operator leaves at the end of a task could belong to either input.
         raise UnplannableError(node, "has inputs that share an operator which collects elements")
     count = min(INFINITE, sum(units.count for units in below))
-    yields = max(units.yields for units in below)
-    finite = [units for units in below if units.count < INFINITE]
-    total = sum(units.count for units in finite)
-    return Units(
-        count,
-        yields,
-        cheap=yields is Cardinality.ONE and all(units.cheap for units in below),
-        collecting=any(units.collecting for units in below),
-        task_local=any(units.task_local for units in below),
-        reads=sum(units.reads * units.count for units in finite) / total if total else below[0].reads,
-        bytes=sum(units.bytes * units.count for units in finite) / total if total else below[0].bytes,
-        group=max(units.group for units in below),
-        target=min(units.target for units in below),
-    )
+    counts = [units.count if units.count < INFINITE else 0 for units in below]
+    if not any(counts):
+        counts[0] = 1
+    return _of_several(below, count, counts, sum(counts))
 
 
 def _repeat(_map: UnitMap, _number: int, node: g.Repeat, below: list[Units]) -> Units:
@@ -416,16 +414,7 @@ def _sample(units_of: UnitMap, number: int, node: g.SampleFromDatasets, below: l
     seed = derive(units_of.seed if node.seed is None else node.seed, units_of.graph.keys[number])
     mixture = Mixture(seed, node.weights, [units.count for units in below], node.stop_on_empty_dataset)
     units_of.mixtures[number] = mixture
-    weights = [weight / sum(node.weights) for weight in node.weights]
-    return Units(
-        mixture.total,
-        Cardinality.ONE,
-        cheap=all(units.cheap for units in below),
-        task_local=any(units.task_local for units in below),
-        reads=sum(units.reads * weight for units, weight in zip(below, weights, strict=True)),
-        bytes=sum(units.bytes * weight for units, weight in zip(below, weights, strict=True)),
-        target=min(units.target for units in below),
-    )
+    return _of_several(below, mixture.total, [weight / sum(node.weights) for weight in node.weights])
 
 
 _RULES: dict[type[g.Node], _Rule] = {

@@ -6,12 +6,7 @@ import math
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number, ``0.0312``, ``3.14``, ``1,480``: so many digits, and all of those before the point.
-
-    Args:
-        value: any.
-        digits: significant digits, from 1 on.
-    """
+    """Format a number, ``0.0312``, ``3.14``, ``1,480``: so many digits, and all of those before the point."""
     if not math.isfinite(value):
         return "?"
     if not value:

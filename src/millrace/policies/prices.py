@@ -149,20 +149,3 @@ def cost(
     """
     hours, known = seconds / 3600, prices or Prices()
     return Cost(hours * workers * worker.price(known), hours * hosts * host.price(known))
-
-
-def cheapest(
-    batch_s: dict[int, float], worker: Machine, hosts: float, host: Machine, prices: Prices | None = None
-) -> int:
-    """Find the number of workers with which an element costs least; of equals the fastest.
-
-    Args:
-        batch_s: seconds of an element with each number of workers, measured or estimated; at least one.
-        worker: as in :func:`cost`, and so the others.
-        hosts: see there.
-        host: see there.
-        prices: see there.
-    """
-    return min(
-        batch_s, key=lambda count: (cost(batch_s[count], count, worker, hosts, host, prices).total, batch_s[count])
-    )

@@ -74,11 +74,7 @@ class InFlight:
 
 
 def begin(chosen: int | None = None) -> InFlight:
-    """Begin the search, before anything was read.
-
-    Args:
-        chosen: reads at once that the user wants, always; None: as many as pay.
-    """
+    """Begin the search, before anything was read; not if the user has chosen how many reads there are at once."""
     if chosen is not None:
         return InFlight(chosen, chosen, chosen, adapts=False, reason="as with_options(reads_in_flight=...) says")
     return InFlight(FIRST, MOST, FIRST)

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
-from millrace.planning.columns import BLOCK, Integers, Strings, integers, strings
+from millrace.planning.columns import BLOCK, Integers, Strings, StringsWriter, integers
 from millrace.planning.split_table import (
     HASH_BYTES,
     Split,
@@ -24,6 +24,13 @@ SIGNED = st.lists(st.integers(-(1 << 63), (1 << 63) - 1))
 UNSIGNED = st.lists(st.integers(0, (1 << 64) - 1))
 NAMES = st.lists(st.text("ab/-é\0\udc80", max_size=6), max_size=80)
 SIZES = st.integers(0, 1 << 40)
+
+
+def strings(values):
+    writer = StringsWriter()
+    for value in values:
+        writer.add(value)
+    return writer.column()
 
 
 @given(SIGNED | UNSIGNED | st.lists(st.integers(-3, 3)))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from millrace.graph.nodes import Graph
 from millrace.planning.plan import Piece, Task
+from millrace.planning.remainder import Divisible
 from millrace.planning.split_table import TableSummary
 
 
-class PlanLike(Protocol):
+class PlanLike(Divisible, Protocol):
     """What is used of :class:`millrace.planning.plan.Plan`."""
-
-    @property
-    def length(self) -> int | None:
-        """Number of tasks; None: endless."""
 
     @property
     def mains(self) -> int | None:
@@ -46,15 +43,6 @@ class PlanLike(Protocol):
 
     def main(self, number: int) -> int:
         """Index of the ``number``-th task that is no tail."""
-
-    def before(self, index: int) -> int:
-        """Outputs of the tasks before ``index``, where each unit gives one; without tails."""
-
-    def between(self, start: int, stop: int) -> Iterator[Piece]:
-        """Outputs ``start`` to ``stop`` of all that its tasks give in their order, where each unit gives one."""
-
-    def undivided(self) -> list[Piece]:
-        """What no task has."""
 
     def __hash__(self) -> int:
         """By identity will do."""

@@ -76,11 +76,6 @@ def evict(blocks: Blocks, benefits: Mapping[str, float], need: int) -> Decision[
     """Choose the blocks to give up so that ``need`` bytes come free: the least benefit, read longest ago of equals.
 
     If all blocks don't suffice, it is all of them.
-
-    Args:
-        blocks: all that may be given up.
-        benefits: of each point's bytes; 0 for a point that is missing.
-        need: bytes.
     """
     chosen = _least(blocks, benefits, need, math.inf)
     freed = chosen.bytes

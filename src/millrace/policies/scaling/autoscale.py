@@ -154,13 +154,7 @@ def begin(workers: int, limits: Limits) -> Decision[Scale]:
 
 
 def step(scale: Scale, look: Look, limits: Limits) -> Decision[Scale]:
-    """Advance the search by one look; one with more workers than ``scale.workers`` says nothing.
-
-    Args:
-        scale: so far.
-        look: at the job.
-        limits: of the job, now.
-    """
+    """Advance the search by one look; one with more workers than ``scale.workers`` says nothing."""
     inputs = {"batch_s": look.batch_s, "wait_s": look.wait_s, "busy": look.busy, "noise": look.noise}
     if not limits.least <= scale.workers <= limits.most:
         workers = limits.clip(scale.workers)

@@ -58,12 +58,7 @@ def in_force(capacity: Capacity | None, now: float) -> Capacity | None:
 
 
 def patience(known: Capacity | None, patience_s: float) -> float:
-    """Seconds to wait for workers.
-
-    Args:
-        known: the last limit that was found, in force or not.
-        patience_s: seconds to wait the first time.
-    """
+    """Seconds to wait for workers, ``patience_s`` the first time, by the last limit that was found."""
     return patience_s if known is None else patience_s * 2.0 ** min(known.tries + 1, DOUBLINGS)
 
 
@@ -103,16 +98,7 @@ def watch(
 def found(
     known: Capacity | None, planned: int, there: int, waited_s: float, now: float, *, least: int = 1
 ) -> Decision[Capacity]:
-    """Set the limit, after so many of the planned workers were there for so long.
-
-    Args:
-        known: the last limit that was found, in force or not.
-        planned: workers that were asked for.
-        there: most of them that were there at a time.
-        waited_s: seconds for which they were no more.
-        now: second.
-        least: so many are asked for whatever comes of it.
-    """
+    """Set the limit, after no more than ``there`` of the planned workers were there for ``waited_s`` seconds."""
     most = max(least, there)
     tries = known.tries + 1 if known is not None and most <= known.workers else 0
     pause_s = PAUSE * waited_s
@@ -126,12 +112,6 @@ def found(
 
 
 def late(there: int, patience_s: float, now: float) -> Decision[Capacity]:
-    """Raise the limit: more workers are there than it says.
-
-    Args:
-        there: workers.
-        patience_s: seconds to wait the first time.
-        now: second.
-    """
+    """Raise the limit for ``patience_s`` seconds: more workers are there than it says."""
     reason = f"{there} workers have come after all, and stay for {patience_s:.0f} s to be of use"
     return Decision(Capacity(there, now + patience_s, 0, reason, late=True), reason, {"there": there})

@@ -96,12 +96,6 @@ def step(scale: CheapScale, look: Look, limits: Limits, rates: HourlyRates) -> D
     """Advance the search by one look; one with more workers than ``scale.workers`` says nothing.
 
     One with fewer, as not all have come, tells what these give, like any other.
-
-    Args:
-        scale: so far.
-        look: at the job.
-        limits: of the job, now.
-        rates: what an hour costs, now.
     """
     inputs = {"batch_s": look.batch_s, "wait_s": look.wait_s, "busy": look.busy, "training": rates.training}
     replace = msgspec.structs.replace

@@ -83,13 +83,7 @@ def step(scale: Scale | Other, sight: Observation, limits: Limits) -> Found:
 
 
 def pause_over(kind: Kind, elements: int, waits: float) -> bool:
-    """Whether looks say something again, after so many elements since workers have come or gone.
-
-    Args:
-        kind: of the policy.
-        elements: of the consumer that has read the fewest.
-        waits: share of the time that consumers wait, from 0 to 1.
-    """
+    """Whether looks say something again, after all consumers have read ``elements`` since workers have come or gone."""
     match kind:
         case "cachew":
             return elements >= autoscale.PAUSE_ELEMENTS
@@ -111,11 +105,7 @@ def look_over(kind: Kind, elements: int, waits: float, seconds: float) -> bool:
 def look_counts(kind: Kind, elements: int, came: int, waits: float) -> bool:
     """Whether a look says anything: a consumer that lives on ready elements does not wait, whatever comes.
 
-    Args:
-        kind: of the policy; others than millrace's own don't ask.
-        elements: number that were read.
-        came: elements that came meanwhile.
-        waits: share of the time that consumers wait, from 0 to 1.
+    Other policies than millrace's own don't ask how many elements were read, and how many came meanwhile.
     """
     return kind in {"cachew", "hpa"} or waits > autoscale.CLEAR or came >= (1 - autoscale.MARGIN) * elements
 

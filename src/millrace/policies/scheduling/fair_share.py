@@ -140,11 +140,7 @@ def gives(giver: Standing, taker: Standing) -> bool:
 
 
 class Accounts:
-    """Accounts of jobs from a moment on, for as long as none of them gets or loses a worker.
-
-    Args:
-        standings: at that moment, of all jobs that have use for workers.
-    """
+    """Accounts of jobs from a moment on, for as long as none of them gets or loses a worker."""
 
     def __init__(self, standings: Mapping[str, Standing]) -> None:
         has = standings.values()
@@ -158,9 +154,6 @@ class Accounts:
         """Find the jobs that the giver furthest ahead gives a worker to: whoever gets none of it gets none at all.
 
         The rule is that of :func:`ahead` and :func:`gives` for one job and another, but in one go.
-
-        Args:
-            seconds: since the moment.
         """
         if not self._givers:
             return []
