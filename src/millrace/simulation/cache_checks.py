@@ -62,6 +62,9 @@ class CacheChecks:
 
     def decided(self, dispatcher: Dispatcher, events: Sequence[Event]) -> None:
         """The state has just been brought up to date."""
+        for event in events if self._town.witnesses.put_back else ():
+            if isinstance(event, BlocksPublished) and event.lease < 0:  # found, and promised in a later journal only
+                self._outside.update((event.place, block.name) for block in event.blocks)
         if any(isinstance(event, TaskLeased | BlocksPublished | BlocksDeleted) for event in events):
             self._within(dispatcher.state)
 

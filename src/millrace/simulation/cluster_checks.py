@@ -55,6 +55,7 @@ class ClusterChecks:
     def ticked(self, dispatcher: Dispatcher) -> None:
         """Time has passed."""
         if not self._town.owned or dispatcher.unwritable:
+            self._short_since = None  # what is decided meanwhile is done later
             return
         now = self._town.world.now
         for worker, since in list(self._given_up.items()):
@@ -65,18 +66,15 @@ class ClusterChecks:
                 raise Violation(f"{worker} was given up {now - since:.0f} s ago, and its process is still there")
         state = dispatcher.state
         self._check_registered(state, now)
-        if (
-            len(state.index.serving.workers) >= max(1, state.fleet.workers)
-            or state.fleet.workers <= state.settings.least_workers
-        ):
+        there = len(state.index.serving.workers) + len(self._unregistered)
+        if there >= max(1, state.fleet.workers) or state.fleet.workers <= state.settings.least_workers:
             self._short_since = None
             return
         self._short_since = now if self._short_since is None else self._short_since
         longest_s = SLACK * (state.settings.patience_s * 2**DOUBLINGS + BEGIN_S[1])
         if now - self._short_since > longest_s:
             raise Violation(
-                f"{len(state.index.serving.workers)} of {state.fleet.workers} workers are there for {longest_s:.0f} s, "
-                f"and all are still asked for"
+                f"{there} of {state.fleet.workers} workers are there for {longest_s:.0f} s, and all are still asked for"
             )
 
     def _check_registered(self, state: State, now: float) -> None:
@@ -91,7 +89,9 @@ class ClusterChecks:
 
 def _check_too_large(state: State, event: JobBroke) -> None:
     """No worker could have run what the job failed of."""
-    job = state.jobs[event.job]
+    job = state.jobs.get(event.job)
+    if job is None:  # its last consumer has left at the same time
+        return
     said = re.search(r" has ([\d,]+) bytes", event.failure.message)
     needs = job.needs if said is None else int(said[1].replace(",", ""))
     for worker in state.workers.values():

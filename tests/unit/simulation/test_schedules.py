@@ -25,6 +25,11 @@ def test_nothing_is_violated_in_a_long_and_eventful_schedule(first):
     assert fired.keys() >= FAULTS.keys()
 
 
+@pytest.mark.parametrize("seed", [283, 504, 513, 558, 624, 695, 705, 1159])
+def test_nothing_is_violated_any_more(seed):
+    assert not play(seed).violation
+
+
 def test_a_seed_tells_the_whole_story():
     stories: list[list[str]] = [[], []]
     for story in stories:
