@@ -8,7 +8,7 @@ from tests.unit.control.control_driver import FakePlan, Service
 from millrace.control import actions as act
 from millrace.control import inputs as inp
 from millrace.control.journal.snapshot import plain
-from millrace.control.journal.task_events import TaskDied, TaskLeased, TaskReleased
+from millrace.control.journal.task_events import TailDealt, TaskDied, TaskLeased, TaskReleased
 from millrace.control.journal.worker_events import WorkerLost
 from millrace.dispatcher.status_report import status
 from millrace.protocol import messages as msg
@@ -315,6 +315,16 @@ def test_static_shares_move_on_death_only():
     assert service.state.jobs["a"].epochs[0].owners[1] in {"w0", "w2", "late"}
     service.run()
     assert peer.done
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_share_of_tails_alone_is_not_dealt_to_its_end_at_once(deterministic):
+    """Every fifth task takes what the four before it left over, and every fifth is the last worker's."""
+    service, peer = started(FakePlan(160, 4), workers=5, sharding="static", deterministic=deterministic)
+    assert sum(isinstance(event, TailDealt) for event in service.events) <= 4 * 5
+    service.run()
+    assert peer.done
+    assert sorted(peer.complete) == list(range(201))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -23,6 +23,9 @@ from millrace.planning.orders import FullPermutation
 from millrace.planning.random_keys import derive
 from millrace.protocol.job_spec import JobSpec
 
+TAILS_AHEAD = 4
+"""Tails of a slot that may wait for their inputs, for each worker, before more are dealt."""
+
 
 class Candidate(msgspec.Struct, frozen=True):
     """A task that could be leased now; fields as in :class:`millrace.control.journal.task_events.TaskLeased`."""
@@ -79,8 +82,11 @@ def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int
         found = _pending(state, job, number, epoch, worker, slot)
         if number >= reading and number > past and (found is None or job.spec.deterministic):
             fresh = _fresh(state, job, number, epoch, worker, slot)
-            if fresh is not None and unread_alike(state, job, slot, worker) >= cap:
-                fresh = fresh if _next_to_read(job, epoch, slot, fresh.task) else None
+            if fresh is not None and (
+                (unread_alike(state, job, slot, worker) >= cap and not _next_to_read(job, epoch, slot, fresh.task))
+                or _waits_for_others(state, job, epoch, slot, fresh)
+            ):
+                fresh = None
             if found is None or (fresh is not None and fresh.task < found.task):
                 found = fresh  # in a fixed order the lowest is read first
         if found is not None:
@@ -130,6 +136,18 @@ def some_pending(state: State, job: Job, slot: int) -> bool:
 def _next_to_read(job: Job, epoch: Epoch, slot: int, task: int) -> bool:
     """Whoever reads the slot in order waits for this task, however much lies ready behind it."""
     return job.spec.deterministic and all(task < other for other in epoch.unread.get(slot, ()))
+
+
+def _waits_for_others(state: State, job: Job, epoch: Epoch, slot: int, fresh: Candidate) -> bool:
+    """A share goes on with a tail, and many tails wait for their inputs already: this one can be dealt later.
+
+    Else a share that consists of tails is dealt to its end at once, if it has one. What the lowest tail that waits
+    needs is before it, and never behind a tail that is held back.
+    """
+    waiting = epoch.pending.get(slot, ())
+    if not by_worker(job) or len(waiting) < TAILS_AHEAD * len(epoch.owners):
+        return False
+    return bool(state.plan(job, fresh.epoch).task(fresh.task).inputs) and fresh.task > min(waiting)
 
 
 def must_rerun(state: State, job: Job, epoch: Epoch, task: int) -> bool:
