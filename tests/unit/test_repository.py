@@ -84,7 +84,7 @@ def test_links_lead_somewhere(path: Path):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-ROOMS_TO_COME = {"client", "control", "frameworks", "protocol", "simulation", "worker", "(root)"}
+ROOMS_TO_COME = {"client", "control", "frameworks", "simulation", "worker", "(root)"}
 """Rooms whose docstrings still are to be put in order; pyproject.toml leaves D401 and D404 off in these."""
 
 SUBJECTLESS = {"What", "Who", "That", "Those", "These", "It", "They", "All of it", "Of", "So", "As"}

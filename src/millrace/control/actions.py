@@ -1,4 +1,4 @@
-"""What the dispatcher's shell is to do once the events are durable."""
+"""Actions: orders to the dispatcher's shell, to be done once the events are durable."""
 
 from __future__ import annotations
 

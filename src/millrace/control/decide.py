@@ -29,7 +29,7 @@ from millrace.protocol.cache_messages import CacheUsed, StoreMeasured
 
 
 def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[list[Event], list[Action]]:
-    """What follows from one input.
+    """Decide what follows from one input.
 
     Args:
         state: is brought up to date by applying the events returned.
@@ -43,7 +43,7 @@ def decide(state: State, observed: Observed, item: Input, now: float) -> tuple[l
 
 
 def react(tx: Transaction, item: Input) -> None:
-    """As :func:`decide`, into ``tx``: what was decided before an error (a bug) is then not lost."""
+    """Decide into ``tx``, so that what was decided before an error (a bug) is not lost."""
     wanted = tx.observed.want(item.worker) if isinstance(item, inp.WorkerSaid) else 0
     observe(tx.observed, item, tx.now)
     _REACTIONS[type(item)](tx, item)

@@ -1,4 +1,4 @@
-"""What reaches the dispatcher's mind. All that is random or measured comes in here, drawn by the shell."""
+"""Inputs of the dispatcher's mind. All that is random or measured comes in here, drawn by the shell."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StoreListed(msgspec.Struct, frozen=True):
 
 
 class BlocksGone(msgspec.Struct, frozen=True):
-    """These were deleted, as the dispatcher had asked, and those that ``stay`` could not be."""
+    """Blocks were deleted, as the dispatcher had asked, and those that ``stay`` could not be."""
 
     place: str
     names: list[str]
@@ -85,7 +85,7 @@ class RemovalAsked(msgspec.Struct, frozen=True):
 
 
 class Unsendable(msgspec.Struct, frozen=True):
-    """What was to be said to a worker or a consumer of the job cannot be sent, as it is too large, say."""
+    """A message to a worker or a consumer of the job cannot be sent, as it is too large, say."""
 
     job: str
     failure: Failure

@@ -1,4 +1,4 @@
-"""What the dispatcher sees of its peers: noted with each input, before anything is decided."""
+"""Observations of the dispatcher's peers, noted with each input, before anything is decided."""
 
 from __future__ import annotations
 

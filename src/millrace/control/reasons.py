@@ -1,4 +1,4 @@
-"""What jobs, consumers and workers do or wait for, in a sentence each."""
+"""Sentences that say what jobs, consumers and workers do or wait for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kept(state: State, job: Job, now: float) -> dict[str, Any] | None:
 
 
 def sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str, Any]:
-    """What the job claims of the workers, and whom it waits for, if it has none."""
+    """Claim of the job on the workers, and whom it waits for, if it has none."""
     found: dict[str, Any] = {"tenant": job.spec.tenant, "priority": job.spec.priority, "share": None, "why": None}
     found |= {"waits_s": None, "waits_for": [], "behind": []}
     division = observed.division
@@ -52,7 +52,7 @@ def sharing(state: State, observed: Observed, job: Job, now: float) -> dict[str,
 def why_job(
     state: State, observed: Observed, job: Job, serving: list[Worker], found: Decision[Bottleneck], now: float
 ) -> str:
-    """What a job does or waits for; while it runs, also its bottleneck."""
+    """Say what a job does or waits for; while it runs, also its bottleneck."""
     name = job.name
     if job.failure is not None:
         return (
@@ -103,7 +103,7 @@ def why_waiting(state: State, observed: Observed, job: Job, others: list[Worker]
 
 
 def why_consumer(job: Job, index: int, now: float) -> str:
-    """What a consumer does or waits for."""
+    """Say what a consumer does or waits for."""
     place = job.consumers[index]
     if place.lost_at is not None:
         return f"its session broke {duration(round(max(0.0, now - place.lost_at)))} ago; its place is kept for a while"
@@ -133,7 +133,7 @@ def files_listed(observed: Observed, job: Job) -> int | None:
 
 
 def why_worker(state: State, worker: Worker, lanes: Sequence[LaneReport], now: float) -> str:
-    """What a worker does or waits for."""
+    """Say what a worker does or waits for."""
     if worker.lost_at is not None:
         return f"its session broke {duration(round(max(0.0, now - worker.lost_at)))} ago; it may come back"
     if worker.draining:
@@ -166,7 +166,7 @@ def _tasks(count: int) -> str:
 
 
 def why_nothing(state: State, observed: Observed, client: str, now: float) -> str:
-    """What a consumer waits for that has had no element yet; empty: it is none."""
+    """Say what a consumer waits for that has had no element yet; empty: it is none."""
     place = state.clients.get(client)
     if place is None:
         return ""

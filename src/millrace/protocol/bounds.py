@@ -38,7 +38,7 @@ class _Beyond(Exception):  # noqa: N818 - turned into a ProtocolError where the 
 
 
 def checker(messages: Any) -> Callable[[Any], None]:
-    """A function that raises ProtocolError if a number in a message is out of bounds.
+    """Make a function that raises ProtocolError if a number in a message is out of bounds.
 
     Args:
         messages: a union of message types, or one of them.
@@ -73,7 +73,7 @@ def _of_struct(kind: type, known: dict[type, Check | None]) -> Check | None:
 
 
 def _of(kind: inspect.Type, known: dict[type, Check | None]) -> Check | None:
-    """The check of values of a type; None if there is no number in them."""
+    """Make the check of values of a type; None if there is no number in them."""
     match kind:
         case inspect.IntType():
             return _whole

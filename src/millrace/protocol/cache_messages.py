@@ -1,4 +1,4 @@
-"""What the dispatcher and workers say to each other about caches; a part of :mod:`millrace.protocol.messages`."""
+"""Messages between the dispatcher and workers about caches; a part of :mod:`millrace.protocol.messages`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreCost(msgspec.Struct, frozen=True):
-    """What a store was measured to take; see :class:`millrace.blocks.store_benchmark.Calibration`.
+    """Measured cost of a store; see :class:`millrace.blocks.store_benchmark.Calibration`.
 
     Attributes:
         memory: bytes of the host that measured it: what is larger is read from the store itself.
@@ -38,7 +38,7 @@ class StoreCost(msgspec.Struct, frozen=True):
 
 
 class CacheUsed(Message, frozen=True, tag="CacheUsed"):
-    """What a run did with a cache point; before it is said how the run ended.
+    """Use that a run made of a cache point; before it is said how the run ended.
 
     Of what it read beside its own it says only what was lost, in another message.
 
@@ -92,7 +92,7 @@ class BlocksKnown(Message, frozen=True, tag="BlocksKnown"):
 
 
 class CacheUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a run does with a cache point.
+    """Use that a run is to make of a cache point.
 
     Attributes:
         node: of the point.

@@ -11,7 +11,7 @@ been given it before). Negative nodes stand for what is no function: see
 
 
 class Poison(msgspec.Struct, frozen=True):
-    """What ended the workers that came to it. ``where``: in words, e.g. ``map(decode) of train/0007.jpg``."""
+    """Element that ended the workers that came to it. ``where``: in words, e.g. ``map(decode) of train/0007.jpg``."""
 
     place: CrashSite
     where: str

@@ -1,4 +1,4 @@
-"""What consumers and workers say to one another on a bulk connection.
+"""Messages of consumers and workers to one another on a data connection.
 
 Everything is pushed: a consumer says once which tasks it wants, grants bytes, and the worker sends as soon as it has.
 
@@ -104,7 +104,7 @@ class Short(BulkMessage, frozen=True, tag="Short"):
 
 
 class FetchLeftovers(BulkMessage, frozen=True, tag="FetchLeftovers"):
-    """What did this task leave to its parent?"""
+    """Ask for what this task left to its parent."""
 
     ref: TaskRef
 

@@ -1,4 +1,4 @@
-"""What a job is, as its consumers say it when they join."""
+"""Specification of a job, as its consumers say it when they join."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_ACCELERATORS = 1024
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a job is: the same for all its consumers.
+    """Specification of a job: the same for all its consumers.
 
     Attributes:
         name: the job's name, unique in the service while the job lives.
@@ -75,7 +75,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def runs_again(self) -> bool:
-        """What is lost with a worker is computed again: it was promised, or an unsharded epoch keeps its length."""
+        """Whether what is lost with a worker is computed again: promised, or an unsharded epoch keeps its length."""
         return self.visitation == "exactly_once" or self.sharding == "off"
 
     @property

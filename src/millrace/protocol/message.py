@@ -1,4 +1,4 @@
-"""What all messages have in common."""
+"""Base of all messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers and consumers say to the dispatcher, and it to them.
+"""Messages of workers and consumers to the dispatcher, and its messages to them.
 
 Every message is a tagged struct; new fields are optional, unknown ones ignored: an older peer can be understood.
 A session (one bidirectional stream) carries them; when it breaks, the peer says hello again with what it holds.
@@ -185,7 +185,7 @@ class SourcesFailed(Message, frozen=True, tag="SourcesFailed"):
 
 
 class JobUnsendable(Message, frozen=True, tag="JobUnsendable"):
-    """What the worker had to say about the job cannot be sent, as it is too large, say: the job cannot go on."""
+    """A message of the worker about the job cannot be sent, as it is too large, say: the job cannot go on."""
 
     job: str
     failure: Failure
@@ -221,7 +221,7 @@ class WorkerWelcome(Message, frozen=True, tag="WorkerWelcome"):
 
 
 class OpenJob(Message, frozen=True, tag="OpenJob"):
-    """What is needed to run tasks of a job; comes before its first lease, and again with ``tables`` once known."""
+    """All that is needed to run tasks of a job; comes before its first lease, and again with ``tables`` once known."""
 
     job: str
     spec: JobSpec

@@ -37,7 +37,7 @@ class Flow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
-    """What one operator did in this worker for this job, so far."""
+    """Work of one operator in this worker for this job, so far."""
 
     node: int
     label: str
@@ -55,7 +55,7 @@ class NodeMeasure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a peer was told, so that the journal of its service has to know it; see ``testimony``.
+    """Facts that a peer was told, so that the journal of its service has to know them; see ``testimony``.
 
     Attributes:
         service: that it is a peer of; empty: of none yet.
@@ -72,10 +72,10 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float = 0.0
 
     def let_in(self, told: Told) -> Told:
-        """The same of a peer that is let in again, be it by another service."""
+        """Facts of a peer that is let in again, be it by another service."""
         known = told.service == self.service
         return Told(told.service, told.life, self.lease, self.epoch, told.at) if known else told
 
     def hears_of(self, lease: int) -> Told:
-        """The same of a peer that hears of a lease."""
+        """Facts of a peer that hears of a lease."""
         return Told(self.service, self.life, max(self.lease, lease), self.epoch, self.at)

@@ -42,7 +42,7 @@ UNBOUNDED = 1 << 62
 
 
 def use_of(tx: Transaction, job: Job, number: int) -> CacheUse | None:
-    """What a task of an epoch that is leased now does about the cache."""
+    """Use of the cache by a task of an epoch that is leased now."""
     point = active(job)
     if point is None:
         return None
@@ -54,7 +54,7 @@ def use_of(tx: Transaction, job: Job, number: int) -> CacheUse | None:
 
 
 def _keeps(state: State, job: Job, point: CachePoint) -> bool:
-    """The job adds to its point, or another one does and this one helps."""
+    """Whether the job adds to its point, or another one does and this one helps."""
     if job.caching.kind == "put":
         return True
     if share_kept(state, job, point) >= 1.0:
@@ -131,7 +131,7 @@ def _give_up(tx: Transaction, names: Iterable[str], reason: str) -> None:
 
 
 def sweep(tx: Transaction) -> None:
-    """Deletes what was given up and nobody reads any more; lists the store if somebody may have added to it."""
+    """Delete what was given up and nobody reads any more; list the store if somebody may have added to it."""
     state = tx.state
     for name, cached in list(state.caches.points.items()):
         if cached.path:  # of the user's own folder, which is theirs to clear; who makes such a block replaces it
@@ -170,7 +170,7 @@ def _list(tx: Transaction, leases: list[int]) -> None:
 
 
 def tell_blocks(tx: Transaction, worker: str, name: str) -> None:
-    """A worker gets a lease that uses a point: it is to know what is kept there, and forget what it knew before."""
+    """Tell a worker that gets a lease what is kept of its point, instead of what it knew before."""
     told = tx.observed.told.setdefault(worker, set())
     if name in told:
         return
@@ -187,7 +187,7 @@ def _announce(tx: Transaction, name: str, names: Iterable[str] = (), gone: Itera
 
 
 def greeted(tx: Transaction, worker: str) -> None:
-    """A session begins: the worker knows nothing yet."""
+    """Note that a worker's session begins: it knows nothing yet."""
     tx.observed.told.pop(worker, None)
     if tx.observed.measuring == worker:
         tx.observed.measuring, tx.observed.measuring_room = "", 0
@@ -197,12 +197,12 @@ def greeted(tx: Transaction, worker: str) -> None:
 
 
 def started(tx: Transaction) -> None:
-    """What is in the store is found out, whatever the journal says."""
+    """Find out what is in the store, whatever the journal says."""
     _list(tx, [lease for lease, held in tx.state.caches.reservations.items() if held.over])
 
 
 def used(tx: Transaction, _worker: str, message: CacheUsed) -> None:
-    """A run says what it did with a point. What is kept is right whether or not the run counted."""
+    """Note what a run did with a point. What it kept is right whether or not the run counted."""
     sight = tx.observed.caching.get(message.job)
     if sight is not None:
         sight.hits += message.hits
@@ -241,7 +241,7 @@ def _published(
 
 
 def listed(tx: Transaction, message: StoreListed) -> None:
-    """The store was listed."""
+    """Hold the state against the store, which was listed."""
     since, tx.observed.listing = tx.observed.listing or set(), None
     if message.blocks is not None:
         _found(tx, message.blocks, message, since)
@@ -274,7 +274,7 @@ def _found(
 
 
 def _fit(tx: Transaction) -> None:
-    """Gives up what is more than there may be, beside what goes anyway."""
+    """Give up what is more than there may be, beside what is evicted anyway."""
     points = tx.state.caches.points.values()
     going = sum(cached.blocks[block].bytes for cached in points if not cached.path for block in cached.evicting)
     over = tx.state.caches.taken - going - tx.state.settings.cache_bytes
@@ -306,7 +306,7 @@ def deleted(tx: Transaction, message: BlocksGone) -> None:
 
 
 def calibrated(tx: Transaction, _worker: str, message: StoreMeasured) -> None:
-    """A worker has measured the store, or could not."""
+    """Note what a worker measured of the store, or that it could not."""
     tx.observed.measuring, tx.observed.measuring_room = "", 0
     if message.cost is not None:
         tx.emit(StoreCalibrated(message.path, message.cost))
@@ -317,7 +317,7 @@ def calibrated(tx: Transaction, _worker: str, message: StoreMeasured) -> None:
 
 
 def _learn(tx: Transaction, message: CacheUsed) -> None:
-    """What reads really take refreshes what was measured; not journalled, as it is never far from it for long."""
+    """Refresh the measured cost by what reads really take; not journalled, as it is never far from it for long."""
     cost = tx.observed.cost or tx.state.caches.costs.get("")
     if cost is not None and message.read_bytes and "@" not in message.place:
         # What one read takes while as many others run as were measured: however many there were, so many of them would

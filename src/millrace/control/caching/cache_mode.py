@@ -28,7 +28,7 @@ _ASKED_FOR = 1.0
 
 
 def usable(state: State, job: Job) -> list[CachePoint]:
-    """The job's points that can be used in this service."""
+    """List the job's points that can be used in this service."""
     return [point for point in job.points if point.fingerprint and (point.path or state.settings.cache)]
 
 
@@ -49,13 +49,13 @@ def others(state: State, job: Job, point: CachePoint) -> dict[str, str]:
 
 
 def known(state: State, job: Job, point: CachePoint) -> list[CachedPoint]:
-    """What is kept of the point that the job may read."""
+    """List what is kept of the point that the job may read."""
     places = (place(job, point), *others(state, job, point))
     return [state.caches.points[name] for name in places if name in state.caches.points]
 
 
 def withheld(state: State, job: Job) -> str:
-    """What other tenants keep of the job's points and it may not read, in words; empty: nothing."""
+    """Say what other tenants keep of the job's points and it may not read; empty: nothing."""
     said = []
     for point in usable(state, job):
         if point.path or point.mode == "compute" or share_kept(state, job, point) >= 1:
@@ -77,14 +77,14 @@ def withheld(state: State, job: Job) -> str:
 
 
 def active(job: Job) -> CachePoint | None:
-    """The point that the job uses now."""
+    """Find the point that the job uses now."""
     if job.caching.kind not in {"put", "get"}:
         return None
     return next((point for point in job.points if point.node == job.caching.node), None)
 
 
 def reused_in(job: Job, number: int) -> int:
-    """The node of the point below which an epoch that is opened now is as the first was; -1: none."""
+    """Node of the point below which an epoch that is opened now is as the first was; -1: none."""
     point = active(job)
     return point.node if point is not None and point.fixed and not point.always and number > 0 else -1
 
@@ -100,7 +100,7 @@ def share_kept(state: State, job: Job, point: CachePoint) -> float:
 
 
 def begin(tx: Transaction, job: Job) -> None:
-    """The job's points are known."""
+    """Choose a mode as the job's points are known."""
     for text in _notices(tx.state, job):
         for consumer in job.consumers:
             tx.to_consumer(job, consumer, Notice(text))
@@ -109,7 +109,7 @@ def begin(tx: Transaction, job: Job) -> None:
 
 
 def _notices(state: State, job: Job) -> list[str]:
-    """What the user should know of points, before anything is decided."""
+    """Sentences that the user should know of points, before anything is decided."""
     found = []
     for point in job.points:
         name = f"{'cache' if point.always else 'autocache'} after {point.label}"
@@ -126,7 +126,7 @@ def _notices(state: State, job: Job) -> list[str]:
 
 
 def epoch_began(tx: Transaction, job: Job) -> None:
-    """A consumer begins an epoch that nobody has begun before."""
+    """Decide anew as a consumer begins an epoch that nobody has begun before."""
     points = usable(tx.state, job)
     if not points:
         return
@@ -154,7 +154,7 @@ def _always(job: Job) -> bool:
 
 
 def _missing(state: State, job: Job, sight: CacheObservation) -> float:
-    """The share of what the job asks of its point that isn't there now: others may have kept what it missed."""
+    """Share of what the job asks of its point that isn't there now: others may have kept what it missed."""
     point = active(job)
     if point is None:
         return 0.0
@@ -165,7 +165,7 @@ def _missing(state: State, job: Job, sight: CacheObservation) -> float:
 
 
 def look(tx: Transaction, job: Job) -> None:
-    """A report of the job's has come: is the profile long enough, does the decision still hold?"""
+    """Look at a report of the job's: is the profile long enough, does the decision still hold?"""
     points = usable(tx.state, job)
     if not points or not job.consumers:
         return
@@ -225,7 +225,7 @@ def _reports(tx: Transaction, job: Job) -> dict[int, ConsumerReport]:
 
 
 def _new_look(tx: Transaction, job: Job, sight: CacheObservation) -> bool:
-    """Takes a look if all consumers that read have got on far enough."""
+    """Take a look if all consumers that read have got on far enough."""
     moved = {}
     for index, report in _reports(tx, job).items():
         if report.batches:
@@ -331,7 +331,7 @@ def _use(tx: Transaction, job: Job, point: CachePoint, whole: int = 0) -> None:
 
 
 def have_measured(tx: Transaction) -> None:
-    """The store is measured once, by a worker: as the service starts, for the first job to know in its first epoch."""
+    """Have a worker measure the store, once: as the service starts, for the first job to know in its first epoch."""
     state = tx.state
     if not state.settings.cache or "" in state.caches.costs or tx.observed.measuring in state.workers:
         return

@@ -1,4 +1,4 @@
-"""What reports say about a job as a whole: how fast it is, and what passed its cache points."""
+"""Profile of a job from reports: how fast it is, and what passed its cache points."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measures(observed: Observed, job: str) -> dict[str, dict[int, NodeMeasure]]:
 
 
 def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> BatchTime | None:
-    """The batch time as all consumers see it now, and with earlier ``looks`` how much it varies."""
+    """Batch time as all consumers see it now, and with earlier ``looks`` how much it varies."""
     reports = []
     for place in job.consumers.values():
         sight = observed.clients.get(place.client)
@@ -49,7 +49,7 @@ def look_at(observed: Observed, job: Job, looks: Iterable[BatchTime] = ()) -> Ba
 
 
 def profile_of(state: State, observed: Observed, job: Job, sight: CacheObservation) -> Profile | None:
-    """What was measured of a job since the profile began; None if not everything is there yet."""
+    """Profile of what was measured of a job since it began; None if not everything is there yet."""
     graph = unpack(job.spec.structure)
     sums = summed(measures(observed, job.name), sight.before)
     look = look_at(observed, job, sight.looks)

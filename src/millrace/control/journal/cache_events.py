@@ -1,4 +1,4 @@
-"""What happened to caches."""
+"""Events of caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class ModeChosen(Event, frozen=True, tag="ModeChosen"):
-    """What the job does about its cache points from now on; fields as in ``CacheMode``."""
+    """The job uses its cache points in this way from now on; fields as in ``CacheMode``."""
 
     job: str
     kind: Kind
@@ -57,7 +57,7 @@ def _point_used(state: State, event: PointUsed) -> None:
 
 
 class BlocksPublished(Event, frozen=True, tag="BlocksPublished"):
-    """They are in the store; some may have been before.
+    """Blocks are in the store; some may have been before.
 
     Attributes:
         lease: they are all that it added; -1: of nobody.
@@ -106,7 +106,7 @@ def _blocks_given_up(state: State, event: BlocksGivenUp) -> None:
 
 
 class BlocksDeleted(Event, frozen=True, tag="BlocksDeleted"):
-    """They are not in the store any more."""
+    """Blocks are not in the store any more."""
 
     place: str
     names: list[str]
@@ -137,7 +137,7 @@ def _promises_kept(state: State, event: PromisesKept) -> None:
 
 
 class StoreCalibrated(Event, frozen=True, tag="StoreCalibrated"):
-    """What reads and writes of a store take."""
+    """Reads and writes of a store take so long."""
 
     path: str
     cost: StoreCost

@@ -1,4 +1,4 @@
-"""What happened to consumers."""
+"""Events of consumers: readers, each the one with the number of its consumer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _consumer_disconnected(state: State, event: ConsumerDisconnected) -> None:
 
 
 class ConsumerLeft(Event, frozen=True, tag="ConsumerLeft"):
-    """It will not come back; its tasks were dropped or moved before."""
+    """A consumer will not come back; its tasks were dropped or moved before."""
 
     job: str
     consumer: int
@@ -91,7 +91,7 @@ def _epoch_began(state: State, event: EpochBegan) -> None:
 
 
 class Progressed(Event, frozen=True, tag="Progressed"):
-    """What a consumer has of its tasks."""
+    """A reader has so much of its tasks."""
 
     job: str
     consumer: int

@@ -1,4 +1,4 @@
-"""What happened to the dispatcher."""
+"""Events of the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.control.state.state import (
 
 
 class DispatcherStarted(Event, frozen=True, tag="DispatcherStarted"):
-    """It began to listen at ``address``: all sessions of its life before, if there was one, have ended.
+    """The dispatcher listens at ``address``: all sessions of its life before, if there was one, have ended.
 
     Attributes:
         at: seconds of the dispatcher's clock, which stands still between two lives.

@@ -1,4 +1,4 @@
-"""What happened to epochs."""
+"""Events of epochs."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _epoch_settled(state: State, event: EpochSettled) -> None:
 
 
 class StepsEnded(Event, frozen=True, tag="StepsEnded"):
-    """Of ranks that are to get equally many elements of the epoch one has no more than ``steps``: all end there."""
+    """One of the ranks that get equally many elements of the epoch has no more than ``steps``: all end there."""
 
     job: str
     epoch: int

@@ -21,7 +21,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Changes(enum.Enum):
-    """What an event may change, so that the index knows which of its answers it ends.
+    """Extent of what an event may change, so that the index knows which of its answers it ends.
 
     Attributes:
         TASKS: tasks of its job, and what workers have in hand: what every task brings.

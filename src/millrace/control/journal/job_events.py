@@ -1,4 +1,4 @@
-"""What happened to jobs."""
+"""Events of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to numbers of workers."""
+"""Events of numbers of workers."""
 
 from __future__ import annotations
 

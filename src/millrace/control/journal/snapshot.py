@@ -115,7 +115,7 @@ _decoder = msgspec.msgpack.Decoder(Snapshot, dec_hook=_task)
 
 
 def taken(state: State) -> Snapshot:
-    """The snapshot of a state; it shares the state's parts."""
+    """Take the snapshot of a state; it shares the state's parts."""
     return Snapshot(**{name: getattr(state, name) for name in Snapshot.__struct_fields__})
 
 
@@ -128,12 +128,12 @@ def plain(state: State) -> dict[str, Any]:
 
 
 def dump(state: State) -> bytes:
-    """The state as msgpack."""
+    """Encode the state as msgpack."""
     return _encoder.encode(taken(state))
 
 
 def load(state: State, data: bytes) -> None:
-    """Gives a fresh state what :func:`dump` wrote.
+    """Give a fresh state what :func:`dump` wrote.
 
     Raises:
         msgspec.MsgspecError: these are not the bytes of a snapshot.
@@ -152,7 +152,7 @@ def load(state: State, data: bytes) -> None:
 
 
 def fill_in(job: Job, read: Callable[[str], bytes]) -> None:
-    """Makes sure of a job's split tables. Snapshots of before left it to these to say what plans are made of.
+    """Make sure of a job's split tables. Snapshots of before left it to these to say what plans are made of.
 
     Args:
         job: of a restored state.

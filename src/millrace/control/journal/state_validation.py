@@ -1,4 +1,4 @@
-"""What must hold of a state after each event: checked in tests and in simulation, not in production."""
+"""Invariants of a state: checked after each event in tests and in simulation, not in production."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InvalidStateError(Exception):
 
 
 def phase_of(state: State, event: Event) -> type:
-    """The phase of the task that an event names; :data:`OVER` if it names none, or one that is not there."""
+    """Find the phase of the task that an event names; :data:`OVER` if it names none, or one that is not there."""
     job = state.jobs.get(getattr(event, "job", ""))
     epoch = None if job is None else job.epochs.get(getattr(event, "epoch", -1))
     task = None if epoch is None else epoch.live.get(getattr(event, "task", -1))

@@ -1,4 +1,4 @@
-"""What happened to tasks."""
+"""Events of tasks."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _task_released(state: State, event: TaskReleased) -> None:
 
 
 class TaskBroke(Event, frozen=True, tag="TaskBroke"):
-    """It failed, and was released; it does not run again, and its job fails once what comes before it was read."""
+    """A task failed, and was released; it does not run again, and its job fails once what comes before it was read."""
 
     job: str
     epoch: int
@@ -203,7 +203,7 @@ def _poison_found(state: State, event: PoisonFound) -> None:
 
 
 class TaskLost(Event, frozen=True, tag="TaskLost"):
-    """What its worker had not sent is not computed again, as the job chose; it is done after this.
+    """The rest of a task is not computed again, as the job chose, since its worker is gone; it is done after this.
 
     Attributes:
         elements: that its readers do not have, at most; -1 if the plan cannot tell.
@@ -223,7 +223,7 @@ def _task_lost(state: State, event: TaskLost) -> None:
 
 
 class TaskMoved(Event, frozen=True, tag="TaskMoved"):
-    """It belongs to another slot from now on; it was released before.
+    """A task belongs to another slot from now on; it was released before.
 
     If it was read to its end it only runs again for its leftovers, and the other slot has nothing to read of it.
 

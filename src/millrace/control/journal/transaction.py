@@ -37,7 +37,7 @@ class Transaction:
         state.index.touched.clear()
 
     def emit(self, event: Event) -> None:
-        """This is so from now on.
+        """Apply an event, and keep it for the journal.
 
         Raises:
             ProtocolError: it could not be journalled; nothing has changed.
@@ -51,7 +51,7 @@ class Transaction:
         self.events.append(event)
 
     def act(self, action: Action) -> None:
-        """The shell is to do this."""
+        """Have the shell do this."""
         self.actions.append(action)
 
     def to_worker(self, worker: str, message: ToWorker) -> None:
@@ -68,7 +68,7 @@ class Transaction:
 
 
 def merged(actions: list[Action]) -> list[Action]:
-    """The same with neighbouring lists for one peer (tasks to read, tasks to forget) as one message."""
+    """Join neighbouring lists for one peer (tasks to read, tasks to forget) to one message."""
     out: list[Action] = []
     last: dict[str, int] = {}
     for action in actions:

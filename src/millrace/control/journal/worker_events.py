@@ -1,4 +1,4 @@
-"""What happened to workers."""
+"""Events of workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _worker_disconnected(state: State, event: WorkerDisconnected) -> None:
 
 
 class WorkerRetiring(Event, frozen=True, tag="WorkerRetiring"):
-    """It wants to leave and gets no more leases. What it has at ``until`` (0: never) goes to others."""
+    """A worker wants to leave and gets no more leases. Its tasks at ``until`` (0: never) go to others."""
 
     worker: str
     until: float = 0.0
@@ -74,7 +74,7 @@ def _worker_released(state: State, event: WorkerReleased) -> None:
 
 
 class WorkerLost(Event, frozen=True, tag="WorkerLost"):
-    """It is gone; its tasks were released or dropped before."""
+    """A worker is gone; its tasks were released or dropped before."""
 
     worker: str
     reason: str
@@ -86,7 +86,7 @@ def _worker_lost(state: State, event: WorkerLost) -> None:
 
 
 class WorkerAssigned(Event, frozen=True, tag="WorkerAssigned"):
-    """It serves this job from now on; ``reason`` is the policy's sentence."""
+    """A worker serves this job from now on; ``reason`` is the policy's sentence."""
 
     worker: str
     job: str
@@ -111,7 +111,7 @@ def _worker_assigned(state: State, event: WorkerAssigned) -> None:
 
 
 class WorkerDismissed(Event, frozen=True, tag="WorkerDismissed"):
-    """It was told to close the job: nothing of it is needed there any more."""
+    """A worker was told to close the job: nothing of it is needed there any more."""
 
     worker: str
     job: str

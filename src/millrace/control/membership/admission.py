@@ -32,7 +32,7 @@ class Refused(Exception):  # noqa: N818 - no error of ours but an answer on its 
 
 
 def versions_differ(settings: Settings, who: str, version: str, python: str) -> str:
-    """The sentence that names both, empty if a peer runs what the dispatcher runs (or doesn't say)."""
+    """Say how the versions differ, naming both; empty if a peer runs what the dispatcher runs (or doesn't say)."""
     theirs = []
     ours = []
     if version and settings.version and version != settings.version:
@@ -87,7 +87,7 @@ def check_spec(settings: Settings, message: JoinJob) -> None:
 
 
 def _wrong_value(spec: JobSpec) -> str:
-    """What is wrong with a field, whatever the others are; empty if nothing is."""
+    """Say what is wrong with a field, whatever the others are; empty if nothing is."""
     for name, value, most in (
         ("num_consumers", spec.num_consumers, MOST_CONSUMERS),
         ("tasks", spec.tasks, MOST_TASKS),
@@ -169,7 +169,7 @@ def same_job(job: Job, spec: JobSpec) -> None:
 
 
 def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, now: float) -> int:
-    """The consumer that the client becomes: the one it was, the one it asks for, or the lowest that is free.
+    """Find the consumer that the client becomes: the one it was, the one it asks for, or the lowest that is free.
 
     A place is taken while its client's session lives, and for one heartbeat more, so that a client whose connection
     broke for a moment finds it free; after that a new client may have it, and goes on where the old one was. If nobody
@@ -223,7 +223,7 @@ def find_place(state: State, job: Job | None, spec: JobSpec, message: JoinJob, n
 def _free_place(
     state: State, job: Job | None, places: Mapping[int, Consumer], count: int | None, now: float
 ) -> int | None:
-    """The lowest place that a client which names none can have; None if all ``count`` are taken."""
+    """Find the lowest place that a client which names none can have; None if all ``count`` are taken."""
     gone = {
         number: place.lost_at
         for number, place in places.items()

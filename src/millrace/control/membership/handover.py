@@ -1,4 +1,4 @@
-"""What a consumer that goes has not read: it becomes others' to read, or it is said that nobody reads it.
+"""Handover of what a consumer that goes has not read: it becomes others' to read, or is said to be unread.
 
 Others get it while they read the epoch, or have still to come to it. In a fixed order nobody gets another's part.
 """
@@ -51,7 +51,7 @@ def _heirs(tx: Transaction, job: Job, number: int, consumer: int) -> list[int]:
 
 
 def report_of(tx: Transaction, place: Consumer, number: int) -> ConsumerReport | None:
-    """What a consumer has said last of an epoch; None if that was of another."""
+    """Find what a consumer has said last of an epoch; None if that was of another."""
     sight = tx.observed.clients.get(place.client)
     report = sight.report if sight is not None else None
     return report if report is not None and report.epoch == number else None
@@ -90,7 +90,7 @@ def record_unused(tx: Transaction, job: Job, consumer: int, place: Consumer, unu
 
 
 def unread_by(tx: Transaction, job: Job, consumer: int, place: Consumer) -> bool:
-    """A consumer has handed nothing out of the epoch that it began last, as far as anybody was told."""
+    """Whether a consumer has handed nothing out of the epoch that it began last, as far as anybody was told."""
     epoch = job.epochs.get(place.epoch)
     if place.epoch < 0 or epoch is None:
         return place.epoch >= 0 and job.tables is None

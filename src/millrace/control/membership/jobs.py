@@ -70,7 +70,7 @@ LEFT = "left"
 
 
 def join(tx: Transaction, item: JoinRequested) -> None:
-    """A client wants to read: create the job or let it join, or refuse with a sentence."""
+    """Let a client read that wants to: create the job or let it join, or refuse with a sentence."""
     message = item.message
     older = testimony.of_consumer(tx.state, message)
     if older:
@@ -123,7 +123,7 @@ def join(tx: Transaction, item: JoinRequested) -> None:
 
 
 def _job_there(tx: Transaction, spec: JobSpec, message: JoinJob) -> tuple[Job | None, str]:
-    """The job that a client joins (None if it begins one, be it in the place of another), and what it is to be told."""
+    """Find the job that a client joins (None if it begins one, be it in another's place), and what to tell it."""
     job = tx.state.jobs.get(spec.name)
     if job is not None and message.states and not same_load(job, message):
         begin_anew(tx, job, message)
@@ -146,7 +146,7 @@ def _job_there(tx: Transaction, spec: JobSpec, message: JoinJob) -> tuple[Job | 
 
 
 def _goes_on(tx: Transaction, job: Job, number: int, message: JoinJob) -> tuple[int, Consumer | None]:
-    """The last epoch begun at the place that a client takes, and whose reading of it breaks off with that, if so."""
+    """Find the last epoch begun at the place that a client takes, and whose reading breaks off with that, if so."""
     known = job.consumers.get(number)
     if known is None:
         if number in missing(job):
@@ -162,7 +162,7 @@ def _goes_on(tx: Transaction, job: Job, number: int, message: JoinJob) -> tuple[
 
 
 def _replaced(tx: Transaction, job: Job, consumer: int, lost: Consumer) -> str:
-    """What is said to a process that goes on in the place of one that was lost; others get what that had not read."""
+    """Give others what a lost process had not read, and word it for the process that goes on in its place."""
     if lost.epoch < 0 or has_ended(tx, lost, lost.epoch):
         return ""
     epoch = job.epochs.get(lost.epoch)
@@ -189,7 +189,7 @@ def refuse(tx: Transaction, client: str, failure: Failure) -> None:
 
 
 def begin_anew(tx: Transaction, job: Job, message: JoinJob) -> None:
-    """The job goes on from saved states: whatever it has become since is void, and who reads it is told so."""
+    """Go on from saved states: whatever the job has become since is void, and who reads it is told so."""
     failure = void(job, message)
     for place in job.consumers.values():
         if place.client != message.client:
@@ -198,7 +198,7 @@ def begin_anew(tx: Transaction, job: Job, message: JoinJob) -> None:
 
 
 def begin_epoch(tx: Transaction, job: Job, consumer: int, message: BeginEpoch) -> None:
-    """A consumer starts reading an epoch; what it had not read of earlier ones is dropped."""
+    """Let a consumer read an epoch; what it had not read of earlier ones is dropped."""
     place = job.consumers[consumer]
     number = place.epoch + 1 if message.epoch is None else message.epoch
     if number < place.epoch:
@@ -240,7 +240,7 @@ def refused_report(tx: Transaction, job: Job, consumer: int, message: ConsumerRe
 
 
 def progressed(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> None:
-    """A consumer says what it has."""
+    """Note what a consumer says that it has."""
     epoch = job.epochs.get(message.epoch)
     if epoch is None:
         return
@@ -263,7 +263,7 @@ def progressed(tx: Transaction, job: Job, consumer: int, message: ConsumerReport
 
 
 def sources_listed(tx: Transaction, worker: str, message: SourcesListed) -> None:
-    """The job can be planned."""
+    """Plan a job whose sources are known."""
     job = tx.state.jobs.get(message.job)
     if job is None or job.lister != worker or message.generation not in (None, job.generation):
         return
@@ -308,13 +308,13 @@ def sources_listed(tx: Transaction, worker: str, message: SourcesListed) -> None
 
 
 def _refused_cache(tx: Transaction, job: Job) -> Failure | None:
-    """The job is not to make again what others keep and it may not read (Cachew 7)."""
+    """Refuse to make again what others keep and the job may not read (Cachew 7)."""
     kept = cache_mode.withheld(tx.state, job) if job.spec.untrusted_cache == "refuse" else ""
     return Failure("AccessDeniedError", f'{kept}; with untrusted_cache="recompute" it is made again') if kept else None
 
 
 def open_message(job: Job) -> OpenJob:
-    """What a worker needs to run the job's tasks."""
+    """Message with what a worker needs to run the job's tasks."""
     return OpenJob(job.name, job.spec, job.seed, job.tables_digest, job.generation)
 
 
@@ -326,7 +326,7 @@ def consumer_lost(tx: Transaction, job: Job, consumer: int) -> None:
 
 
 def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused: int = 0) -> None:
-    """It will not come back: others get what it did not read, unless each reads its own share of a fixed order.
+    """Give others what a consumer that will not come back did not read, unless each has its share of a fixed order.
 
     Args:
         tx: what follows goes there.
@@ -358,7 +358,7 @@ def consumer_gone(tx: Transaction, job: Job, consumer: int, reason: str, unused:
 
 
 def fail_job(tx: Transaction, job: Job, failure: Failure) -> None:
-    """The job is over because of ``failure``; the others go on."""
+    """End the job because of ``failure``; the others go on."""
     tx.emit(JobBroke(job.name, failure))
     for consumer in job.consumers:
         tx.to_consumer(job, consumer, JobFailed(failure))

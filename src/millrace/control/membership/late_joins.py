@@ -30,7 +30,7 @@ def span(seconds: float) -> str:
 
 
 def waits_for_others(job: Job) -> bool:
-    """The job is kept although nobody reads it: something was read, and expected consumers were never seen."""
+    """Whether a job that nobody reads is kept: something was read, and expected consumers were never seen."""
     begun = bool(job.epochs or job.states) or job.newest >= 0
     return begun and bool(missing(job)) and job.failure is None and not job.anonymous
 
@@ -44,7 +44,7 @@ def over_since(state: State, job: Job, now: float) -> str:
 
 
 def another_run(job: Job, spec: JobSpec, message: JoinJob) -> str:
-    """The sentence for who begins a kept job anew; empty if it is a rank that the job is kept for.
+    """Sentence for who begins a kept job anew; empty if it is a rank that the job is kept for.
 
     A consumer that had left in good order and comes when nobody reads is the next run of a training script, and so is
     one that asks for something else.
@@ -65,7 +65,7 @@ def another_run(job: Job, spec: JobSpec, message: JoinJob) -> str:
 
 
 def late_for(state: State, spec: JobSpec, message: JoinJob, now: float) -> str:
-    """The sentence for who begins a job under the name of one that is over and that it may have been part of.
+    """Sentence for who begins a job under the name of one that is over and that it may have been part of.
 
     Raises:
         Refused: it was part of that one without doubt, and what it was to read has gone.
@@ -93,7 +93,7 @@ def late_for(state: State, spec: JobSpec, message: JoinJob, now: float) -> str:
 
 
 def _may_be_late(ended: EndedJob, message: JoinJob, *, older: bool) -> bool:
-    """It is a consumer that the job never had, or a process that was there before the job ended and did not read it."""
+    """Whether a process is a consumer that the job never had, or was there before its end and did not read it."""
     another = older and (message.host, message.pid) not in ended.readers.values()
     return another or (message.consumer is not None and message.consumer not in ended.readers)
 

@@ -1,4 +1,4 @@
-"""What ends workers: found in few steps, so that a job neither runs for ever nor takes all workers down.
+"""Quarantine: what ends workers is found in few steps, so that no job runs for ever or takes all workers down.
 
     deaths of a task   what is suspected                       its next lease
     none               nothing                                 is as any other
@@ -31,7 +31,7 @@ PLANNING_DEATHS = 4
 
 
 def suspect(tx: Transaction, job: Job, number: int, task: int) -> bool:
-    """The worker that ran the task has ended, perhaps because of it; whether that is held against the task."""
+    """Whether the end of the worker that ran a task is held against the task, which is noted."""
     before = len(tx.events)
     live = job.epochs[number].live[task]
     sight = tx.observed.workers.get(live.worker)
@@ -68,7 +68,7 @@ def _convict(tx: Transaction, job: Job, number: int, task: int, poison: Poison) 
 
 
 def planning_died(tx: Transaction, worker: str, reason: str, accused: Container[str]) -> None:
-    """The worker has ended, and perhaps because of what it listed or the sharding function that it asked.
+    """Note that a worker has ended, perhaps because of what it listed or the sharding function that it asked.
 
     Not of ``accused`` jobs, of which it ran a task that may have done it: else an element that ends workers while they
     are asked about the next epoch would be taken for the sharding function.

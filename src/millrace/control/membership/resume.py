@@ -28,7 +28,7 @@ from millrace.protocol.messages import Failure, JoinJob
 
 
 def check_states(message: JoinJob) -> JoinJob:
-    """The message, of the consumer that its state is of.
+    """Complete the message with the consumer that its state is of.
 
     Refuses states that cannot be loaded into the job that it wants, whatever jobs there are.
     """
@@ -75,7 +75,7 @@ def check_awaited(job: Job, message: JoinJob) -> None:
 
 
 def same_load(job: Job, message: JoinJob) -> bool:
-    """The job goes on from these states already, or waits for this one."""
+    """Whether the job goes on from these states already, or waits for this one."""
     states = message.states
     if not job.states or job.failure is not None:
         return False
@@ -146,7 +146,7 @@ def check_data(state: State, job: Job, states: Iterable[Checkpoint]) -> Failure 
 
 
 def void(job: Job, message: JoinJob) -> Failure:
-    """What consumers of the job are told as it begins anew."""
+    """Failure for the consumers of a job that begins anew."""
     who = f"process {message.pid} on {message.host or 'another host'}"
     return Failure(
         "ConsumerConflictError",

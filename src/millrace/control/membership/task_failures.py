@@ -19,7 +19,7 @@ from millrace.protocol.messages import TaskFailed
 
 
 def failed(tx: Transaction, worker: str, message: TaskFailed) -> None:
-    """A task can't run, at this worker or at any."""
+    """Keep a failure that ends its job when its turn comes, or let another worker try."""
     if message.needs and oversized.passed_on(tx, worker, message):
         return
     found = leased_by(tx.state, worker, message.ref, message.lease)

@@ -12,7 +12,7 @@ from millrace.protocol.reports import Told
 
 
 def told(state: State, now: float = 0.0) -> Told:
-    """What a peer that is let in remembers, to say it when it comes back; ``now``: that it was let in is journalled."""
+    """Make what a peer that is let in is to say when it comes back; ``now``: that it was let in is journalled."""
     return Told(state.service, state.life.name, at=now)
 
 
@@ -31,7 +31,7 @@ def of_consumer(state: State, join: JoinJob) -> str:
 
 
 def _counts(state: State, known: Told) -> bool:
-    """It was a peer of this service, and in a life before this one."""
+    """Whether it was a peer of this service, and in a life before this one."""
     return bool(known.service) and known.service == state.service and known.life != state.life.name
 
 

@@ -41,7 +41,7 @@ MISSED_HEARTBEATS = 2
 
 
 def hello(tx: Transaction, message: WorkerHello) -> None:
-    """A worker registers, or is back and says what it holds."""
+    """Register a worker, or compare what one that is back holds with what it should."""
     settings = tx.state.settings
     who = f"worker {message.worker} (process {message.pid} on {message.host or 'an unnamed host'})"
     differ = versions_differ(settings, who, message.version, message.python)
@@ -89,7 +89,7 @@ def hello(tx: Transaction, message: WorkerHello) -> None:
 
 
 def _ask_again(tx: Transaction, worker: Worker) -> None:
-    """What it was told before its session broke, and may not have heard."""
+    """Repeat what a worker was told before its session broke, and may not have heard."""
     if worker.released:
         tx.to_worker(worker.id, StopWorker("nothing of it is needed any more"))
     for job in tx.state.jobs.values():
@@ -102,7 +102,7 @@ def _ask_again(tx: Transaction, worker: Worker) -> None:
 
 
 def started(tx: Transaction, address: str, drawn: str) -> None:
-    """The dispatcher listens (again). Whoever had a session with it before looks for it, where it was then."""
+    """Begin to listen (again). Whoever had a session before looks for the dispatcher where it was then."""
     state = tx.state
     patience = state.settings.return_s if address == state.address else 0.0
     tx.emit(DispatcherStarted(address, tx.now, tx.now + patience, state.service or drawn, drawn))
@@ -117,7 +117,7 @@ def session_lost(tx: Transaction, name: str) -> None:
 
 
 def lost(tx: Transaction, worker: Worker, reason: str) -> None:
-    """It is gone; all it had goes to others."""
+    """Give others all that a worker had which is gone."""
     held = [*worker.unfinished.values(), *worker.kept.values()]
     accused = set()
     tx.emit(WorkerDisconnected(worker.id, tx.now))
@@ -137,7 +137,7 @@ def lost(tx: Transaction, worker: Worker, reason: str) -> None:
 
 
 def leaving(tx: Transaction, name: str, message: WorkerLeaving) -> None:
-    """It wants to leave in good order."""
+    """Let a worker leave in good order that wants to."""
     worker = tx.state.workers[name]
     if not worker.draining:  # who comes back says so again, and has no more time for that
         tx.emit(WorkerRetiring(name, tx.now + message.within_s if message.within_s else 0.0))
@@ -145,7 +145,7 @@ def leaving(tx: Transaction, name: str, message: WorkerLeaving) -> None:
 
 
 def drain(tx: Transaction, name: str, within_s: float) -> None:
-    """It is not needed any more, and is to leave in good order."""
+    """Have a worker leave in good order that is not needed any more."""
     tx.emit(WorkerRetiring(name, tx.now + within_s))
     _hand_over(tx, name)
 

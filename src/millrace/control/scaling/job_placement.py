@@ -36,12 +36,12 @@ def wanted(state: State, job: Job) -> int | None:
 
 
 def at_home(state: State, job: Job) -> bool:
-    """The job uses its local workers alone; where that is its own choice, as long as they serve all its consumers."""
+    """Whether the job uses its local workers alone; by its own choice only while they serve all its consumers."""
     return job.spec.target_workers == "local" or (job.home is not None and local_first(state, job))
 
 
 def local_first(state: State, job: Job) -> bool:
-    """The job uses the service's workers only for what its local ones cannot do."""
+    """Whether the job uses the service's workers only for what its local ones cannot do."""
     return job.spec.target_workers == "auto" and state.index.serving.locals[job.name] > 0 and _all_near(state, job)
 
 
@@ -79,7 +79,7 @@ def came(tx: Transaction, job: Job) -> dict[int, tuple[Flow, Flow]]:
 
 
 def look(tx: Transaction, job: Job, sight: ScalingObservation, readings: Mapping[int, Reading], waits: float) -> bool:
-    """A look at the job is over: whether that changes where it runs."""
+    """Decide after a look at the job where it runs; whether that has changed."""
     if not local_first(tx.state, job):
         return False
     if job.home is not None:
@@ -135,7 +135,7 @@ def _ready(tx: Transaction, job: Job, workers: list[Worker]) -> int:
 
 
 def _go_home(tx: Transaction, job: Job, remote: list[Worker], reason: str) -> None:
-    """What lies at the other end of the link is computed again here: it would be waited for longer."""
+    """Compute here again what lies at the other end of the link: it would be waited for longer."""
     tx.emit(HomeChosen(job.name, True, reason, tx.now))
     for worker in remote:
         for name, number, task in [*worker.unfinished.values(), *worker.kept.values()]:

@@ -34,7 +34,7 @@ def scales(state: State) -> bool:
 
 
 def begin(tx: Transaction, job: Job) -> None:
-    """The job's sources are known: it begins with what one of its kind had in the end."""
+    """Begin with what a job of its kind had in the end, once the job's sources are known."""
     if (
         job.scaling is not None
         or job.tables is None
@@ -48,7 +48,7 @@ def begin(tx: Transaction, job: Job) -> None:
 
 
 def heard(tx: Transaction, job: Job, consumer: int, report: ConsumerReport) -> None:
-    """A consumer says how it reads."""
+    """Note how a consumer reads, and decide when a look is over."""
     begin(tx, job)  # local workers may have come since
     if job.scaling is None or job.failure is not None:
         return
@@ -113,7 +113,7 @@ def _chosen(tx: Transaction, job: Job, found: Scale | Other, reason: str) -> Non
 
 
 def _limits(tx: Transaction, job: Job) -> Limits:
-    """Of all workers: its local ones, which it has in any case, and those of the service."""
+    """Limits of all workers: its local ones, which it has in any case, and those of the service."""
     state = tx.state
     local = state.index.serving.locals[job.name]
     others = state.settings.most_workers if scales(state) else len(state.index.serving.workers)
@@ -133,7 +133,7 @@ def _limits(tx: Transaction, job: Job) -> Limits:
 
 
 def _mark(tx: Transaction, job: Job, sight: ScalingObservation) -> None:
-    """What comes from here on counts."""
+    """Begin a look: what comes from here on counts."""
     sight.came = job_placement.came(tx, job)
     sight.readings = {
         consumer: Reading(reading.epoch, reading.pace, [], reading.arrived)
@@ -149,7 +149,7 @@ def _mark(tx: Transaction, job: Job, sight: ScalingObservation) -> None:
 
 
 def _read(sight: ScalingObservation, consumer: int, report: ConsumerReport) -> None:
-    """Adds what the consumer has read since its last report."""
+    """Add what the consumer has read since its last report."""
     reading = sight.readings.get(consumer, Reading())
     pace, then = report.pace, reading.pace
     if report.epoch != reading.epoch or pace.elements < then.elements:

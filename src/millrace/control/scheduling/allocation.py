@@ -69,7 +69,7 @@ def divide(tx: Transaction) -> Division:
 
 
 def _with_work(tx: Transaction, names: AbstractSet[str]) -> set[str]:
-    """Those of these jobs, which nobody serves, that have use for a worker."""
+    """Subset of these jobs, which nobody serves, that have use for a worker."""
     state, workers = tx.state, tx.state.index.serving.workers
     if not names or not workers:
         return set()
@@ -81,7 +81,7 @@ def _with_work(tx: Transaction, names: AbstractSet[str]) -> set[str]:
 
 
 def _admits(tx: Transaction, job: Job, worker: Worker) -> bool:
-    """The job and its tenant may have this worker, besides the others that they have.
+    """Whether the job and its tenant may have this worker, besides the others that they have.
 
     What is a worker's share can be run by no other, so it comes back to it in any case.
     """
@@ -91,7 +91,7 @@ def _admits(tx: Transaction, job: Job, worker: Worker) -> bool:
 
 
 def _too_small(tx: Transaction, job: Job, worker: Worker) -> bool:
-    """The last place of the job's tenant is for a larger worker, which is free: a job that had less waits for that."""
+    """Whether the tenant's last place is for a larger worker, which is free: a job that had less waits for that."""
     tenant, jobs, crew = job.spec.tenant, tx.state.jobs, tx.state.index.serving
     quota = tx.state.settings.quotas.get(tenant)
     if quota is None or sum(other is not worker for other in _of_tenant(tx, tenant)) < quota - 1:
@@ -112,13 +112,13 @@ def _owns(job: Job, worker: Worker) -> bool:
 
 
 def _at_target(tx: Transaction, job: Job, besides: Worker | None = None) -> bool:
-    """The job has all the workers that it wants."""
+    """Whether the job has all the workers that it wants."""
     most = wanted(tx.state, job)
     return most is not None and sum(worker is not besides for worker in _workers_of(tx, job)) >= most
 
 
 def _full(tx: Transaction, tenant: str, besides: Worker | None = None) -> bool:
-    """The tenant has all the workers that it may have."""
+    """Whether the tenant has all the workers that it may have."""
     quota = tx.state.settings.quotas.get(tenant)
     return quota is not None and sum(worker is not besides for worker in _of_tenant(tx, tenant)) >= quota
 

@@ -36,17 +36,17 @@ def unread_cap(tx: Transaction, job: Job, worker: Worker) -> int:
 
 
 def planning(job: Job, worker: Worker) -> bool:
-    """The worker lists the job's sources or chooses its shares."""
+    """Whether the worker lists the job's sources or chooses its shares."""
     return job.lister == worker.id or any(epoch.chooser == worker.id for epoch in job.epochs.values())
 
 
 def runnable(tx: Transaction, job: Job, worker: Worker) -> bool:
-    """The job has something for this worker to do now, the next epoch's preparation aside."""
+    """Whether the job has something for this worker to do now, the next epoch's preparation aside."""
     return fits(job, worker) and _has_work(tx, job, worker, serves=worker.job == job.name)
 
 
 def having_work(tx: Transaction, worker: Worker, names: AbstractSet[str]) -> set[str]:
-    """Those of these jobs that have something to do for a worker of another job that wants to have as much in hand.
+    """Subset of these jobs with something to do for a worker of another job that wants to have as much in hand.
 
     Left out are those whose sharding fixes which worker runs what: they have to be asked about each worker. Jobs of
     which nothing has changed since they were looked at are not looked at again.
@@ -60,7 +60,7 @@ def having_work(tx: Transaction, worker: Worker, names: AbstractSet[str]) -> set
 
 
 def able_to_take(tx: Transaction, names: list[str]) -> list[str]:
-    """Those of these jobs that have something for some worker of other jobs; left out are the same."""
+    """Subset of these jobs with something for some worker of other jobs; left out are the same."""
     crew = tx.state.index.serving
     if not names or not crew.workers:
         return []
@@ -89,6 +89,6 @@ def _has_work(tx: Transaction, job: Job, worker: Worker, *, serves: bool) -> boo
 
 
 def unowned(job: Job) -> bool:
-    """An epoch that is read waits for its shares to be fixed."""
+    """Whether an epoch that is read waits for its shares to be fixed."""
     last = job.newest
     return any(n <= last and not epoch.owners and not epoch.settled for n, epoch in job.epochs.items())

@@ -22,7 +22,7 @@ _NAMED = 8
 
 
 def started(tx: Transaction) -> None:
-    """The dispatcher begins, perhaps anew: so many workers are to be there."""
+    """Ask for as many workers as are to be there when the dispatcher begins, perhaps anew."""
     state = tx.state
     if scales(state):
         if not state.fleet.at:
@@ -51,7 +51,7 @@ def end_unregistered(tx: Transaction, running: list[str]) -> None:
 
 
 def resize(tx: Transaction) -> None:
-    """As many workers as the jobs are to have together, within the limits."""
+    """Ask for as many workers as the jobs are to have together, within the limits."""
     state, settings = tx.state, tx.state.settings
     if not scales(state):
         return
@@ -98,6 +98,6 @@ def _dismiss(tx: Transaction) -> None:
 
 
 def _owns(state: State, worker: Worker) -> bool:
-    """A share of an epoch is the worker's: who runs what is fixed until its end."""
+    """Whether a share of an epoch is the worker's: who runs what is fixed until its end."""
     sharded = [job for job in state.jobs.values() if by_worker(job)]
     return any(worker.id in epoch.owners for job in sharded for epoch in job.epochs.values())

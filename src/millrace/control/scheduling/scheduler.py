@@ -117,7 +117,7 @@ def _plan(tx: Transaction, job: Job) -> None:
 
 
 def sharding_chosen(tx: Transaction, worker: str, message: ShardingChosen) -> None:
-    """The user's function has said who runs what; held against what can be."""
+    """Fix shares as the user's function says, if they can be so."""
     job = tx.state.jobs.get(message.job)
     epoch = job.epochs.get(message.epoch) if job is not None else None
     if job is None or epoch is None or epoch.chooser != worker:
@@ -173,13 +173,13 @@ def _with_room(tx: Transaction, job: Job, barred: Collection[str]) -> list[Worke
 
 
 def _by_room(job: Job, workers: list[Worker]) -> list[Worker]:
-    """Those with the least in hand first, but local ones before all others, unless any will do."""
+    """Sort by what is in hand, the least first, but local ones before all others, unless any will do."""
     alike = job.spec.target_workers == "any"
     return sorted(workers, key=lambda worker: (not (alike or worker.pinned_job), len(worker.unfinished), worker.id))
 
 
 def _alike(tx: Transaction, job: Job) -> bool:
-    """What one of the job's workers could run, any other could."""
+    """Whether any of the job's workers could run what any other could."""
     return not by_worker(job) and job.name not in tx.state.index.serving.local
 
 
@@ -218,7 +218,7 @@ def _make_room(tx: Transaction, job: Job, workers: list[Worker], slot: int) -> N
 
 
 def _runs_for(job: Job, worker: Worker, slot: int) -> bool:
-    """The worker has a task in hand for this slot."""
+    """Whether the worker has a task in hand for this slot."""
     held = worker.unfinished.values()
     mine = (job.epochs[number].live[task] for name, number, task in held if name == job.name)
     return any(task.slot == slot for task in mine)
@@ -241,7 +241,7 @@ def _lease_one(tx: Transaction, job: Job, worker: Worker, workers: list[Worker])
 
 
 def _greedy(job: Job, slot: int, found: Candidate) -> bool:
-    """The task is of an epoch that nobody has begun, and others have been dealt fewer tasks of it.
+    """Whether the task is of an epoch that nobody has begun, and other slots have been dealt fewer tasks of it.
 
     Who is first, be it by a moment, is not to find all of a small epoch prepared for it alone.
     """

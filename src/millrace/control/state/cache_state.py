@@ -1,4 +1,4 @@
-"""What is kept in caches, and what is promised of their room: plain values, a part of the state."""
+"""State of caches: what is kept, and what room is reserved. Plain values, a part of the state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from millrace.protocol.cache_messages import KeptBlock, StoreCost
 
 
 class Use(msgspec.Struct):
-    """What a point is worth to a job; see :class:`millrace.policies.caching.eviction.PointUse`."""
+    """Worth of a point to a job; see :class:`millrace.policies.caching.eviction.PointUse`."""
 
     saves: float
     last: float
 
 
 class CachedPoint(msgspec.Struct):
-    """What one writer has kept of one point.
+    """Blocks that one writer has kept of one point.
 
     Attributes:
         label: of the operator whose output it is.
@@ -58,7 +58,7 @@ class CachedPoint(msgspec.Struct):
 
 
 class Reservation(msgspec.Struct, array_like=True):
-    """What a lease may read and write.
+    """Room of a lease in caches, and what it may read.
 
     Attributes:
         place: of the point; there it may add
@@ -74,7 +74,7 @@ class Reservation(msgspec.Struct, array_like=True):
 
 
 class Caches(msgspec.Struct):
-    """All of it.
+    """All points of which something is kept, with reservations of room and costs of stores.
 
     Attributes:
         points: by place (:func:`place_of`).
@@ -104,7 +104,7 @@ class Caches(msgspec.Struct):
 
 
 class CacheMode(msgspec.Struct, frozen=True):
-    """What a job does about its cache points.
+    """Use that a job makes of its cache points.
 
     Attributes:
         kind: see :class:`millrace.policies.caching.autocache.Mode`.
@@ -141,6 +141,6 @@ def place_of(fingerprint: str, path: str, writer: str) -> str:
 
 
 def split_place(place: str) -> tuple[str, str, str]:
-    """The fingerprint of a place, the name of its folder in the store, and the path of that."""
+    """Split a place into its fingerprint, the name of its folder in the store, and the path of that."""
     folder, _, path = place.partition("@")
     return folder.partition("-")[0], folder, path

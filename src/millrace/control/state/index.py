@@ -31,7 +31,7 @@ class StaleIndexError(Exception):
 
 
 class StateIndex:
-    """What follows from a state.
+    """Answers that follow from a state.
 
     Args:
         state: of the dispatcher.
@@ -53,7 +53,7 @@ class StateIndex:
 
     @property
     def serving(self) -> ServingIndex:
-        """Who serves what, as it is now."""
+        """Index of who serves what, as it is now."""
         if self._serving is None:
             self._serving = ServingIndex(self._state.jobs, self._state.workers)
         return self._serving

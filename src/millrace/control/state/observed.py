@@ -1,4 +1,4 @@
-"""What peers report about themselves: looked at when deciding, never journalled."""
+"""Observations: what peers report about themselves; looked at when deciding, never journalled."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ClientObservation(msgspec.Struct):
 
 
 class CacheObservation(msgspec.Struct):
-    """What is seen of a job for the sake of its caches; begins anew with each of its modes.
+    """Observation of a job for the sake of its caches; begins anew with each of its modes.
 
     Attributes:
         regime: of what follows; None: nothing was measured yet.
@@ -87,7 +87,7 @@ class CacheObservation(msgspec.Struct):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a consumer has read: ``pace`` of an epoch as it said last, and ``lots`` of it, since a mark.
+    """Progress of a consumer: ``pace`` of an epoch as it said last, and ``lots`` of it, since a mark.
 
     Attributes:
         arrived: elements of the epoch that it had, by then; ``came``: those of all epochs since the mark.
@@ -101,7 +101,7 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Since the mark."""
+        """Elements since the mark."""
         return sum([lot.elements for lot in self.lots])
 
     @property
@@ -111,12 +111,12 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def waited_s(self) -> float:
-        """Of these, those that the consumer waited."""
+        """Seconds of these that the consumer waited."""
         return sum([lot.waited_s for lot in self.lots])
 
 
 class ScalingObservation(msgspec.Struct):
-    """What is seen of a job for the sake of its number of workers.
+    """Observation of a job for the sake of its number of workers.
 
     Attributes:
         regime: of what was read since the mark; None: nothing was.
@@ -136,7 +136,7 @@ class ScalingObservation(msgspec.Struct):
 
 
 class ResourceUsage(msgspec.Struct):
-    """What an epoch took.
+    """Resources that an epoch took.
 
     Attributes:
         worker_s: seconds of workers that served the job; ``consumer_s``: of its consumers.
@@ -158,7 +158,7 @@ class ResourceUsage(msgspec.Struct):
 
 
 class EpochObservation(msgspec.Struct):
-    """What is seen of an epoch of a job.
+    """Observation of an epoch of a job.
 
     Attributes:
         began: when a consumer first said that it reads it, and ``share`` the part of it that had been read then.
@@ -174,12 +174,12 @@ class EpochObservation(msgspec.Struct):
 
     @property
     def elements(self) -> int:
-        """That were handed out, to all consumers together."""
+        """Elements that were handed out, to all consumers together."""
         return sum(count for count, _ in self.read.values())
 
     @property
     def pace(self) -> Pace:
-        """Of all consumers together."""
+        """Pace of all consumers together."""
         paces = [pace for _, pace in self.read.values()]
         return Pace(
             sum(pace.elements for pace in paces),
@@ -189,7 +189,7 @@ class EpochObservation(msgspec.Struct):
 
 
 class JobObservation(msgspec.Struct):
-    """What is seen of a job.
+    """Observation of a job.
 
     Attributes:
         began: when, and ``lease``: no lease below is of this job, but of another one that had its name.
@@ -205,7 +205,7 @@ class JobObservation(msgspec.Struct):
 
 
 class FinishedJob(msgspec.Struct, frozen=True):
-    """What became of a job.
+    """Summary of a job that is over.
 
     Attributes:
         name: of the job.

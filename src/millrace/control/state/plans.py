@@ -12,7 +12,7 @@ from millrace.planning.split_table import TableSummary
 
 
 class PlanLike(Divisible, Protocol):
-    """What is used of :class:`millrace.planning.plan.Plan`."""
+    """Part of :class:`millrace.planning.plan.Plan` that is used here."""
 
     @property
     def mains(self) -> int | None:
@@ -61,4 +61,4 @@ class Planner(Protocol):
         ranks: int | None,
         pieces: Sequence[Piece],
     ) -> PlanLike:
-        """The plan of a graph over these tables."""
+        """Make the plan of a graph over these tables."""

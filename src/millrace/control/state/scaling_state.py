@@ -13,7 +13,7 @@ REMEMBERED = 1000
 
 
 class Scaling(msgspec.Struct, frozen=True):
-    """What a job is to have.
+    """Workers that a job is to have.
 
     Attributes:
         scale: where the search has come to; of another policy only the number, and whether it is settled.

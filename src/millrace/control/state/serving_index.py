@@ -1,4 +1,4 @@
-"""Who serves what: derived from the state, so that it need not be worked out for each decision."""
+"""Index of who serves what: derived from the state, so that it need not be worked out for each decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ServingIndex:
-    """Who serves what, looked up for many decisions before it changes.
+    """Workers by job, looked up for many decisions before they change.
 
     Attributes:
         workers: those of the service that can be given something, by id.
@@ -52,7 +52,7 @@ class ServingIndex:
         return [*self.local.get(job, ()), *self.by_job.get(job, ())]
 
     def perhaps_with_room(self, job: str) -> dict[str, Worker]:
-        """Those that serve the job, but for such as were found to have as much in hand as they want, by id.
+        """Workers that serve the job, by id, but for such as were found to have as much in hand as they want.
 
         Whoever finds that out takes them away; they are back as soon as :meth:`hands_changed`.
         """
@@ -62,7 +62,7 @@ class ServingIndex:
         return known
 
     def hands_changed(self, worker: Worker) -> None:
-        """The worker has got something to run, or has it no more, or wants to have more of it."""
+        """Note that the worker has got something to run, or has it no more, or wants to have more of it."""
         if worker.id not in self._servers:
             return
         if worker.job in self._with_room:
@@ -74,10 +74,10 @@ class ServingIndex:
 
 
 def fits(job: Job, worker: Worker) -> bool:
-    """What the job is known to put out is not too large for the worker."""
+    """Whether what the job is known to put out is not too large for the worker."""
     return worker.buffer_bytes >= job.needs
 
 
 def _is_there(worker: Worker) -> bool:
-    """It can be given something."""
+    """Whether the worker can be given something."""
     return worker.lost_at is None and not worker.draining

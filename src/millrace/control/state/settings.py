@@ -1,4 +1,4 @@
-"""What the operator of a dispatcher has set."""
+"""Settings by the operator of a dispatcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.policies.scaling.scaling_policies import Kind
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the dispatcher is set to; times in seconds.
+    """Settings of the dispatcher; times in seconds.
 
     Attributes:
         version: millrace's, that of all processes of the service.

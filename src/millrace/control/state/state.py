@@ -1,4 +1,4 @@
-"""What the dispatcher knows, and how events change it.
+"""State of the dispatcher: what it knows, and what follows from events alone.
 
 Plain structs. Events alone change them (:mod:`millrace.control.journal.replay`); decisions read them freely.
 Everything here follows from the events, so that replaying a journal gives an equal state; plans are derived, and cached
@@ -173,7 +173,7 @@ class Epoch(msgspec.Struct):
         return [task for task in self.unread.get(slot, ()) if not self.live[task].readers[reader].complete]
 
     def over(self, task: int) -> bool:
-        """The task was read before the epoch was resumed."""
+        """Whether the task was read before the epoch was resumed."""
         at = task - self.low
         return at < 0 or (at >> 3 < len(self.later) and bool(self.later[at >> 3] >> (at & 7) & 1))
 
@@ -287,12 +287,12 @@ class Job(msgspec.Struct):
 
     @property
     def kind(self) -> str:
-        """What makes two jobs alike: the pipeline, and the name, if the user gave one."""
+        """Key that makes two jobs alike: the pipeline, and the name, if the user gave one."""
         return f"{self.digest} {'' if self.anonymous else self.name}"
 
 
 class EndedJob(msgspec.Struct, frozen=True):
-    """What is remembered of a job that is over: who comes under its name may be late.
+    """Record of a job that is over: who comes under its name may be late.
 
     Attributes:
         at: when it was removed, for this reason.
@@ -376,7 +376,7 @@ class State:
         ranks: int | None,
         pieces: Sequence[Piece] = (),
     ) -> PlanLike:
-        """A plan of a job, for so many ranks, of these pieces of an epoch (empty: all of it).
+        """Make a plan of a job, for so many ranks, of these pieces of an epoch (empty: all of it).
 
         Raises:
             PipelineError: if it can't be planned.
@@ -385,7 +385,7 @@ class State:
         return planner(unpack(spec.structure), tables, tasks=spec.tasks, seed=seed, ranks=ranks, pieces=pieces)
 
     def plan(self, job: Job, number: int | None = None) -> PlanLike:
-        """The plan of a job whose tables are known: that of an epoch; None: of those that were not resumed."""
+        """Plan of a job whose tables are known: that of an epoch; None: of those that were not resumed."""
         epoch = job.epochs.get(number) if number is not None else None
         own = number if epoch is not None and epoch.pieces else None
         key = (job.name, job.created, own)

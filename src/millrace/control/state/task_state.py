@@ -85,7 +85,7 @@ Phase = Waiting | Failed | Running | Finished
 
 
 class ReaderProgress(msgspec.Struct):
-    """What one reader of a task has of it.
+    """Progress of one reader of a task.
 
     Attributes:
         start: number of its first output: others had those before and are gone, or a state says that they were read.
@@ -179,7 +179,7 @@ class TaskState:
 
     @property
     def finished(self) -> bool:
-        """It ran to its end, and its worker is still there."""
+        """Whether it ran to its end, and its worker is still there."""
         return type(self.phase) is Finished
 
 

@@ -46,7 +46,7 @@ def open_epoch(tx: Transaction, job: Job, number: int) -> None:
 
 
 def _resumed(state: State, job: Job) -> EpochResumed:
-    """The epoch that the job's states lead to, without what was read of it."""
+    """Event that opens the epoch to which the job's states lead, without what was read of it."""
     merged = merge(list(job.states.values()))
     there = [each for each in job.states.values() if each.epoch == merged.epoch]
     # Who of equal ranks has seen the end knows that the others have no more either.
@@ -63,7 +63,7 @@ def _resumed(state: State, job: Job) -> EpochResumed:
 
 
 def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over: bool) -> EpochResumed:
-    """The same where counts are known: on as many ranks each reads on; else what is left is divided among these."""
+    """Event that does so where counts are known: on as many ranks each reads on; else what is left is divided."""
     former, ranks = plan_of_state(state, job, saved), job.spec.ranks
     done, begun = merged.tasks_done(), dict(merged.begun)
     if ranks is not None and saved.shares == ranks and not over and is_even(former, done, begun, ranks):
@@ -78,7 +78,7 @@ def _divided(state: State, job: Job, merged: Merged, saved: Checkpoint, *, over:
 
 
 def plan_of_state(state: State, job: Job, saved: Checkpoint) -> PlanLike:
-    """The plan that the tasks in a state are numbered by."""
+    """Plan that the tasks in a state are numbered by."""
     if saved.pieces or saved.shares != (job.spec.ranks or 0 if job.equal else 0):
         assert job.tables is not None
         return state.make_plan(job.spec, job.seed, job.tables, ranks=saved.shares or None, pieces=saved.pieces)

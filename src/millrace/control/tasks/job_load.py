@@ -1,4 +1,4 @@
-"""What reports say of a job's pipeline, for who asks how it fares and what keeps it from being faster."""
+"""Load of a job's pipeline from reports, for who asks how it fares and what keeps it from being faster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Nodes = dict[int, NodeMeasure]
 
 
 class Window(msgspec.Struct, frozen=True):
-    """What the workers of a job did lately, as far as they have reported.
+    """Work of a job's workers lately, as far as they have reported.
 
     Attributes:
         nodes: by node, what its operators did, in all workers together.
@@ -44,7 +44,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def window_of(observed: Observed, job: str) -> Window:
-    """What the workers of a job did in the last ``WINDOW_S`` seconds or a little more.
+    """Work of a job's workers in the last ``WINDOW_S`` seconds or a little more.
 
     Of a job that has not been here for so long: since its beginning.
     """
@@ -65,7 +65,7 @@ def window_of(observed: Observed, job: str) -> Window:
 
 
 def load_of(state: State, observed: Observed, job: Job, window: Window, planned: int = 0, requested: int = 0) -> Load:
-    """What is known of a job's bottleneck.
+    """Load of a job, from which its bottleneck follows.
 
     Args:
         state: of the dispatcher.
@@ -102,7 +102,7 @@ def delayed(cpu_s: float, delayed_s: float) -> float:
 
 
 def operators_of(nodes: Nodes, reads: Container[int], sequential: Container[int]) -> list[Operator]:
-    """What the operators of a graph did, from the source to the last; see :func:`kinds`."""
+    """Work of a graph's operators, from the source to the last; see :func:`kinds`."""
     return [
         Operator(
             each.label,
@@ -119,7 +119,7 @@ def operators_of(nodes: Nodes, reads: Container[int], sequential: Container[int]
 
 
 def operator_rows(nodes: Nodes, lately: Nodes, seconds: float) -> list[dict[str, Any]]:
-    """What the operators of a graph did in all, from the source to the last, and how they fare.
+    """Work of a graph's operators in all, from the source to the last, and how they fare.
 
     Args:
         nodes: what they did in all.
@@ -164,7 +164,7 @@ def _wall_s(measure: NodeMeasure) -> float:
 
 
 def _before(report: WorkerReport, then: WorkerReport | None) -> WorkerReport:
-    """The report to begin at: ``then``, or an empty one if the pipeline was loaded anew since."""
+    """Choose the report to begin at: ``then``, or an empty one if the pipeline was loaded anew since."""
     nodes = {each.node: each.elements for each in then.nodes} if then is not None else {}
     anew = any(each.elements < nodes.get(each.node, 0) for each in report.nodes)
     return WorkerReport() if then is None or anew else then
@@ -190,7 +190,7 @@ def _lane_since(now: LaneReport, then: LaneReport | None) -> LaneReport:
 
 
 def _cores(state: State, worker: Worker, observed: Observed) -> int:
-    """That a worker may keep busy: its own choice, and of its host's no more than what falls to it."""
+    """Count cores that a worker may keep busy: its own choice, and of its host's no more than what falls to it."""
     beside = sum(other.host == worker.host and other.lost_at is None for other in state.workers.values())
     sight = observed.workers.get(worker.id)
     chosen = sight.report.cores if sight is not None and sight.report is not None else 0

@@ -22,12 +22,12 @@ FINISHED = 20
 
 
 def begun(tx: Transaction, job: Job) -> None:
-    """A job begins."""
+    """Begin to observe a job."""
     tx.observed.progress[job.name] = JobObservation(tx.now, tx.state.next_lease)
 
 
 def reported(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) -> None:
-    """A consumer says how much of an epoch it has read."""
+    """Note how much of an epoch a consumer says that it has read."""
     epoch = _epoch(tx, job, message.epoch)
     if epoch is not None and not epoch.read:
         epoch.began, epoch.share = tx.now, share_of(tx.state, job, message.epoch) or 0.0
@@ -36,7 +36,7 @@ def reported(tx: Transaction, job: Job, consumer: int, message: ConsumerReport) 
 
 
 def computed(tx: Transaction, message: TaskFinished) -> None:
-    """A task ran to its end; what its operators gave counts once, however often it runs."""
+    """Count what the operators gave in a task that ran to its end, once, however often it runs."""
     job = tx.state.jobs.get(message.ref.job)
     if job is None or not _dealt(tx, job, message.ref.epoch, message.ref.task):
         return
@@ -51,7 +51,7 @@ def computed(tx: Transaction, message: TaskFinished) -> None:
 
 
 def _dealt(tx: Transaction, job: Job, number: int, task: int) -> bool:
-    """The task may have been leased, and be over by now: what is counted takes a bit for each task below it."""
+    """Whether the task may have been leased, and be over by now: what is counted takes a bit for each task below it."""
     epoch = job.epochs.get(number)
     if epoch is not None:
         return task in epoch.live or task < max(epoch.cursors.values(), default=0)
@@ -60,7 +60,7 @@ def _dealt(tx: Transaction, job: Job, number: int, task: int) -> bool:
 
 
 def _epoch(tx: Transaction, job: Job, number: int) -> EpochObservation | None:
-    """What is known of an epoch; None if it was added up with others."""
+    """Find the observation of an epoch; None if it was added up with others."""
     sight = tx.observed.progress.setdefault(job.name, JobObservation(tx.now))
     if number not in sight.epochs:
         if sight.epochs and number < min(sight.epochs):
@@ -102,7 +102,7 @@ def progress(state: State, observed: Observed, job: Job, now: float) -> dict[str
 
 
 def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
-    """The last epochs that somebody has read, the newest last: what was read of them and what operators gave."""
+    """List the last epochs that somebody has read, the newest last: what was read of them and what operators gave."""
     found = observed.progress.get(job.name, JobObservation(0.0)).epochs
     labels = [str(node) for node in unpack(job.spec.structure).nodes] if found else []
     return [
@@ -122,7 +122,7 @@ def epochs(observed: Observed, job: Job) -> list[dict[str, Any]]:
 
 
 def finished(tx: Transaction, job: Job, reason: str) -> None:
-    """A job is over: what is worth knowing of it is kept for a while."""
+    """Keep for a while what is worth knowing of a job that is over."""
     sight = tx.observed.progress.pop(job.name, None)
     if sight is None:
         return

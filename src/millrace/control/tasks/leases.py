@@ -141,7 +141,7 @@ def revoke(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> Non
 
 
 def on_lease_unknown(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
-    """The worker has come back without the task: it never heard of it, or has forgotten what was read to the end."""
+    """Handle a worker that has come back without the task: it never heard of it, or has forgotten what was read."""
     if job.spec.runs_again or not tx.state.plan(job, epoch).task(task).inputs:
         revoke(tx, job, epoch, task, reason)
     else:  # a tail, whose inputs may be lost meanwhile: with others it would give again what it gave before
@@ -169,14 +169,14 @@ def drop(tx: Transaction, job: Job, epoch: int, task: int) -> None:
 
 
 def _tail_began(state: State, job: Job, epoch: int, task: int) -> bool:
-    """The tail has been leased: should it run again, it must give what it gave before, and so take what it took."""
+    """Whether the tail has been leased: should it run again, it must give, and so take, what it did before."""
     parent = -1 if job.spec.sharding == "off" else state.plan(job, epoch).task(task).parent
     tail = job.epochs[epoch].live.get(parent)
     return tail is not None and tail.lease > 0
 
 
 def on_worker_lost(tx: Transaction, job: Job, epoch: int, task: int, reason: str) -> None:
-    """The worker that had the task is gone."""
+    """Release a task whose worker is gone, or give it up, as the job chose."""
     if job.spec.runs_again:
         tx.emit(TaskReleased(job.name, epoch, task, reason))
         settle(tx, job, epoch, task)
@@ -227,7 +227,7 @@ def _over(tx: Transaction, job: Job, number: int, task: int, *, dropped: bool) -
 
 
 def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job, TaskState] | None:
-    """The job and the task of a lease that is in force; None if it has become void."""
+    """Find the job and the task of a lease that is in force; None if it has become void."""
     job = state.jobs.get(ref.job)
     epoch = job.epochs.get(ref.epoch) if job is not None else None
     live = epoch.live.get(ref.task) if epoch is not None else None
@@ -237,7 +237,7 @@ def leased_by(state: State, worker: str, ref: TaskRef, number: int) -> tuple[Job
 
 
 def finished(tx: Transaction, worker: str, message: TaskFinished) -> None:
-    """A task ran to its end."""
+    """Note that a task ran to its end."""
     job_progress.computed(tx, message)  # also if its readers had all of it before, so that nobody waits for this
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None or found[1].finished:
@@ -271,20 +271,20 @@ def _end_if_empty(tx: Transaction, job: Job, number: int) -> None:
 
 
 def answer_probe(tx: Transaction, worker: str, message: ProbeReport) -> None:
-    """A run with care says where it is; that has been noted before anything is decided."""
+    """Let a run with crash isolation go on, as its place was noted before anything is decided."""
     if leased_by(tx.state, worker, message.ref, message.lease) is not None:
         tx.to_worker(worker, ProbeAck(message.ref, message.lease, message.number))
 
 
 def returned(tx: Transaction, worker: str, message: TaskReturned) -> None:
-    """A worker gave a lease back."""
+    """Release a task whose worker gave its lease back."""
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is not None:
         tx.emit(TaskReleased(message.ref.job, message.ref.epoch, message.ref.task, "its worker gave it back"))
 
 
 def leftovers_lost(tx: Transaction, worker: str, message: LeftoversLost) -> None:
-    """A tail couldn't get what it needs: the tasks that left it run again first."""
+    """Have tasks run again whose leftovers a tail could not get; the tail runs after them."""
     found = leased_by(tx.state, worker, message.ref, message.lease)
     if found is None:
         return

@@ -12,7 +12,7 @@ ALIKE = 64
 
 
 def stride(job: Job) -> int:
-    """Number of slots that tasks are dealt to in turn."""
+    """Count the slots that tasks are dealt to in turn."""
     return job.spec.num_consumers or 1
 
 
@@ -70,7 +70,7 @@ def unread(job: Job, slot: int) -> int:
 
 
 def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
-    """The same at workers like this one: what waits behind a link is not to keep local workers from computing."""
+    """Count those at workers like this one: what waits behind a link is not to keep local workers from computing."""
     if job.name not in state.index.serving.local:
         return unread(job, slot)
     lives = [epoch.live[task] for epoch in job.epochs.values() for task in epoch.unread.get(slot, ())]
@@ -79,7 +79,7 @@ def unread_alike(state: State, job: Job, slot: int, worker: Worker) -> int:
 
 
 def starving(job: Job, slot: int) -> bool:
-    """A reader of the slot reads an epoch of which no worker runs or keeps anything for the slot."""
+    """Whether a reader of the slot reads an epoch of which no worker runs or keeps anything for the slot."""
     for reader in job.audience(slot):
         place = job.consumers.get(reader)
         epoch = job.epochs.get(place.epoch) if place is not None else None

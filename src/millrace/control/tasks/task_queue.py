@@ -44,7 +44,7 @@ def held_back(job: Job) -> bool:
 
 
 def by_worker(job: Job) -> bool:
-    """The sharding fixes which worker runs what."""
+    """Whether the sharding fixes which worker runs what."""
     return job.spec.statically_owned
 
 
@@ -54,7 +54,7 @@ def suspicious(job: Job) -> bool:
 
 
 def candidate_for(state: State, job: Job, worker: Worker, slot: int, *, cap: int, ahead: bool) -> Candidate | None:
-    """What ``worker`` could run next for a slot.
+    """Find what ``worker`` could run next for a slot.
 
     A local worker serves readers on its host: others would get its elements through that host's network. Remote ones
     leave tails whose leftovers lie at a local worker to those, as nobody promises that they can connect to it.
@@ -119,7 +119,7 @@ def _left_to_local(state: State, job: Job, epoch: Epoch, worker: Worker, slot: i
 
 
 def some_pending(state: State, job: Job, slot: int) -> bool:
-    """Some worker could run what the slot has lost, or a tail of its."""
+    """Whether some worker could run what the slot has lost, or a tail of its."""
     off = job.spec.sharding == "off"
     return state.index.memoize(
         job.name,
@@ -151,7 +151,7 @@ def _waits_for_others(state: State, job: Job, epoch: Epoch, slot: int, fresh: Ca
 
 
 def must_rerun(state: State, job: Job, epoch: Epoch, task: int) -> bool:
-    """A pending task must run again: not so if only its leftovers are gone and the tail has had them, or it failed.
+    """Whether a pending task must run: not if it failed, or only its leftovers are gone and the tail has had them.
 
     Nor does it before that tail is dealt: what is read comes first.
     """
@@ -202,7 +202,7 @@ def _never_dealt(job: Job, number: int, task: int) -> bool:
 
 
 def began_without(state: State, job: Job, number: int, task: int) -> bool:
-    """The tail that would take the task's leftovers has begun, or is over, though nobody has run the task.
+    """Whether the tail of a task has begun, or is over, though nobody has run the task.
 
     It did not wait, as the task's readers had gone; then others came in their place. Where that was before the epoch
     was resumed, ``Epoch.alone`` says so.
@@ -215,7 +215,7 @@ def began_without(state: State, job: Job, number: int, task: int) -> bool:
 
 
 def fixed(state: State, job: Job, number: int, tail: int) -> bool:
-    """What a tail takes is what it took before the epoch was resumed.
+    """Whether a tail takes what it took before the epoch was resumed.
 
     It had been read since, in part at least, or what it left over had.
     """
@@ -228,14 +228,14 @@ def fixed(state: State, job: Job, number: int, tail: int) -> bool:
 
 
 def owes(state: State, job: Job, number: int, task: int) -> bool:
-    """A tail takes what the task leaves over as it did before the epoch was resumed, be the task read or not."""
+    """Whether a tail takes what the task leaves over as before the epoch was resumed, be the task read or not."""
     epoch = job.epochs[number]
     told = task in epoch.alone or task in epoch.freed or epoch.over(task)
     return not told and fixed(state, job, number, state.plan(job, number).task(task).parent)
 
 
 def owed_by(state: State, job: Job, number: int, slot: int) -> int:
-    """The last task that a slot owes of those that it has not been dealt; -1 if there is none. In a fixed order."""
+    """Find the last task that a slot owes of those that it has not been dealt; -1: none. In a fixed order."""
     epoch = job.epochs[number]
     end = max(epoch.low + 8 * len(epoch.later), *epoch.starts, 0)
     length = job.tasks_of(epoch)
@@ -246,7 +246,7 @@ def owed_by(state: State, job: Job, number: int, slot: int) -> int:
 
 
 def alone_at(state: State, job: Job, number: int, task: int) -> list[int]:
-    """Of a task that has been leased, and of those whose leftovers it takes, the ones that leave nothing over.
+    """List the tasks that leave nothing over, of one that was leased and of those whose leftovers it takes.
 
     Whoever reads it has to know: where its states are loaded, it must be the same tasks.
     """
@@ -274,7 +274,7 @@ def _was_dealt(job: Job, number: int, task: int) -> bool:
 
 
 def owner(epoch: Epoch, task: int) -> str:
-    """The worker that a task belongs to, once owners are fixed."""
+    """Find the worker that a task belongs to, once owners are fixed."""
     return epoch.owners[_share(epoch, task)]
 
 
@@ -285,7 +285,7 @@ def _share(epoch: Epoch, task: int) -> int:
 
 
 def cursor_of(job: Job, epoch: Epoch, share: int, slot: int) -> tuple[str, tuple[int, int] | None]:
-    """A walk's key, and the task it has come to with the cursor behind it; None at its end.
+    """Find a walk's key, and the task it has come to with the cursor behind it; None at its end.
 
     Args:
         job: which has the walk.
@@ -364,7 +364,7 @@ def epoch_length(spec: JobSpec, plan: PlanLike) -> int | None:
 
 
 def off_task(plan: PlanLike, seed: int, epoch: int, ordinal: int, step: int) -> int:
-    """The task that the ``ordinal``-th worker of an epoch comes to after ``step`` others, in an order of its own."""
+    """Find the task that the ``ordinal``-th worker comes to after ``step`` others, in an order of its own."""
     (found,) = off_walk(plan, seed, epoch, ordinal, np.array([step]))
     return plan.main(int(found))
 
@@ -388,7 +388,7 @@ def all_dealt(job: Job, epoch: Epoch) -> bool:
 
 
 def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
-    """The slot will get no further task of the epoch. In a fixed order that doesn't depend on what others read.
+    """Whether the slot will get no further task of the epoch. In a fixed order others' reading does not matter.
 
     Who takes the place of one that left has nothing of epochs that were settled without it.
     """
@@ -399,7 +399,7 @@ def share_dealt(job: Job, epoch: Epoch, slot: int) -> bool:
 
 
 def settled_without(job: Job, epoch: Epoch, slot: int) -> bool:
-    """The slot has nothing, or not all, of its share of the epoch, as its readers were away when that was dealt."""
+    """Whether the slot lacks some of its share of the epoch, as its readers were away when that was dealt."""
     length = job.tasks_of(epoch)
     if not (round_robin(job) and epoch.settled) or length is None:
         return False
@@ -407,7 +407,7 @@ def settled_without(job: Job, epoch: Epoch, slot: int) -> bool:
 
 
 def first_missing(job: Job, epoch: Epoch, slot: int) -> int | None:
-    """The first task that is to be read of the slot and no worker has; None if there is none. In a fixed order only."""
+    """Find the first task of the slot that is to be read and no worker has; None: none. In a fixed order only."""
     absent = [task for task in epoch.pending.get(slot, ()) if not epoch.live[task].complete]
     if not share_dealt(job, epoch, slot):
         shares = range(len(epoch.owners)) if by_worker(job) else (-1,)
@@ -417,7 +417,7 @@ def first_missing(job: Job, epoch: Epoch, slot: int) -> int | None:
 
 
 def next_to_read(job: Job, epoch: Epoch, slot: int) -> int | None:
-    """The first task of the slot that not all have read to its end, dealt or not. In a fixed order only."""
+    """Find the first task of the slot that not all have read to its end, dealt or not. In a fixed order only."""
     absent = first_missing(job, epoch, slot)
     return min([*epoch.unread.get(slot, ()), *([] if absent is None else [absent])], default=None)
 

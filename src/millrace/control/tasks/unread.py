@@ -1,4 +1,4 @@
-"""What of an epoch nobody reads, or somebody who is not there: told where the others' epoch ends, and in the status."""
+"""Parts of an epoch that nobody reads, or nobody who is there: told where others' epoch ends, and in the status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(tx: Transaction, job: Job, number: int, consumer: int, tasks: Collect
 
 
 def shares(state: State, observed: Observed, job: Job, number: int, now: float) -> list[UnreadShare]:
-    """What of an epoch is not read, as far as that is known by now: by nobody, and by those who are not there."""
+    """List what of an epoch is not read, as far as that is known by now: by nobody, and by those who are not there."""
     found = [share for share in job.unread if share.epoch == number]
     epoch = job.epochs.get(number)
     if epoch is None or job.tables is None:
@@ -49,7 +49,7 @@ def shares(state: State, observed: Observed, job: Job, number: int, now: float) 
 
 
 def _deserted(state: State, job: Job, number: int) -> list[UnreadShare]:
-    """What is of consumers that have gone, and of nobody else, as the order is fixed."""
+    """List what is of consumers that have gone, and of nobody else, as the order is fixed."""
     found: list[UnreadShare] = []
     if round_robin(job) and not held_back(job):
         for consumer in sorted(job.left - job.consumers.keys()):
@@ -67,7 +67,7 @@ def record_deserted(tx: Transaction, job: Job, number: int) -> None:
 
 
 def told(state: State, observed: Observed, job: Job, number: int, now: float) -> str:
-    """The same for those who read the epoch, but for what waits for who may still come."""
+    """Word what is not read for those who read the epoch, but for what waits for who may still come."""
     return said(job, [share for share in shares(state, observed, job, number, now) if share.why != NOT_SEEN])
 
 
@@ -94,7 +94,7 @@ def _elements(state: State, job: Job, number: int, tasks: Collection[int]) -> in
 
 
 def said(job: Job, found: Sequence[UnreadShare]) -> str:
-    """A sentence for each epoch; empty if there is nothing."""
+    """Word it in a sentence for each epoch; empty if there is nothing."""
     parts: dict[int, dict[int, list[UnreadShare]]] = {}
     for share in found:
         parts.setdefault(share.epoch, {}).setdefault(share.consumer, []).append(share)

@@ -1,4 +1,4 @@
-"""What jobs have used so far, epoch by epoch: time of workers, and of whoever trains. Observed, never journalled."""
+"""Usage of jobs so far, epoch by epoch: time of workers, and of whoever trains. Observed, never journalled."""
 
 from __future__ import annotations
 
