@@ -139,7 +139,7 @@ def _next_to_read(job: Job, epoch: Epoch, slot: int, task: int) -> bool:
 
 
 def _waits_for_others(state: State, job: Job, epoch: Epoch, slot: int, fresh: Candidate) -> bool:
-    """A share goes on with a tail, and many tails wait for their inputs already: this one can be dealt later.
+    """Whether a share goes on with a tail that can be dealt later, as many tails wait for their inputs already.
 
     Else a share that consists of tails is dealt to its end at once, if it has one. What the lowest tail that waits
     needs is before it, and never behind a tail that is held back.
