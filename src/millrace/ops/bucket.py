@@ -10,26 +10,22 @@ import numpy as np
 from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.errors import PipelineError
 from millrace.graph.nodes import BucketBySequenceLength
-from millrace.ops.collecting import Outbox, build_batch, flush_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, build_batch, with_leftovers, with_outbox
 from millrace.ops.operator import Context
 from millrace.ops.padding import fill_unknown, stack_padded
 from millrace.ops.stacking import stack
 
 
-def run(node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+@with_outbox
+def run(
+    outbox: Outbox, node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Context
+) -> Iterator[Chunk]:
     """Yield a batch of a bucket as soon as it is full; at the end the rest, shortest bucket first.
 
     Raises:
         PipelineError: if a length is no whole number, an element belongs to no bucket with
             ``pad_to_bucket_boundary``, or elements of a batch don't fit together.
     """
-    outbox = Outbox()
-    return flush_before_failing(outbox, _batches(node, inputs, context, outbox))
-
-
-def _batches(
-    node: BucketBySequenceLength, inputs: list[Iterator[Chunk]], context: Context, outbox: Outbox
-) -> Iterator[Chunk]:
     boundaries = np.asarray(node.bucket_boundaries, dtype=np.int64)
     origin, position, arrived = context.mixed(), 0, 0
     buckets: list[list[Any]] = [[] for _ in node.bucket_batch_sizes]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, islice
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from millrace.elements.chunk import Chunk, Origin, Positions
 from millrace.elements.tree import nbytes
@@ -12,25 +13,36 @@ from millrace.errors import PipelineError
 from millrace.ops.operator import Context
 from millrace.ops.stacking import MismatchError
 
+P = ParamSpec("P")
+
 _CHUNK_BYTES = 1 << 20
 
 
+def with_outbox(operator: Callable[Concatenate[Outbox, P], Iterator[Chunk]]) -> Callable[P, Iterator[Chunk]]:
+    """Give each run of an operator an outbox; if the run fails, the outbox's content comes before the error."""
+
+    @functools.wraps(operator)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[Chunk]:
+        outbox = Outbox()
+        try:
+            yield from operator(outbox, *args, **kwargs)
+        except Exception:
+            yield from outbox.flush()
+            raise
+
+    return run
+
+
+@with_outbox
 def run_groups(
-    chunks: Iterator[Chunk], context: Context, size: int, drop_remainder: bool, build: Callable[[list[Any]], Any]
-) -> Iterator[Chunk]:
-    """Apply ``build`` to each ``size`` consecutive elements; to other numbers where they were planned."""
-    outbox = Outbox()
-    return flush_before_failing(outbox, _groups(chunks, context, size, drop_remainder, build, outbox))
-
-
-def _groups(
+    outbox: Outbox,
     chunks: Iterator[Chunk],
     context: Context,
     size: int,
     drop_remainder: bool,
     build: Callable[[list[Any]], Any],
-    outbox: Outbox,
 ) -> Iterator[Chunk]:
+    """Apply ``build`` to each ``size`` consecutive elements; to other numbers where they were planned."""
     planned = context.outputs()
     if planned is None:
         mixed = context.mixed()
@@ -95,15 +107,6 @@ def with_leftovers(chunks: Iterator[Chunk], context: Context) -> Iterator[Chunk]
             position += len(elements)
 
     return chain(left(), chunks)
-
-
-def flush_before_failing(outbox: Outbox, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Pass on an operator's chunks; if it fails, the content of its outbox comes before the error."""
-    try:
-        yield from chunks
-    except Exception:
-        yield from outbox.flush()
-        raise
 
 
 class Outbox:

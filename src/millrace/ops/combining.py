@@ -44,7 +44,7 @@ def run_concatenate(node: Concatenate, inputs: list[Iterator[Chunk]], context: C
 
 
 def run_sample(node: SampleFromDatasets, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
-    """Yield each element from a random input; the sequence is that of :func:`millrace.planning.mixture.choices`.
+    """Yield each element from a random input; the sequence is that of :class:`millrace.planning.mixture.Mixture`.
 
     Its seed there is ``seed_from(context.generator())``. As in tf.data an input is found to be exhausted when it is
     drawn; then the mixture ends (``node.stop_on_empty_dataset``) or goes on with the others.

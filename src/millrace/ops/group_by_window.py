@@ -11,7 +11,7 @@ import numpy as np
 from millrace.elements.chunk import Chunk
 from millrace.errors import PipelineError
 from millrace.graph.nodes import GroupByWindow
-from millrace.ops.collecting import Outbox, flush_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, with_leftovers, with_outbox
 from millrace.ops.nested_datasets import close, read_ahead
 from millrace.ops.operator import Context
 
@@ -31,7 +31,8 @@ class _Window:
     arrivals: list[int] = field(default_factory=list)
 
 
-def run(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+@with_outbox
+def run(outbox: Outbox, node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
     """Yield the elements of ``node.reduce_fn(key, elements)`` for each full window; at the end for the others, by key.
 
     ``reduce_fn`` gets the window's elements as a list and returns a dataset or an iterable. Keys are hashable; numpy
@@ -41,11 +42,7 @@ def run(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context) ->
         PipelineError: if a key is not hashable, a window's size is no positive int, or ``reduce_fn`` returns neither
             dataset nor iterable.
     """
-    out = _Reduced(node, context)
-    return flush_before_failing(out.outbox, _reduced(node, inputs, context, out))
-
-
-def _reduced(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Context, out: _Reduced) -> Iterator[Chunk]:
+    reduced = _Reduced(node, context, outbox)
     windows: dict[Any, _Window] = {}
     arrived = 0
     for chunk in with_leftovers(inputs[0], context):
@@ -62,28 +59,27 @@ def _reduced(node: GroupByWindow, inputs: list[Iterator[Chunk]], context: Contex
             window.arrivals.append(arrived)
             arrived += 1
             if len(window.elements) == window.size:
-                yield from out.reduce(key, windows.pop(key))
+                yield from reduced.reduce(key, windows.pop(key))
         if failure is not None:
             raise failure
-        yield from out.flush()
+        yield from outbox.flush()
     waiting = [pair for window in windows.values() for pair in zip(window.arrivals, window.elements, strict=True)]
     waiting.sort(key=lambda pair: pair[0])
     if waiting and not context.leave([element for _, element in waiting]):
         for key in _in_order(windows):
-            yield from out.reduce(key, windows[key])
-        yield from out.flush()
+            yield from reduced.reduce(key, windows[key])
+        yield from outbox.flush()
 
 
 class _Reduced:
     """Chunks of the elements that ``reduce_fn`` makes of windows."""
 
-    def __init__(self, node: GroupByWindow, context: Context) -> None:
+    def __init__(self, node: GroupByWindow, context: Context, outbox: Outbox) -> None:
         self._reduce: Callable[[Any, list[Any]], Any] = node.reduce_fn.value
         self._context = context
         self._origin = context.mixed()
         self._position = 0
-        self.outbox = Outbox()
-        self.flush = self.outbox.flush
+        self._outbox = outbox
 
     def reduce(self, key: Any, window: _Window) -> Iterator[Chunk]:
         context, parent = self._context, window.first
@@ -97,7 +93,7 @@ class _Reduced:
             while not ended:
                 some, ended, failure = read_ahead(elements, max(1, context.chunk_size()), parent, context)
                 for element in some:
-                    yield from self.outbox.add(element, self._origin, self._position)
+                    yield from self._outbox.add(element, self._origin, self._position)
                     self._position += 1
                 if failure is not None:
                     raise failure

@@ -8,22 +8,18 @@ from typing import Any
 
 from millrace.elements.chunk import Chunk
 from millrace.graph.nodes import Rebatch, Unbatch
-from millrace.ops.collecting import Outbox, flush_before_failing, with_leftovers
+from millrace.ops.collecting import Outbox, with_leftovers, with_outbox
 from millrace.ops.operator import Context
 from millrace.ops.stacking import concatenate, count_rows, slice_rows, split_rows
 
 
-def run_rebatch(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
+@with_outbox
+def run_rebatch(outbox: Outbox, node: Rebatch, inputs: list[Iterator[Chunk]], context: Context) -> Iterator[Chunk]:
     """Yield batches of ``node.batch_size`` rows: views of an input batch where they lie within one, else copied once.
 
     Raises:
         PipelineError: if an input is no batch, or inputs differ in structure, dtype or the shape of rows.
     """
-    outbox = Outbox()
-    return flush_before_failing(outbox, _rebatched(node, inputs, context, outbox))
-
-
-def _rebatched(node: Rebatch, inputs: list[Iterator[Chunk]], context: Context, outbox: Outbox) -> Iterator[Chunk]:
     label, size, origin = context.label, node.batch_size, context.mixed()
     position, waiting = 0, 0
     pieces: deque[tuple[Any, int, int]] = deque()
