@@ -105,11 +105,7 @@ class PointIndex:
             return set(self._numbers)
 
     def find(self, keys: Keys) -> ItemLocations:
-        """Locate items.
-
-        Args:
-            keys: uint8 of shape (n, 16).
-        """
+        """Locate the items with these keys."""
         block, item = np.full((2, len(keys)), -1, np.int64)
         with self._lock:
             if self._forgotten:  # what another block of their part has, too, has to be found there
@@ -193,11 +189,7 @@ class ItemIndex(Protocol):
     """Index of kept items and their elements: a :class:`PointIndex`, or several of them."""
 
     def find(self, keys: Keys) -> ItemLocations:
-        """Locate items.
-
-        Args:
-            keys: uint8 of shape (n, 16).
-        """
+        """Locate the items with these keys."""
 
     def read(self, found: ItemLocations) -> list[list[Any] | None]:
         """Read the elements of each item; None if its block has gone, or was damaged."""

@@ -68,11 +68,7 @@ class BlockWriter:
         self.extend(elements)
 
     def begin(self, key: bytes) -> None:
-        """Begin the next item.
-
-        Args:
-            key: 16 bytes.
-        """
+        """Begin the next item; its key has 16 bytes."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"an item key of {len(key)} bytes, where {KEY_BYTES} are needed")
         self._keys += key

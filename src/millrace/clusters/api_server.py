@@ -139,11 +139,8 @@ class ApiServer:
     async def watch(self, path: str, **query: str) -> AsyncIterator[Change]:
         """Yield a list of some objects, then each change of them; a list again where changes were missed.
 
-        The watch never ends by itself: what keeps it from going on is logged, and tried again.
-
-        Args:
-            path: as for :meth:`request`.
-            query: parameters of the URL, e.g. ``labelSelector``.
+        The watch never ends by itself: what keeps it from going on is logged, and tried again. ``path`` and ``query``
+        are as for :meth:`request`.
         """
         version, pauses = "", self._pauses()
         while True:

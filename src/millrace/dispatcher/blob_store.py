@@ -23,11 +23,7 @@ AWAITED_S = 240.0
 
 
 class BlobFolder:
-    """Blobs as files named by their digests. Thread-safe.
-
-    Args:
-        path: of a folder that nobody else writes to.
-    """
+    """Blobs as files named by their digests, in a folder that nobody else writes to. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -32,9 +32,8 @@ from millrace.dispatcher.blob_store import BlobFolder, BlobStore
 from millrace.dispatcher.clock import Clock
 from millrace.dispatcher.cluster_contract import Cluster
 from millrace.dispatcher.journal_file import Journal
-from millrace.dispatcher.pending_decision import PendingDecision
 from millrace.dispatcher.recovery import restore
-from millrace.dispatcher.sessions import close, internal_error, send, warn_of_duplicate_name
+from millrace.dispatcher.sessions import PendingDecision, close, internal_error, send, warn_of_duplicate_name
 from millrace.dispatcher.shortage import ShortageError, UnwritableError, retry_while_short
 from millrace.dispatcher.status_report import own_use, status
 from millrace.dispatcher.store_janitor import StoreJanitor

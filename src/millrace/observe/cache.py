@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from millrace.errors import PipelineError
-from millrace.observe.status import Row, columns
+from millrace.observe.status import Row, print_columns
 from millrace.policies.figures import data_size, percent
 
 POINTS: Row = ("point", "writer", "after", "kept", "of", "blocks", "items", "saves per GiB", "jobs")
@@ -27,7 +27,6 @@ def of(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
     """Print one line per cache point of which something is kept, the most worth first."""
-    out = out or sys.stdout
     points = [point for point in of(status)["points"] if point["blocks"]]
     points.sort(key=lambda point: -point["saves_per_gib"])
     rows = [
@@ -44,8 +43,7 @@ def show_points(status: Mapping[str, Any], out: IO[str] | None = None) -> None:
         )
         for point in points
     ]
-    for line in columns([POINTS, *rows]):
-        print(line, file=out)
+    print_columns([POINTS, *rows], out)
 
 
 def show_stats(status: Mapping[str, Any], out: IO[str] | None = None) -> None:

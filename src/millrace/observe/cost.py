@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Mapping
 from typing import IO, Any
@@ -10,7 +9,7 @@ from typing import IO, Any
 import msgspec
 
 from millrace.errors import PipelineError
-from millrace.observe.status import Row, columns
+from millrace.observe.status import Row, print_columns
 from millrace.policies.figures import number
 from millrace.policies.prices import PriceTable
 
@@ -67,7 +66,6 @@ def show(
     shared: Mapping[str, Any] | None = None,
 ) -> None:
     """Print one line per epoch of each job, and one for the dispatcher, which they share."""
-    out = out or sys.stdout
 
     def money(*parts: float | None) -> str:
         known = [part for part in parts if part is not None]
@@ -89,5 +87,4 @@ def show(
     if shared is not None:
         hours, cores, cost = shared["hours"], shared["core_hours"], money(shared["service"])
         lines.append(("(dispatcher)", "-", f"{hours:.3f}", f"{cores:.3f}", "-", cost, "-", cost))
-    for line in columns([HEAD, *lines]):
-        print(line, file=out)
+    print_columns([HEAD, *lines], out)

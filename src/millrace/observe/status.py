@@ -145,6 +145,11 @@ def watch(answers: Iterable[Mapping[str, Any]], out: IO[str] | None = None, *, a
             live.update(_rendered(status), refresh=True)
 
 
+def print_columns(rows: Sequence[Row], out: IO[str] | None) -> None:
+    """Print rows with aligned columns; ``out`` None: to standard output."""
+    print("\n".join(columns(rows)), file=out or sys.stdout)
+
+
 def columns(rows: Sequence[Row]) -> list[str]:
     """Format rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -36,12 +36,9 @@ def put(store: BlockStore, name: str, data: bytes, point: str = POINT) -> None:
 
 def get(store: BlockStore, name: str, start: int = 0, stop: int | None = None, point: str = POINT) -> bytes:
     """Read bytes ``start`` to ``stop`` of a block; None: to its end."""
-    block = store.open(point, name)
-    try:
+    with contextlib.closing(store.open(point, name)) as block:
         (data,) = block.read([(start, block.nbytes if stop is None else stop)])
         return data.tobytes()
-    finally:
-        block.close()
 
 
 class BlockStoreSuite:
@@ -73,8 +70,7 @@ class BlockStoreSuite:
                 draft.write(memoryview(data)[start : start + 999])
             draft.publish(POINT, "b1")
         assert get(again, "b1") == data
-        block = again.open(POINT, "b1")
-        try:
+        with contextlib.closing(again.open(POINT, "b1")) as block:
             assert (block.name, block.nbytes) == ("b1", len(data))
             assert "b1" in block.location
             found = block.read([(9, 3000), (0, 0), (5, 9), (len(data) - 4, len(data))])
@@ -82,17 +78,14 @@ class BlockStoreSuite:
             assert block.read([]) == []
             block.drop()
             assert block.read([(7, 8)])[0].tobytes() == data[7:8]
-        finally:
-            block.close()
 
     def test_a_block_that_has_become_another_has_another_version(self, store: BlockStore, again: BlockStore) -> None:
         versions = []
         for data in (b"0123456789", b"0123456780"):
             put(store, "b1", data)
             for each in (store, again):
-                block = each.open(POINT, "b1")
-                versions.append(block.version())
-                block.close()
+                with contextlib.closing(each.open(POINT, "b1")) as block:
+                    versions.append(block.version())
         assert versions[0] == versions[1] != versions[2] == versions[3]
 
     def test_what_was_read_belongs_to_the_reader(self, store: BlockStore) -> None:
@@ -163,16 +156,13 @@ class BlockStoreSuite:
 
     def test_deleting_under_a_reader(self, store: BlockStore) -> None:
         put(store, "b1", b"0123456789")
-        block = store.open(POINT, "b1")
-        store.delete(POINT, "b1")
-        try:
+        with contextlib.closing(store.open(POINT, "b1")) as block:
+            store.delete(POINT, "b1")
             if self.reads_after_deletion:
                 assert block.read([(2, 4)])[0].tobytes() == b"23"
             else:
                 with pytest.raises(BlockMissingError):
                     block.read([(2, 4)])
-        finally:
-            block.close()
 
     def test_the_last_to_publish_a_name_wins(self, store: BlockStore) -> None:
         with store.draft() as first, store.draft() as second:
@@ -222,9 +212,6 @@ class BlockStoreSuite:
             info: BlockInfo = writer.finish()
             draft.publish(POINT, info.name)
         assert again.blocks() == {(POINT, info.name): info.nbytes}
-        block = again.open(POINT, info.name)
-        try:
+        with contextlib.closing(again.open(POINT, info.name)) as block:
             items = BlockReader(block).read(range(len(keys)))
-        finally:
-            block.close()
         assert items == [[{"number": n, "data": bytes(n * 200)}] * (n % 3) for n in range(len(keys))]

@@ -52,12 +52,9 @@ def digest_of(data: bytes) -> str:
 
 
 def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> str:
-    """Give ``data`` to the dispatcher, unless it has it; return the digest.
+    """Give ``data``, up to a gibibyte, to the dispatcher, unless it has it; return the digest.
 
-    Args:
-        channel: to the dispatcher.
-        data: up to a gibibyte.
-        waits: until there is room on the dispatcher's disk.
+    ``waits``: until there is room on the dispatcher's disk.
     """
     digest = digest_of(data)
     known: bool = channel.call(HAS, digest, bool)
@@ -67,16 +64,10 @@ def put_blob(channel: ControlChannel, data: bytes, *, waits: bool = False) -> st
 
 
 def offer(channel: ControlChannel, memory: SealedMemory, job: str, *, joins: bool = True) -> None:
-    """Offer arrays to the dispatcher; they stay where they are if both are on one host, and else are sent.
-
-    Args:
-        channel: to the dispatcher.
-        memory: memory of the arrays; up to a gibibyte, if they have to be sent.
-        job: name of their job.
-        joins: see :class:`BlobOffer`.
+    """Offer the arrays of ``job`` to the dispatcher; they stay where they are on one host, and else are sent.
 
     Raises:
-        ShippingError: they have to be sent, and are too large for that.
+        ShippingError: they have to be sent, and are over a gibibyte.
         ServiceError: they can't be handed over.
     """
     here: bool = channel.call(LEND, BlobOffer(memory.loan, joins), bool)

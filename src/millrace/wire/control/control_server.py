@@ -202,18 +202,19 @@ class ControlServer:
     def _route(self, details: grpc.HandlerCallDetails) -> Any:
         """Find the handler of a stream; this runs before any of its data is read."""
         metadata = {str(key): str(value) for key, value in details.invocation_metadata}
+        return grpc.stream_stream_rpc_method_handler(self._handler(details.method, metadata))
+
+    def _handler(self, method: str, metadata: Mapping[str, str]) -> Callable[..., Awaitable[None]]:
         try:
             identity = self._admit(metadata)
         except MillraceError as error:
-            return grpc.stream_stream_rpc_method_handler(functools.partial(_refuse, error))
-        if details.method == rpc.SESSION_METHOD:
-            return grpc.stream_stream_rpc_method_handler(functools.partial(self._serve_session, identity))
-        name = details.method.removeprefix(rpc.CALL_PREFIX)
+            return functools.partial(_refuse, error)
+        if method == rpc.SESSION_METHOD:
+            return functools.partial(self._serve_session, identity)
+        name = method.removeprefix(rpc.CALL_PREFIX)
         if name not in self._calls:
-            return grpc.stream_stream_rpc_method_handler(
-                functools.partial(_refuse, ProtocolError(f"millrace {OWN.version} does not know the call {name!r}"))
-            )
-        return grpc.stream_stream_rpc_method_handler(functools.partial(self._serve_call, name))
+            return functools.partial(_refuse, ProtocolError(f"millrace {OWN.version} does not know the call {name!r}"))
+        return functools.partial(self._serve_call, name)
 
     async def _hello(self, _: None) -> Identity:
         return self._identity

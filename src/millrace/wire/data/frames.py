@@ -117,8 +117,7 @@ def send_frame(
         sock: blocking.
         header: of any type that the other side has a decoder for.
         buffers: the payload.
-        compressed: a key of :data:`~millrace.wire.data.compression.CODES`, or None. Payloads under 4 KiB
-            are sent as they are all the same.
+        compressed: a key of :data:`~millrace.wire.data.compression.CODES`, or None; not used for payloads under 4 KiB.
 
     Raises:
         ProtocolError: the header is over 1 MiB; nothing was sent.
@@ -138,13 +137,7 @@ def send_frame(
 
 
 def encode_head(header: msgspec.Struct, payload: int, code: int = 0) -> bytes:
-    """Encode prefix and header of a frame.
-
-    Args:
-        header: of any type that the other side has a decoder for.
-        payload: its size in bytes.
-        code: how it is stored.
-    """
+    """Encode prefix and header of a frame with ``payload`` bytes of payload, stored as ``code`` says."""
     encoded = _encoder.encode(header)
     if len(encoded) > MAX_HEADER_BYTES:
         raise ProtocolError(
