@@ -84,6 +84,15 @@ def test_links_lead_somewhere(path: Path):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+def test_files_that_docs_name_are_there():
+    """A path is given from the repository's root, from ``src/millrace``, or from a folder that the page is about."""
+    there = [f"/{path.relative_to(ROOT)}" for path in [*SOURCES, *TESTS, *(ROOT / "examples").rglob("*.py")]]
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    named = [(page.name, name) for page in pages for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())]
+    assert len(named) > 100
+    assert [each for each in named if not any(path.endswith(f"/{each[1]}") for path in there)] == []
+
+
 ROOMS_TO_COME = {"client", "control", "frameworks", "simulation", "worker", "(root)"}
 """Rooms whose docstrings still are to be put in order; pyproject.toml leaves D401 and D404 off in these."""
 
