@@ -58,6 +58,7 @@ def spawn(
     arguments: Sequence[str],
     *,
     worker: bool,
+    module: str = "",
     token: str | None = None,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
@@ -68,6 +69,7 @@ def spawn(
     Args:
         arguments: of the command line.
         worker: give it a worker's environment.
+        module: to run instead; it has to end by itself when its standard input does.
         token: of the service; None: that of the environment, if there is one.
         stdout: as for :class:`subprocess.Popen`.
         stderr: as for :class:`subprocess.Popen`.
@@ -76,7 +78,7 @@ def spawn(
     inherited = {**os.environ, **(extra or {}), **({"MILLRACE_TOKEN": token} if token else {})}
     environment = worker_environment(inherited) if worker else _import_path(inherited)
     process = subprocess.Popen(  # noqa: S603 (this interpreter, our module)
-        [sys.executable, "-P", "-m", "millrace", *arguments, "--parent-pipe"],
+        [sys.executable, "-P", "-m", *([module, *arguments] if module else ["millrace", *arguments, "--parent-pipe"])],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,

@@ -1,0 +1,124 @@
+"""Counters that the processes of one host add to together, without locks: each has a row of its own in a file."""
+
+from __future__ import annotations
+
+import mmap
+import operator
+import os
+import threading
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from millrace.blocks.samples.claims import lock
+from millrace.private_folder import private
+
+_ROWS = 1024
+"""Processes that may count at a time. Rows of those that ended are taken over, with what they counted."""
+
+
+class SampleCounts(msgspec.Struct, frozen=True):
+    """Counts of a dataset's reads and fetches, in all processes that share its cache.
+
+    Attributes:
+        hits: reads that found their sample in the cache.
+        misses: reads that had to get it from the dataset, or waited for somebody who was getting it.
+        joined: of the misses, those that waited for a fetch which was under way.
+        waited_s: seconds that reads took in all: looking it up, fetching, waiting.
+        missed_s: of these, seconds of misses.
+        fetched: samples that were got from the dataset, by reads and ahead of them.
+        ahead: of these, those that were fetched ahead of being read.
+        fetch_s: seconds that fetches took, on whatever threads.
+        stored: samples that were put into the cache.
+        stored_bytes: bytes of those.
+        evicted: samples of this dataset or another that left the cache to make room.
+        failed: fetches ahead that failed; a read of that sample tries again, and raises what is wrong.
+        refused: samples that could not be kept, because they are too large, can't be pickled or the disk is full.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    waited_s: float = 0.0
+    missed_s: float = 0.0
+    fetched: int = 0
+    ahead: int = 0
+    fetch_s: float = 0.0
+    stored: int = 0
+    stored_bytes: int = 0
+    evicted: int = 0
+    failed: int = 0
+    refused: int = 0
+
+    def __add__(self, other: SampleCounts) -> SampleCounts:
+        return SampleCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+    @property
+    def reads(self) -> int:
+        """Samples that were read."""
+        return self.hits + self.misses
+
+    @property
+    def miss_rate(self) -> float:
+        """Share of the reads that missed, between 0 and 1."""
+        return self.misses / self.reads if self.reads else 0.0
+
+
+_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(SampleCounts))
+_SECONDS: Final = frozenset(name for name in _FIELDS if name.endswith("_s"))
+_ROW_BYTES = 8 * len(_FIELDS)
+
+
+class SampleCounters:
+    """Counters in the file at ``path``. Thread-safe, and usable in forked children."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._pid = -1
+        self._open()
+
+    def _open(self) -> None:
+        """Map the file, and find a row that no other living process counts in."""
+        self._handle = private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        os.posix_fallocate(self._handle, 0, _ROWS * _ROW_BYTES)
+        table = np.frombuffer(mmap.mmap(self._handle, _ROWS * _ROW_BYTES), np.int64).reshape(_ROWS, len(_FIELDS))
+        row = next((row for row in range(_ROWS) if lock(self._handle, row, wait=False)), None)
+        # Counting beside everybody else who found no row may lose some of it, which is better than to fail.
+        self._table, self._row = table, table[_ROWS - 1 if row is None else row]
+        self._pid = os.getpid()
+
+    def add(self, **counts: float) -> None:
+        """Add to counters of :class:`SampleCounts`, by name."""
+        if self._pid != os.getpid():  # what a forked child inherits is its parent's row, and a lock that may be held
+            self._lock = threading.Lock()
+            self._open()
+        with self._lock:
+            for name, count in counts.items():
+                self._row[_FIELDS.index(name)] += round(count * 1e9) if name in _SECONDS else count
+
+    def read(self) -> SampleCounts:
+        """Sum what all processes have counted."""
+        return _summed(self._table)
+
+    def reads(self) -> int:
+        """Count the samples that were read, by all processes; cheaper than :meth:`read`."""
+        return int(self._table[:, :2].sum())
+
+    def close(self) -> None:
+        """Leave the row to others; what is counted later counts for nothing. Idempotent."""
+        with self._lock:
+            if self._handle >= 0 and self._pid == os.getpid():
+                os.close(self._handle)
+                self._handle, self._row = -1, np.zeros(len(_FIELDS), np.int64)
+
+
+def read_counts(path: str) -> SampleCounts:
+    """Sum what is counted in the file at ``path``, without counting there."""
+    return _summed(np.fromfile(path, np.int64).reshape(-1, len(_FIELDS)))
+
+
+def _summed(table: np.ndarray[Any, np.dtype[np.int64]]) -> SampleCounts:
+    sums = table.sum(axis=0).tolist()
+    return SampleCounts(*(n / 1e9 if name in _SECONDS else n for name, n in zip(_FIELDS, sums, strict=True)))

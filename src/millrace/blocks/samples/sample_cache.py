@@ -1,0 +1,301 @@
+"""Cache of samples on a local disk, for map-style datasets: bounded, shared by the processes of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from millrace.blocks.samples.claims import Claims, place_of
+from millrace.blocks.samples.counters import SampleCounters, SampleCounts, read_counts
+from millrace.blocks.samples.sample_table import EVICTIONS, Eviction, SampleTable
+from millrace.errors import CacheError, PipelineError
+from millrace.private_folder import make_private, private
+
+_log = logging.getLogger(__name__)
+_SAMPLES, _CLAIMS, _COUNTS, _USERS = "samples.db", "claims", "counts", "users"
+_SHARE = 2
+"""Without a bound, one part in so many of what the disk has free when the cache is made."""
+
+
+class SampleCache:
+    """Samples on disk, beside a training loop that reads them from somewhere slower.
+
+    Several processes may use one folder at a time: the ranks of a host, and the workers of their DataLoaders, to which
+    the cache is pickled or forked. Samples are kept as pickles, so the folder is its owner's alone.
+
+    Args:
+        max_bytes: bytes of samples to keep at most; None: half of what the disk has free, unless ``max_samples`` is
+            given.
+        max_samples: samples to keep at most; None: no bound but ``max_bytes``.
+        folder: where they are kept; None: a temporary folder, which goes when the cache is closed or dropped.
+        keep: leave a ``folder`` as it is when the cache is closed, so that the next run begins with what is there.
+        eviction: which samples leave first: ``"fifo"`` those that came first, ``"lru"`` those that were read longest
+            ago, ``"random"`` any.
+
+    Raises:
+        PipelineError: an argument is out of range.
+        CacheError: the folder can't be used.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int | None = None,
+        *,
+        max_samples: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        keep: bool = False,
+        eviction: Eviction = "fifo",
+    ) -> None:
+        for name, bound in (("max_bytes", max_bytes), ("max_samples", max_samples)):
+            if bound is not None and not (is_int(bound) and bound >= 0):
+                raise PipelineError(
+                    f"SampleCache: {name}={bound!r} is no number of {name[4:]}; give an int of 0 or more"
+                )
+        if eviction not in EVICTIONS:
+            raise PipelineError(f"SampleCache: eviction={eviction!r} is none of {', '.join(map(repr, EVICTIONS))}")
+        if keep and folder is None:
+            raise PipelineError("SampleCache: keep=True needs folder=..., as a temporary folder does not stay")
+        self.shared = folder is not None
+        self.folder = tempfile.mkdtemp(prefix="millrace-samples-") if folder is None else os.path.abspath(folder)
+        with _errors(self.folder):
+            make_private(self.folder, _is_ours)
+            self._use = _join(self.folder, keep=keep)
+            self._leave = weakref.finalize(
+                self, _leave, self.folder, self._use, os.getpid(), keep=keep, whole=folder is None
+            )
+            if max_bytes is None and max_samples is None:
+                max_bytes = shutil.disk_usage(self.folder).free // _SHARE
+        self.max_bytes, self.max_samples, self.eviction = max_bytes, max_samples, eviction
+        self._open()
+
+    def _open(self) -> None:
+        with _errors(self.folder):
+            self._claims = Claims(os.path.join(self.folder, _CLAIMS))
+            self._counters: dict[str, SampleCounters] = {}
+            self._table = SampleTable(
+                os.path.join(self.folder, _SAMPLES),
+                most_bytes=self.max_bytes,
+                most_samples=self.max_samples,
+                eviction=self.eviction,
+            )
+        self._warned = self._closed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        settings = ("shared", "folder", "max_bytes", "max_samples", "eviction")
+        return {name: getattr(self, name) for name in settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._use = _join(self.folder, keep=True)  # what is there is the others'
+        self._leave = weakref.finalize(self, _leave, self.folder, self._use, os.getpid(), keep=True, whole=False)
+        self._open()
+
+    def __repr__(self) -> str:
+        bounds = [
+            f"max_{what}={n:,}"
+            for what, n in (("bytes", self.max_bytes), ("samples", self.max_samples))
+            if n is not None
+        ]
+        return f"SampleCache({', '.join([*bounds, f'folder={self.folder!r}', f'eviction={self.eviction!r}'])})"
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, index: int, fetch: Callable[[], Any]) -> Any:
+        """Read a sample: from the cache, from whoever is fetching it, or by ``fetch``.
+
+        Args:
+            name: of the dataset.
+            index: of the sample in it.
+            fetch: gets the sample from where it comes from.
+
+        Raises:
+            Whatever ``fetch`` raises.
+            CacheError: the cache was closed.
+        """
+        began = time.perf_counter()
+        counters = self._counts(name)
+        kept = self._get(name, index)
+        if kept is not None:
+            counters.add(hits=1, waited_s=time.perf_counter() - began)
+            return pickle.loads(kept)  # noqa: S301 (this user's own, from a folder that nobody else can write to)
+        sample, joined = self._fetch_or_join(name, index, fetch)
+        seconds = time.perf_counter() - began
+        counters.add(misses=1, joined=int(joined), waited_s=seconds, missed_s=seconds)
+        return sample
+
+    def _fetch_or_join(self, name: str, index: int, fetch: Callable[[], Any]) -> tuple[Any, bool]:
+        place, joined = place_of(name, index), False
+        while True:
+            with self._claims.claim(place) as ours:
+                kept = self._get(name, index)
+                if kept is not None:
+                    return pickle.loads(kept), joined  # noqa: S301 (as above)
+                if ours:
+                    return self._fetch(name, index, fetch), joined
+            joined = True
+            self._claims.wait(place)  # then it is there; or its owner died, failed, or could not keep it
+
+    def fetch_ahead(self, name: str, index: int, fetch: Callable[[], Any]) -> None:
+        """Fetch a sample before it is read, unless it is there or somebody is fetching it; failures are counted."""
+        if self._closed:
+            return
+        try:
+            with self._claims.claim(place_of(name, index)) as ours:
+                if ours and not self._has(name, index):
+                    self._fetch(name, index, fetch, ahead=1)
+        except Exception as error:  # noqa: BLE001 - whoever reads this sample tries again and raises it
+            if not self._closed:
+                self._counts(name).add(failed=1)
+                _log.info("sample %d could not be fetched ahead: %s: %s", index, type(error).__name__, error)
+
+    def _fetch(self, name: str, index: int, fetch: Callable[[], Any], ahead: int = 0) -> Any:
+        began = time.perf_counter()
+        sample = fetch()
+        if self._closed:  # meanwhile
+            return sample
+        counters = self._counts(name)
+        counters.add(fetched=1, ahead=ahead, fetch_s=time.perf_counter() - began)
+        try:
+            value = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+            evicted = self._table.put(name, index, value)
+        except Exception as error:  # noqa: BLE001 - the sample is there all the same: only the cache is poorer
+            self._refuse(name, index, f"{type(error).__name__}: {error}")
+            return sample
+        if evicted < 0:
+            self._refuse(name, index, f"its {len(value):,} bytes are more than the cache may hold")
+        else:
+            counters.add(stored=1, stored_bytes=len(value), evicted=evicted)
+        return sample
+
+    def _refuse(self, name: str, index: int, why: str) -> None:
+        self._counts(name).add(refused=1)
+        if not self._warned:
+            self._warned = True
+            _log.warning("sample %d could not be kept in %s: %s; it is read without the cache", index, self.folder, why)
+
+    def _get(self, name: str, index: int) -> bytes | None:
+        try:
+            return self._table.get(name, index)
+        except CacheError as error:
+            self._refuse(name, index, str(error))
+            return None
+
+    def _has(self, name: str, index: int) -> bool:
+        try:
+            return self._table.has(name, index)
+        except CacheError as error:
+            self._refuse(name, index, str(error))
+            return False
+
+    # -- what was counted ----------------------------------------------------------------------------------------------
+
+    def _counts(self, name: str) -> SampleCounters:
+        counters = self._counters.get(name)
+        if self._closed:
+            raise CacheError(f"{self.folder}: this SampleCache was closed")
+        if counters is None:
+            path = os.path.join(self.folder, f"{_COUNTS}-{place_of(name, -1):016x}")
+            with _errors(path):
+                counters = self._counters.setdefault(name, SampleCounters(path))
+        return counters
+
+    def stats(self, name: str | None = None) -> SampleCounts:
+        """Sum what the processes that share this cache have counted.
+
+        Args:
+            name: of the dataset; None: of all.
+        """
+        if name is not None:
+            return self._counts(name).read()
+        files = [file for file in os.listdir(self.folder) if file.startswith(_COUNTS)]
+        return functools.reduce(
+            SampleCounts.__add__, (read_counts(os.path.join(self.folder, each)) for each in files), SampleCounts()
+        )
+
+    def reads(self, name: str) -> int:
+        """Count the samples of one dataset that were read by all processes."""
+        return self._counts(name).reads()
+
+    def totals(self) -> tuple[int, int]:
+        """Count the (samples, bytes of them) that are kept."""
+        return self._table.totals()
+
+    def room(self) -> int | None:
+        """Estimate how many samples the cache can hold, at the mean size of those it holds; None: not known yet."""
+        rooms = [] if self.max_samples is None else [self.max_samples]
+        if self.max_bytes is not None:
+            count, size = self.totals()
+            rooms += [self.max_bytes * count // size] if size else []
+        return min(rooms, default=None)
+
+    def close(self) -> None:
+        """Close the files of this process; the process that made the cache removes them too, unless they are kept."""
+        self._closed = True
+        self._table.close()
+        for counters in self._counters.values():
+            counters.close()
+        self._leave()
+
+
+def is_int(value: object) -> bool:
+    """Whether a value is an int, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((_SAMPLES, _CLAIMS, _COUNTS, _USERS))
+
+
+def _join(folder: str, *, keep: bool) -> int:
+    """Become one of those who use a folder; the first of them clears it, if what is there is not to be kept."""
+    handle = private(os.path.join(folder, _USERS), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not keep:
+                _clear(folder)  # left by processes that were killed
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _leave(folder: str, use: int, owner: int, *, keep: bool, whole: bool) -> None:
+    """Stop using a folder; the last one removes what is there, unless it is to be kept."""
+    if owner != os.getpid():  # a forked child's copy, which uses it as long as its parent does
+        return
+    with contextlib.suppress(OSError):
+        if whole:
+            shutil.rmtree(folder)
+        elif not keep:
+            fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _clear(folder)
+    os.close(use)
+
+
+def _clear(folder: str) -> None:
+    for file in os.listdir(folder):
+        if _is_ours(file) and file != _USERS:
+            os.unlink(os.path.join(folder, file))
+
+
+@contextlib.contextmanager
+def _errors(place: str) -> Any:
+    try:
+        yield
+    except CacheError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{place}: {error.strerror or error}; give SampleCache another folder=...") from error

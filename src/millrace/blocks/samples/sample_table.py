@@ -1,0 +1,202 @@
+"""Table of samples on disk: an SQLite database that several processes read and write, bounded in bytes or samples."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from millrace.errors import CacheError, StoreFullError
+from millrace.private_folder import private
+
+Eviction = Literal["fifo", "lru", "random"]
+EVICTIONS: tuple[Eviction, ...] = ("fifo", "lru", "random")
+
+_PAGE_BYTES = 4096
+_BUSY_S = 60.0
+_LAYOUT = 1
+"""Number of this layout; a database of another one is thrown away."""
+_TABLES = """
+create table if not exists samples (
+    turn integer primary key, name text not null, number integer not null, size integer not null, value blob not null
+);
+create unique index if not exists by_name on samples (name, number);
+create table if not exists total (
+    one integer primary key check (one = 1), count integer not null, size integer not null
+);
+insert or ignore into total values (1, 0, 0);
+"""
+_OLDEST = "select turn, size from samples order by turn limit 64"
+_ANY = """
+select turn, size from samples
+where turn >= (select min(turn) + abs(random()) % (max(turn) - min(turn) + 1) from samples) order by turn limit 1
+"""
+_FIRST = {"fifo": _OLDEST, "lru": _OLDEST, "random": _ANY}
+
+
+class SampleTable:
+    """Samples by (name of a dataset, index), as bytes. Thread-safe, and usable in forked children.
+
+    It is a cache: nothing is synced to the disk, and what a crash of the machine damages is found and thrown away.
+
+    Args:
+        path: of the database.
+        most_bytes: bytes of samples to keep at most; None: no bound.
+        most_samples: samples to keep at most; None: no bound.
+        eviction: which samples leave first: those that came first, those that were read longest ago, or any.
+
+    Raises:
+        CacheError: the database can't be made or opened.
+    """
+
+    def __init__(
+        self, path: str, *, most_bytes: int | None, most_samples: int | None, eviction: Eviction = "fifo"
+    ) -> None:
+        self._path = path
+        self._most = most_samples, most_bytes
+        self._eviction = eviction
+        self._lock = threading.Lock()
+        self._pid = -1
+        with self._connected(anew=True):
+            pass
+
+    def get(self, name: str, index: int) -> bytes | None:
+        """Look up a sample; None if it isn't there."""
+        with self._connected() as base:
+            found = base.execute("select value, turn from samples where name = ? and number = ?", (name, index))
+            row = found.fetchone()
+            if row is None:
+                return None
+            if self._eviction == "lru":
+                with _transaction(base):
+                    base.execute(
+                        "update samples set turn = (select max(turn) + 1 from samples) where turn = ?", row[1:]
+                    )
+            return bytes(row[0])
+
+    def has(self, name: str, index: int) -> bool:
+        """Tell whether a sample is there."""
+        with self._connected() as base:
+            found = base.execute("select 1 from samples where name = ? and number = ?", (name, index))
+            return found.fetchone() is not None
+
+    def put(self, name: str, index: int, value: bytes) -> int:
+        """Keep a sample, and let others go to make room for it.
+
+        Returns:
+            How many went; -1 if this one is larger than all that may be kept, and was not.
+
+        Raises:
+            StoreFullError: the disk is full.
+        """
+        most_samples, most_bytes = self._most
+        if (most_bytes is not None and len(value) > most_bytes) or most_samples == 0:
+            return -1
+        with self._connected() as base, _transaction(base):
+            added = base.execute(
+                "insert or ignore into samples (turn, name, number, size, value) "
+                "select coalesce(max(turn), 0) + 1, ?, ?, ?, ? from samples",
+                (name, index, len(value), value),
+            ).rowcount
+            base.execute("update total set count = count + ?, size = size + ?", (added, added * len(value)))
+            return self._make_room(base)
+
+    def _make_room(self, base: sqlite3.Connection) -> int:
+        count, size = base.execute("select count, size from total").fetchone()
+        most_samples, most_bytes = self._most
+        gone: list[tuple[int, int]] = []
+
+        def over() -> bool:
+            return (most_samples is not None and count > most_samples) or (most_bytes is not None and size > most_bytes)
+
+        while over():
+            rows: Sequence[tuple[int, int]] = base.execute(_FIRST[self._eviction]).fetchall()
+            for turn, nbytes in rows:
+                if not over():
+                    break
+                base.execute("delete from samples where turn = ?", (turn,))
+                count, size = count - 1, size - nbytes
+                gone.append((turn, nbytes))
+        if gone:
+            base.execute("update total set count = ?, size = ?", (count, size))
+        return len(gone)
+
+    def totals(self) -> tuple[int, int]:
+        """Count the (samples, bytes of them) that are kept."""
+        with self._connected() as base:
+            count, size = base.execute("select count, size from total").fetchone()
+            return count, size
+
+    def close(self) -> None:
+        """Close the database. Idempotent."""
+        if self._pid == os.getpid():
+            with self._lock:
+                self._base.close()
+
+    # -- the connection ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _connected(self, *, anew: bool = False) -> Iterator[sqlite3.Connection]:
+        if self._pid != os.getpid():  # SQLite's connections and the lock aren't a forked child's to use
+            self._lock, self._base, self._pid = threading.Lock(), self._connect(anew=anew), os.getpid()
+        with self._lock:
+            try:
+                yield self._base
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}:
+                    raise StoreFullError(f"{self._path} cannot grow: {error}") from error
+                raise CacheError(f"{self._path}: {error}") from error
+            except sqlite3.DatabaseError as error:
+                raise CacheError(f"{self._path}: {error}; remove it, as it is only a cache") from error
+
+    def _connect(self, *, anew: bool) -> sqlite3.Connection:
+        try:
+            return self._opened()
+        except sqlite3.DatabaseError as error:
+            if not anew or isinstance(error, sqlite3.OperationalError):
+                raise CacheError(f"{self._path}: {error}") from error
+        for ending in ("", "-wal", "-shm"):  # damaged, or of another layout: it is only a cache
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path + ending)
+        return self._opened()
+
+    def _opened(self) -> sqlite3.Connection:
+        os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+        base = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            base.execute(f"pragma page_size = {_PAGE_BYTES}")
+            base.execute("pragma journal_mode = wal")
+            base.execute("pragma synchronous = off")
+            base.execute(f"pragma journal_size_limit = {4 << 20}")
+            _check_layout(base)
+            with _transaction(base):
+                for statement in _TABLES.split(";"):
+                    base.execute(statement)
+                base.execute(f"pragma user_version = {_LAYOUT}")
+                self._make_room(base)  # the bound may be smaller than when it was filled
+        except BaseException:
+            base.close()
+            raise
+        return base
+
+
+def _check_layout(base: sqlite3.Connection) -> None:
+    layout = base.execute("pragma user_version").fetchone()[0]
+    if layout not in (0, _LAYOUT):
+        raise sqlite3.DatabaseError(f"it has layout {layout}")
+
+
+@contextlib.contextmanager
+def _transaction(base: sqlite3.Connection) -> Iterator[None]:
+    """Write, as the only one who does; Ctrl-C in the middle leaves nothing half done."""
+    base.execute("begin immediate")
+    try:
+        yield
+        base.execute("commit")
+    except BaseException:
+        if base.in_transaction:  # a full disk may have ended it
+            base.execute("rollback")
+        raise

@@ -1,0 +1,217 @@
+"""Sampler that has the samples it is about to hand out fetched into a cache (DELI, sections III-B and IV-C)."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Sampler, Subset
+
+from millrace.blocks.samples.sample_cache import SampleCache, is_int
+from millrace.errors import PipelineError
+from millrace.frameworks.torch.cached_dataset import CachedDataset, datasets_of
+from millrace.frameworks.torch.prefetcher import Prefetcher
+from millrace.policies.decision import Decision
+from millrace.policies.sample_prefetch import PrefetchSizes, is_due, prefetch_sizes
+
+Place = tuple[CachedDataset, int]
+THREADS = 16
+
+
+class PrefetchSampler(Sampler[Any]):
+    """The indices of another sampler, in its order, whose samples are fetched before a loop reads them.
+
+    It stands wherever that sampler stood, also as a ``batch_sampler``. What it asks for goes to the cache of the
+    :class:`CachedDataset` that the indices are of: the dataset itself, or one below a ``Subset`` or a
+    ``ConcatDataset``. Fetching begins with ``iter()`` and never holds the loop up.
+
+    Args:
+        sampler: of the indices, or of lists of them.
+        cache: the cached dataset, or its cache.
+        fetch_size: samples to ask for at a time; None: half of what the cache can hold.
+        prefetch_threshold: samples asked for and not yet read, at or below which the next ones are asked for; None:
+            as many as are fetched at a time. What a DataLoader's workers have in hand counts as not yet read.
+        threads: fetches at a time.
+        positions: makes an index one of the cached dataset, where millrace can't tell what a dataset in between does.
+
+    Raises:
+        PipelineError: an argument is out of range, or which samples the indices stand for can't be told.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        cache: SampleCache | CachedDataset,
+        fetch_size: int | None = None,
+        prefetch_threshold: int | None = None,
+        *,
+        threads: int = THREADS,
+        positions: Callable[[int], int] | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("fetch_size", fetch_size, 1),
+            ("prefetch_threshold", prefetch_threshold, 0),
+            ("threads", threads, 1),
+        ):
+            if value is not None and not (is_int(value) and value >= least):
+                raise PipelineError(f"PrefetchSampler: {name}={value!r} is no whole number of {least} or more")
+        self.sampler = sampler
+        self.threads = threads
+        self._chosen = fetch_size, prefetch_threshold
+        source = cache if positions is not None else _source_of(sampler)
+        if isinstance(cache, SampleCache):
+            self._datasets = _cached_below(source) or datasets_of(cache)
+        else:
+            self._datasets = _cached_below(source) or [cache]
+        if positions is not None or source is None:
+            self._place = _only(self._datasets, positions)
+        else:
+            self._place = _translation(source)
+        self._prefetchers: dict[int, Prefetcher] = {}
+        self._handed = self._skip = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the number of an epoch on to the sampler, as a ``DistributedSampler`` needs it."""
+        inner = getattr(self.sampler, "set_epoch", None)
+        if inner is not None:
+            inner(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say how far the newest pass has come, for torchdata's ``StatefulDataLoader``."""
+        return {"handed_out": self._handed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass begin where the state was taken; what is left out is not fetched.
+
+        The sampler has to give the same indices again, as one with a seed and the same ``set_epoch`` does.
+        """
+        self._skip = state["handed_out"]
+
+    def sizes(self) -> Decision[PrefetchSizes]:
+        """Decide how much is fetched ahead now; the reason says why."""
+        rooms = [room for each in self._datasets if (room := each.cache.room()) is not None]
+        return prefetch_sizes(min(rooms, default=None), *self._chosen)
+
+    def __iter__(self) -> Iterator[Any]:
+        coming: deque[tuple[Any, int]] = deque()  # what the sampler gave, and for how many samples it stands
+        indices = iter(self.sampler)
+        skip, self._skip = self._skip, 0
+        self._handed = len(list(itertools.islice(indices, skip)))
+        source: Iterator[Any] | None = indices
+        waiting = handed = 0
+        before, threshold = self._reads(), 0
+        try:
+            while True:
+                if source is not None and (waiting <= threshold or not coming):
+                    unread = min(handed, max(0, handed - (self._reads() - before)))
+                    if not coming or is_due(waiting, unread, threshold):
+                        fetch_size, threshold = self.sizes().value
+                        fresh, source = _draw(source, fetch_size)
+                        coming.extend(fresh)
+                        waiting += sum(count for _, count in fresh)
+                        self._ask(fresh, waiting + unread)
+                if not coming:
+                    return
+                item, count = coming.popleft()
+                waiting, handed = waiting - count, handed + count
+                self._handed += 1
+                yield item
+        finally:
+            for prefetcher in self._prefetchers.values():
+                prefetcher.forget()
+
+    def _reads(self) -> int:
+        return sum(each.reads() for each in self._datasets)
+
+    def _ask(self, drawn: Sequence[tuple[Any, int]], unread: int) -> None:
+        wanted: dict[int, tuple[CachedDataset, list[int]]] = {}
+        for item, _ in drawn:
+            for index in item if isinstance(item, (list, tuple)) else (item,):
+                cached, number = self._place(index)
+                wanted.setdefault(id(cached), (cached, []))[1].append(number)
+        for key, (cached, numbers) in wanted.items():
+            if key not in self._prefetchers:
+                self._prefetchers[key] = Prefetcher(cached, self.threads)
+            self._prefetchers[key].ask(numbers, unread)
+
+    def close(self) -> None:
+        """End prefetching, and the process that does it. Idempotent; a further ``iter()`` begins anew."""
+        while self._prefetchers:
+            self._prefetchers.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_prefetchers": {}}
+
+
+def _draw(source: Iterator[Any], least: int) -> tuple[list[tuple[Any, int]], Iterator[Any] | None]:
+    """Take indices, or lists of them, until they stand for ``least`` samples; the source is None once it has ended."""
+    drawn: list[tuple[Any, int]] = []
+    samples = 0
+    for item in source:
+        count = len(item) if isinstance(item, (list, tuple)) else 1
+        drawn.append((item, count))
+        samples += count
+        if samples >= least:
+            return drawn, source
+    return drawn, None
+
+
+# -- which samples indices stand for -----------------------------------------------------------------------------------
+
+
+def _source_of(sampler: Any) -> Any:
+    """Find the dataset that a sampler was made for, as torch's samplers remember it; None: it doesn't say."""
+    for name in ("data_source", "dataset"):
+        if getattr(sampler, name, None) is not None:
+            return getattr(sampler, name)
+    inner = getattr(sampler, "sampler", None)
+    return None if inner is None else _source_of(inner)
+
+
+def _cached_below(source: Any) -> list[CachedDataset]:
+    if isinstance(source, CachedDataset):
+        return [source]
+    if isinstance(source, Subset):
+        return _cached_below(source.dataset)
+    if isinstance(source, ConcatDataset):
+        return list({id(each): each for part in source.datasets for each in _cached_below(part)}.values())
+    return []
+
+
+def _translation(source: Any) -> Callable[[int], Place]:
+    """Make a function from an index of ``source`` to the (cached dataset, position in it) that it stands for."""
+    if isinstance(source, CachedDataset):
+        return lambda index: (source, source.position(index))
+    if isinstance(source, Subset):
+        below, indices = _translation(source.dataset), source.indices
+        return lambda index: below(indices[index])
+    if isinstance(source, ConcatDataset):
+        parts, ends = [_translation(part) for part in source.datasets], source.cumulative_sizes
+
+        def place(index: int) -> Place:
+            number = index + ends[-1] if index < 0 else index
+            part = bisect.bisect_right(ends, number)
+            return parts[part](number - (ends[part - 1] if part else 0))
+
+        return place
+    raise PipelineError(
+        f"PrefetchSampler: the sampler's indices are those of a {type(source).__name__}, and which samples of the "
+        "CachedDataset they stand for can't be told: give the sampler the CachedDataset, a Subset or a ConcatDataset "
+        "of it, or say it with positions=lambda index: ..."
+    )
+
+
+def _only(datasets: Sequence[CachedDataset], positions: Callable[[int], int] | None) -> Callable[[int], Place]:
+    if len(datasets) != 1:
+        raise PipelineError(
+            f"PrefetchSampler: {len(datasets)} CachedDatasets of this process use that cache, and the sampler doesn't "
+            "say which one its indices are of: give the CachedDataset in place of its cache"
+        )
+    cached = datasets[0]
+    return lambda index: (cached, cached.position(index if positions is None else positions(index)))

@@ -1,0 +1,231 @@
+"""Fetching of samples ahead of a training loop, by threads here and then by a helper process (DELI, section IV-C)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import struct
+import subprocess
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Literal
+
+import numpy as np
+
+from millrace.clusters.child_process import describe_exit, hang_up, kill, reap, spawn
+from millrace.errors import ShippingError
+from millrace.frameworks.torch.cached_dataset import CachedDataset
+from millrace.functions.bundles import pack
+from millrace.policies.sample_prefetch import MOST_FETCHED
+
+_log = logging.getLogger(__name__)
+_LENGTH = struct.Struct("<q")
+_REMEMBERED = 2 * MOST_FETCHED
+"""Samples that are asked for once more if the helper dies: as many may be asked for and not read."""
+
+Asked = tuple[Sequence[int], int]
+"""Indices of samples, in the order in which they will be read, and how many of those asked for are unread by now."""
+Word = tuple[Literal["ask"], Asked] | tuple[Literal["forget", "ready", "ended", "close"], None]
+
+
+class FetchThreads:
+    """Threads that fetch samples into their cache, in the order in which they were asked for.
+
+    Args:
+        dataset: whose samples are fetched.
+        count: threads.
+    """
+
+    def __init__(self, dataset: CachedDataset, count: int) -> None:
+        self._dataset, self._count = dataset, count
+        self._pending: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def ask(self, indices: Sequence[int], unread: int) -> None:
+        """Fetch these samples, after those asked for before; of all these only the last ``unread`` are still wanted."""
+        with self._changed:
+            self._pending.extend(indices)
+            for _ in range(len(self._pending) - unread):  # the loop came first, and got them itself
+                self._pending.popleft()
+            while len(self._threads) < min(self._count, len(self._pending)):
+                thread = threading.Thread(target=self._run, name="millrace-prefetch", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            self._changed.notify(len(indices))
+
+    def forget(self) -> list[int]:
+        """Fetch nothing more of what was not begun, and return it."""
+        with self._changed:
+            left = list(self._pending)
+            self._pending.clear()
+            return left
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closed)
+                if self._closed:
+                    return
+                index = self._pending.popleft()
+            self._dataset.fetch_ahead(index)
+
+    def close(self) -> None:
+        """End the threads; fetches that were begun go on to their end without being waited for."""
+        with self._changed:
+            self._closed = True
+            self._pending.clear()
+            self._changed.notify_all()
+
+
+class Prefetcher:
+    """Fetches samples of one dataset ahead of the loop; asking waits for nothing.
+
+    Threads of this process begin at once. Meanwhile a helper process comes up, which takes a few seconds, and takes
+    over: fetching then competes with the loop for no interpreter lock. If it ends, or the dataset can't be pickled, the
+    threads go on.
+
+    Args:
+        dataset: whose samples are fetched.
+        threads: that fetch at a time.
+    """
+
+    def __init__(self, dataset: CachedDataset, threads: int) -> None:
+        self._words: queue.SimpleQueue[Word] = queue.SimpleQueue()
+        feeder = threading.Thread(
+            target=_feed, args=(self._words, dataset, threads), name="millrace-prefetch-feeder", daemon=True
+        )
+        feeder.start()
+        self._close = weakref.finalize(self, _close, self._words, feeder, os.getpid())
+
+    def ask(self, indices: Sequence[int], unread: int) -> None:
+        """Fetch samples, after those asked for before.
+
+        Args:
+            indices: of the samples, in the order in which they will be read.
+            unread: of all samples asked for, the last so many have not been read; the others need no fetching now.
+        """
+        self._words.put(("ask", (indices, unread)))
+
+    def forget(self) -> None:
+        """Fetch nothing more of what was asked for and not begun."""
+        self._words.put(("forget", None))
+
+    def close(self) -> None:
+        """End the threads and the process. Idempotent."""
+        self._close()
+
+
+def _close(words: queue.SimpleQueue[Word], feeder: threading.Thread, owner: int) -> None:
+    if owner == os.getpid():  # a forked child has neither
+        words.put(("close", None))
+        feeder.join()
+
+
+class _Helper:
+    """Process that fetches samples, and the thread that starts it and waits for its end.
+
+    Args:
+        words: gets ``ready`` once the process can fetch, and ``ended`` after that.
+        dataset: whose samples it fetches.
+        threads: that fetch at a time.
+    """
+
+    def __init__(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(words, dataset, threads), name="millrace-prefetch-helper", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
+        try:
+            bundle = pack([dataset], ["CachedDataset"])
+        except ShippingError as error:
+            _log.info("samples are fetched by threads of this process only: %s", error)
+            return
+        arguments = [str(threads)]
+        process = spawn(arguments, worker=True, module=f"{__package__}.prefetch_process", stdout=subprocess.PIPE)
+        self._process = process
+        if self._closed.is_set():
+            kill(process)
+        assert process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # it ended, or was hung up on, before it had read that
+            _send(process.stdin, bundle)
+        if process.stdout.read(1):
+            self._ready = True
+            words.put(("ready", None))
+            process.stdout.read()
+        status = reap(process)
+        process.stdout.close()
+        if not self._closed.is_set():
+            _log.warning("the process that fetched samples ahead %s; threads of this one go on", describe_exit(status))
+            words.put(("ended", None))
+
+    def ask(self, indices: Sequence[int], unread: int) -> None:
+        """Do as :meth:`FetchThreads.ask` does; nothing happens if the process has just ended."""
+        self._send(np.array([unread, *indices], np.int64).tobytes())
+
+    def forget(self) -> None:
+        """Fetch nothing more of what was not begun."""
+        self._send(b"")
+
+    def _send(self, message: bytes) -> None:
+        assert self._process is not None
+        with contextlib.suppress(OSError, ValueError):  # the thread that waits for its end says so
+            _send(self._process.stdin, message)
+
+    def close(self) -> None:
+        """End the process, and wait for that."""
+        self._closed.set()
+        if self._process is not None:
+            if not self._ready:  # it may take seconds to import what it needs, and doesn't listen meanwhile
+                kill(self._process)
+            with contextlib.suppress(OSError):  # what it was not sent any more
+                hang_up(self._process)
+        self._thread.join()
+
+
+def _send(pipe: IO[bytes] | None, message: bytes) -> None:
+    assert pipe is not None
+    pipe.write(_LENGTH.pack(len(message)) + message)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> bytes | None:
+    """Receive a message that a :class:`Prefetcher` sent to its process; None at the end."""
+    head = pipe.read(_LENGTH.size)
+    return pipe.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
+
+
+def _feed(words: queue.SimpleQueue[Word], dataset: CachedDataset, threads: int) -> None:
+    """Pass on what is asked for, to the threads or to the helper; the thread of a :class:`Prefetcher`."""
+    here = FetchThreads(dataset, threads)
+    helper = _Helper(words, dataset, threads)
+    fetching: FetchThreads | _Helper = here
+    asked: deque[int] = deque(maxlen=_REMEMBERED)
+    while True:
+        word, samples = words.get()
+        if word == "ask" and samples is not None:
+            asked.extend(samples[0])
+            fetching.ask(*samples)
+        elif word == "forget":
+            asked.clear()
+            fetching.forget()
+        elif word == "ready":
+            fetching, pending = helper, here.forget()
+            fetching.ask(pending, len(pending))
+        elif word == "ended":
+            fetching = here
+            fetching.ask(list(asked), len(asked))  # those that are there by now cost a look
+        else:
+            here.close()
+            helper.close()
+            return

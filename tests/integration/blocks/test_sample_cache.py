@@ -1,0 +1,281 @@
+"""The cache of samples: bounded, shared by threads and processes, and right whatever becomes of its files."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.blocks.samples.sample_cache import SampleCache
+from millrace.errors import CacheError, PipelineError
+
+
+def nothing():
+    raise AssertionError("it is in the cache, so nobody needs to fetch it")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    with contextlib.closing(SampleCache(1 << 20, folder=tmp_path / "samples")) as cache:
+        yield cache
+
+
+class TestBounds:
+    @pytest.mark.parametrize("eviction", ["fifo", "lru", "random"])
+    @settings(max_examples=25, deadline=None)
+    @given(reads=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400)), max_size=40), bound=st.integers(0, 1000))
+    def test_bytes_and_samples_stay_within_them(self, eviction, reads, bound):
+        with contextlib.closing(SampleCache(bound, max_samples=4, eviction=eviction)) as cache:
+            values: dict[int, bytes] = {}
+            for index, size in reads:
+                value = values.setdefault(index, bytes(size))
+                assert cache.read("a", index, partial(values.__getitem__, index)) == value
+                count, nbytes = cache.totals()
+                assert count <= 4
+                assert nbytes <= bound
+            found = cache.stats("a")
+            assert found.reads == len(reads)
+            assert found.stored - found.evicted == cache.totals()[0]
+            assert found.stored + found.refused == found.fetched == found.misses
+
+    def held(self, cache):
+        found = []
+        for index in range(10):
+            with contextlib.suppress(AssertionError):
+                found.append(cache.read("a", index, nothing))
+        return found
+
+    def test_first_in_first_out_lets_go_of_the_oldest_though_it_was_read_again(self):
+        with contextlib.closing(SampleCache(max_samples=3)) as cache:
+            for index in [0, 1, 2, 0, 3]:
+                cache.read("a", index, partial(int, index))
+            assert self.held(cache) == [1, 2, 3]
+
+    def test_lru_lets_go_of_what_was_read_longest_ago(self):
+        with contextlib.closing(SampleCache(max_samples=3, eviction="lru")) as cache:
+            for index in [0, 1, 2, 0, 3]:
+                cache.read("a", index, partial(int, index))
+            assert self.held(cache) == [0, 2, 3]
+
+    def test_a_smaller_bound_than_before_is_honoured_at_once(self, tmp_path):
+        with contextlib.closing(SampleCache(max_samples=10, folder=tmp_path, keep=True)) as cache:
+            for index in range(10):
+                cache.read("a", index, partial(int, index))
+        with contextlib.closing(SampleCache(max_samples=2, folder=tmp_path, keep=True)) as cache:
+            assert self.held(cache) == [8, 9]
+
+    def test_a_sample_larger_than_the_cache_is_read_without_it(self, caplog):
+        with contextlib.closing(SampleCache(1000)) as cache:
+            for _ in range(2):
+                assert cache.read("a", 7, lambda: bytes(5000)) == bytes(5000)
+            assert (cache.stats("a").refused, cache.totals()) == (2, (0, 0))
+        size = len(pickle.dumps(bytes(5000), protocol=5))
+        assert [each.message.split(": ")[1] for each in caplog.records] == [
+            f"its {size:,} bytes are more than the cache may hold; it is read without the cache"
+        ]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"max_bytes": -1}, "max_bytes=-1 is no number of bytes"),
+            ({"max_bytes": True}, "max_bytes=True"),
+            ({"max_samples": "many"}, "max_samples='many' is no number of samples"),
+            ({"eviction": "belady"}, "none of 'fifo', 'lru', 'random'"),
+            ({"keep": True}, "needs folder="),
+        ],
+    )
+    def test_arguments_out_of_range_are_refused(self, arguments, message):
+        with pytest.raises(PipelineError, match=message):
+            SampleCache(**arguments)
+
+
+class TestTogether:
+    def test_threads_that_read_one_sample_fetch_it_once(self, cache):
+        reached, go = threading.Event(), threading.Event()
+
+        def fetch():
+            reached.set()
+            go.wait()
+            return "sample"
+
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(cache.read("a", 1, fetch))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        reached.wait()
+        go.set()
+        for thread in threads:
+            thread.join()
+        stats = cache.stats("a")
+        assert (found, stats.fetched, stats.reads) == (["sample"] * 4, 1, 4)
+
+    def test_a_failed_fetch_is_the_readers_own_and_another_reader_tries_again(self, cache):
+        with pytest.raises(ZeroDivisionError):
+            cache.read("a", 1, lambda: 1 / 0)
+        assert cache.read("a", 1, lambda: "sample") == "sample"
+
+    def test_a_failure_ahead_is_counted_and_left_to_the_reader(self, cache):
+        cache.fetch_ahead("a", 1, lambda: 1 / 0)
+        assert cache.stats("a").failed == 1
+        assert cache.read("a", 1, lambda: "sample") == "sample"
+
+    def test_a_fetch_that_ends_after_the_cache_was_closed_leaves_nothing(self, tmp_path):
+        cache = SampleCache(1 << 20, folder=tmp_path)
+        cache.fetch_ahead("a", 1, cache.close)
+        cache.fetch_ahead("a", 2, lambda: "sample")
+        assert os.listdir(tmp_path) == ["users"]
+        with pytest.raises(CacheError, match="was closed"):
+            cache.read("a", 1, nothing)
+
+    def test_datasets_of_one_cache_keep_apart(self, cache):
+        assert cache.read("a", 1, lambda: "of a") == "of a"
+        assert cache.read("b", 1, lambda: "of b") == "of b"
+        assert cache.read("a", 1, nothing) == "of a"
+        assert (cache.stats("a").reads, cache.stats("b").reads, cache.stats().reads) == (2, 1, 3)
+
+    def test_a_copy_reads_what_the_original_has(self, cache):
+        cache.read("a", 1, lambda: "sample")
+        copy = pickle.loads(pickle.dumps(cache))
+        try:
+            assert copy.read("a", 1, nothing) == "sample"
+            assert cache.stats("a").hits == 1
+        finally:
+            copy.close()
+        assert cache.read("a", 1, nothing) == "sample"
+
+    def test_a_forked_child_reads_and_counts(self, cache):
+        cache.read("a", 1, lambda: "sample")
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            os._exit(0 if cache.read("a", 1, nothing) == "sample" else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert cache.stats("a").hits == 1
+        assert cache.read("a", 1, nothing) == "sample"
+
+
+OTHER = """
+import os, sys
+from millrace.blocks.samples.sample_cache import SampleCache
+
+folder, mode = sys.argv[1:]
+cache = SampleCache(1 << 20, folder=folder)
+
+def fetch():
+    print("fetching", flush=True)
+    sys.stdin.readline()
+    return "theirs"
+
+cache.read("a", 1, fetch)
+print("read", flush=True)
+sys.stdin.readline()
+cache.close()
+"""
+
+
+@contextlib.contextmanager
+def another(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(folder), "read"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestProcesses:
+    def test_a_reader_waits_for_the_fetch_of_another_process(self, cache):
+        with another(cache.folder) as process:
+            assert process.stdout.readline() == "fetching\n"
+            found = []
+            reader = threading.Thread(target=lambda: found.append(cache.read("a", 1, nothing)))
+            reader.start()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            reader.join()
+            assert found == ["theirs"]
+            assert cache.stats("a").fetched == 1
+
+    def test_a_claim_passes_on_when_its_owner_dies(self, cache):
+        with another(cache.folder) as process:
+            assert process.stdout.readline() == "fetching\n"
+            found = []
+            reader = threading.Thread(target=lambda: found.append(cache.read("a", 1, lambda: "ours")))
+            reader.start()
+            process.send_signal(signal.SIGKILL)
+            reader.join()
+            assert found == ["ours"]
+
+    def test_the_last_to_close_removes_the_files(self, tmp_path):
+        folder = tmp_path / "samples"
+        mine = SampleCache(1 << 20, folder=folder)
+        with another(folder) as process:
+            process.stdin.write("\n\n")
+            process.stdin.flush()
+            assert process.stdout.read().endswith("read\n")
+        assert mine.read("a", 1, nothing) == "theirs"
+        mine.close()
+        assert [each for each in os.listdir(folder) if each != "users"] == []
+
+    def test_what_a_killed_process_left_is_not_taken_for_this_runs(self, tmp_path):
+        with another(tmp_path) as process:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "fetching\n"
+            assert process.stdout.readline() == "read\n"
+        with contextlib.closing(SampleCache(1 << 20, folder=tmp_path)) as cache:
+            assert cache.read("a", 1, lambda: "anew") == "anew"
+
+
+class TestFiles:
+    def test_a_temporary_folder_goes_with_the_cache(self):
+        cache = SampleCache(max_samples=5)
+        cache.read("a", 1, lambda: "sample")
+        folder = cache.folder
+        assert os.stat(folder).st_mode & 0o077 == 0
+        del cache
+        assert not os.path.exists(folder)
+
+    def test_a_kept_folder_is_there_for_the_next_run(self, tmp_path):
+        for fetch in (lambda: "sample", nothing):
+            with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+                assert cache.read("a", 1, fetch) == "sample"
+
+    @pytest.mark.parametrize("garbage", [b"no database at all" * 1000, b""])
+    def test_a_damaged_database_is_thrown_away(self, tmp_path, garbage):
+        with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+            cache.read("a", 1, lambda: "sample")
+        (tmp_path / "samples.db").write_bytes(garbage)
+        with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+            assert cache.read("a", 1, lambda: "anew") == "anew"
+
+    def test_a_database_that_is_damaged_in_use_is_read_past(self, cache, caplog):
+        for index in range(200):
+            cache.read("a", index, lambda: bytes(4000))
+        cache._table._base.execute("pragma wal_checkpoint(truncate)")
+        cache._table._base.execute("pragma cache_size = 0")
+        with open(os.path.join(cache.folder, "samples.db"), "r+b") as file:
+            file.write(b"\xff" * 400_000)
+        for index in range(200):
+            assert cache.read("a", index, lambda: bytes(4000)) == bytes(4000)
+        assert cache.stats("a").refused > 0
+        assert len(caplog.records) == 1
+
+    def test_a_folder_of_somebody_else_is_refused_with_its_name(self, tmp_path):
+        (tmp_path / "other").write_text("a file of the user's")
+        tmp_path.chmod(0o777)
+        with pytest.raises(CacheError, match=str(tmp_path)):
+            SampleCache(1 << 20, folder=tmp_path)
+
+    def test_samples_that_cannot_be_pickled_are_read_without_the_cache(self, cache):
+        for _ in range(2):
+            assert cache.read("a", 1, lambda: lambda: 7)() == 7
+        assert cache.stats("a").refused == 2

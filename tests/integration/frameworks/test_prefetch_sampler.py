@@ -1,0 +1,299 @@
+"""Map-style datasets with a cache and prefetching: the sampler's order, every sample right, nothing left behind."""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+    random_split,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from millrace.errors import PipelineError, UnsureError
+from millrace.frameworks.torch import CachedDataset, PrefetchSampler, SampleCache
+
+COUNT = 200
+
+
+class Squares(Dataset):
+    """Samples (index, its square as a tensor); those of ``broken`` fail."""
+
+    def __init__(self, count=COUNT, broken=(), **attributes):
+        self.count, self.broken = count, broken
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise ValueError(f"sample {index} is broken")
+        return index, torch.tensor(index * index)
+
+
+class Pids(Dataset):
+    """Samples that say which process made them."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+class Endless:
+    """A sampler without an end."""
+
+    def __iter__(self):
+        return itertools.cycle(range(COUNT))
+
+
+@contextlib.contextmanager
+def prefetching(sampler, cached, **options):
+    found = PrefetchSampler(sampler, cached, **options)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def cache():
+    with contextlib.closing(SampleCache(max_samples=64)) as cache:
+        yield cache
+
+
+def read(loader):
+    found = []
+    for numbers, squares in loader:
+        assert (numbers * numbers == squares).all()
+        found += numbers.tolist()
+    return found
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_order_and_samples_are_those_of_the_sampler(cache, workers, persistent):
+    plain = Squares()
+    cached = CachedDataset(plain, cache)
+    expected = DataLoader(plain, batch_size=8, sampler=RandomSampler(plain, generator=seeded()))
+    with prefetching(RandomSampler(cached, generator=seeded()), cached) as sampler:
+        loader = DataLoader(cached, batch_size=8, sampler=sampler, num_workers=workers, persistent_workers=persistent)
+        for _ in range(2):
+            assert read(loader) == read(expected)
+        del loader
+    assert cached.stats().reads == 2 * COUNT
+    assert cached.stats().ahead > 0
+    assert cache.totals()[0] <= 64
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda cached: Subset(cached, range(50, 150, 2)),
+        lambda cached: Subset(Subset(cached, range(100, 200)), [5, 3, 99, 5]),
+        lambda cached: random_split(cached, [0.3, 0.7], seeded())[0],
+        lambda cached: ConcatDataset([Subset(cached, [7, 8]), cached, Subset(cached, [1])]),
+    ],
+    ids=["subset", "subset of a subset", "random_split", "concatenated"],
+)
+def test_positions_are_those_of_the_dataset_below(cache, part):
+    cached = CachedDataset(Squares(), cache)
+    dataset = part(cached)
+    with prefetching(SequentialSampler(dataset), cache) as sampler:
+        assert read(DataLoader(dataset, batch_size=8, sampler=sampler)) == [number for number, _ in dataset]
+    stats = cached.stats()
+    wanted = {number for number, _ in dataset}
+    assert stats.failed == 0
+    assert stats.stored >= len(wanted)
+    assert set(held(cached)) <= wanted
+
+
+def held(cached):
+    return [index for index in range(len(cached)) if cached.cache._has(cached.name, index)]
+
+
+def test_ranks_have_a_cache_each(cache):
+    seen = []
+    for rank in range(3):
+        with contextlib.closing(SampleCache(max_samples=64)) as own:
+            cached = CachedDataset(Squares(), own)
+            inner: DistributedSampler[int] = DistributedSampler(
+                cached, num_replicas=3, rank=rank, seed=5, drop_last=True
+            )
+            with prefetching(inner, own) as sampler:
+                for epoch in range(2):
+                    sampler.set_epoch(epoch)
+                    found = read(DataLoader(cached, batch_size=8, sampler=sampler))
+                    assert found == list(inner)
+                seen += list(inner)
+    assert len(seen) == len(set(seen)) == COUNT // 3 * 3
+
+
+def test_a_sampler_of_batches(cache):
+    cached = CachedDataset(Squares(), cache)
+    batches = BatchSampler(RandomSampler(cached, generator=seeded()), 16, drop_last=False)
+    with prefetching(batches, cached) as sampler:
+        loader = DataLoader(cached, batch_sampler=sampler)
+        assert len(loader) == 13
+        assert sorted(read(loader)) == list(range(COUNT))
+
+
+class TestWhichSamples:
+    def test_a_sampler_that_names_no_dataset_is_of_the_one_given(self, cache):
+        cached = CachedDataset(Squares(), cache)
+        with prefetching(WeightedRandomSampler([1] * COUNT, 50, generator=seeded()), cached) as sampler:
+            assert len(read(DataLoader(cached, sampler=sampler))) == 50
+
+    def test_a_cache_of_several_datasets_does_not_say_which(self, cache):
+        datasets = [CachedDataset(Squares(), cache) for _ in range(2)]
+        with pytest.raises(PipelineError, match="2 CachedDatasets of this process use that cache"):
+            PrefetchSampler(WeightedRandomSampler([1] * COUNT, 50), cache)
+        del datasets
+
+    def test_a_dataset_in_between_that_is_not_known_is_refused(self, cache):
+        class Doubled(Dataset):
+            def __init__(self, dataset):
+                self.inner = dataset
+
+            def __len__(self):
+                return 2 * len(self.inner)
+
+            def __getitem__(self, index):
+                return self.inner[index // 2]
+
+        cached = CachedDataset(Squares(), cache)
+        doubled = Doubled(cached)
+        with pytest.raises(PipelineError, match=r"those of a Doubled.*positions=lambda index"):
+            PrefetchSampler(SequentialSampler(doubled), cached)
+        with prefetching(SequentialSampler(doubled), cached, positions=lambda index: index // 2) as sampler:
+            assert read(DataLoader(doubled, sampler=sampler)) == [index // 2 for index in range(2 * COUNT)]
+        assert cached.stats().failed == 0
+
+    @pytest.mark.parametrize("options", [{"fetch_size": 0}, {"prefetch_threshold": -1}, {"threads": 1.5}])
+    def test_numbers_out_of_range_are_refused(self, cache, options):
+        cached = CachedDataset(Squares(), cache)
+        with pytest.raises(PipelineError, match=next(iter(options))):
+            PrefetchSampler(SequentialSampler(cached), cached, **options)
+
+
+class TestFailures:
+    def test_a_broken_sample_fails_where_it_is_read(self, cache):
+        cached = CachedDataset(Squares(broken=[100]), cache)
+        with prefetching(SequentialSampler(cached), cached) as sampler:
+            found = []
+            with pytest.raises(ValueError, match="sample 100 is broken"):
+                for numbers, _ in DataLoader(cached, sampler=sampler):
+                    found += numbers.tolist()
+            assert found == list(range(100))
+
+    def test_a_helper_process_takes_over_and_is_done_without_once_it_is_killed(self, cache, caplog):
+        cached = CachedDataset(Pids(), cache)
+        with prefetching(Endless(), cached, fetch_size=8) as sampler:
+            numbers = iter(sampler)
+
+            def makers():
+                """Processes that fetched the next samples, all of them ahead of the loop."""
+                coming = list(itertools.islice(numbers, 8))
+                while not set(coming) <= set(held(cached)):
+                    threading.Event().wait(0.01)
+                return {cached[index] for index in coming}
+
+            while (found := makers()) <= {os.getpid()}:
+                pass
+            (helper,) = found - {os.getpid()}
+            os.kill(helper, signal.SIGKILL)
+            while makers() != {os.getpid()}:
+                pass
+            assert "was killed by SIGKILL; threads of this one go on" in caplog.records[0].message
+            numbers.close()
+
+    def test_a_dataset_that_cannot_be_pickled_is_fetched_by_threads(self, cache, caplog):
+        caplog.set_level("INFO")
+        dataset = Squares(lock=threading.Lock())
+        cached = CachedDataset(dataset, cache)
+        with prefetching(SequentialSampler(cached), cached) as sampler:
+            assert read(DataLoader(cached, sampler=sampler)) == list(range(COUNT))
+        assert cached.stats().ahead > 0
+        assert any("by threads of this process only" in each.message for each in caplog.records)
+
+
+def test_a_pass_that_is_left_is_not_fetched_on(cache):
+    dataset = Squares(lock=threading.Lock())  # so that all fetching is in this process
+    cached = CachedDataset(dataset, cache)
+    with prefetching(SequentialSampler(cached), cached, fetch_size=8, prefetch_threshold=0) as sampler:
+        next(iter(DataLoader(cached, sampler=sampler, batch_size=4)))
+        assert read(DataLoader(cached, sampler=sampler)) == list(range(COUNT))
+
+
+def test_a_state_goes_on_behind_what_was_handed_out(cache):
+    cached = CachedDataset(Squares(), cache)
+    with prefetching(RandomSampler(cached, generator=seeded()), cached, fetch_size=8) as sampler:
+        loader = StatefulDataLoader(cached, batch_size=8, sampler=sampler)
+        numbers = iter(loader)
+        first = [next(numbers)[0].tolist() for _ in range(5)]
+        state = loader.state_dict()
+        rest = [each.tolist() for each, _ in numbers]
+    with contextlib.closing(SampleCache(max_samples=64)) as other:
+        cached = CachedDataset(Squares(), other)
+        with prefetching(RandomSampler(cached, generator=seeded()), cached, fetch_size=8) as sampler:
+            loader = StatefulDataLoader(cached, batch_size=8, sampler=sampler)
+            loader.load_state_dict(state)
+            assert [each.tolist() for each, _ in loader] == rest
+            assert sorted(itertools.chain(*first, *rest)) == list(range(COUNT))
+            assert cached.stats().fetched <= COUNT - 40
+
+
+class TestCachedDataset:
+    def test_behaves_as_the_dataset(self, cache):
+        dataset = Squares(classes=["a", "b"])
+        cached = CachedDataset(dataset, cache)
+        assert len(cached) == COUNT
+        assert cached.classes == ["a", "b"]
+        assert cached[-1][0] == COUNT - 1
+        with pytest.raises(IndexError, match="sample 200 of 200"):
+            cached[COUNT]
+        with pytest.raises(AttributeError):
+            _ = cached.nothing_of_this_name
+
+    def test_reads_from_a_folder_that_the_next_run_finds(self, tmp_path):
+        for expected in (0, COUNT):
+            with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+                cached = CachedDataset(Squares(), cache)
+                assert read(DataLoader(cached, batch_size=20)) == list(range(COUNT))
+                hits = cached.stats().hits
+                assert hits == expected
+
+    def test_another_dataset_in_a_shared_folder_begins_anew(self, tmp_path):
+        with contextlib.closing(SampleCache(1 << 20, folder=tmp_path, keep=True)) as cache:
+            assert CachedDataset(Squares(), cache).name == CachedDataset(Squares(), cache).name
+            assert CachedDataset(Squares(), cache).name != CachedDataset(Squares(broken=[1]), cache).name
+
+    def test_one_that_cannot_be_told_from_others_needs_a_name(self, tmp_path):
+        dataset = Squares(lock=threading.Lock())
+        with contextlib.closing(SampleCache(1 << 20, folder=tmp_path)) as cache:
+            with pytest.raises(UnsureError, match="give it a name"):
+                CachedDataset(dataset, cache)
+            assert CachedDataset(dataset, cache, name="train")[3][0] == 3
+
+    def test_one_without_length_is_refused(self, cache):
+        with pytest.raises(PipelineError, match="no map-style dataset"):
+            CachedDataset(iter([]), cache)
+        with pytest.raises(PipelineError, match="is no SampleCache"):
+            CachedDataset(Squares(), "2 GB")  # type: ignore[arg-type]  # on purpose

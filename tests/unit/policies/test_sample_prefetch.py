@@ -1,0 +1,64 @@
+"""How far samples are fetched ahead: DELI's rule of 50/50, and what users choose instead."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.policies.sample_prefetch import MOST_FETCHED, UNKNOWN_FETCH, PrefetchSizes, is_due, prefetch_sizes
+
+
+@pytest.mark.parametrize(
+    ("room", "fetch", "threshold", "expected"),
+    [
+        (2048, None, None, (1024, 1024)),  # the paper's recommendation for a cache of 2,048 samples
+        (2048, 1024, None, (1024, 1024)),
+        (2048, 2048, None, (2048, 0)),  # "full fetch": it asks once all that it asked for was read
+        (2048, 1536, None, (1536, 512)),
+        (1024, 2048, None, (2048, 0)),
+        (2048, 512, 0, (512, 0)),
+        (2048, None, 100, (1024, 100)),
+        (1, None, None, (1, 1)),
+        (0, None, None, (1, 1)),
+        (None, None, None, (UNKNOWN_FETCH, UNKNOWN_FETCH)),
+        (None, 100, None, (100, 100)),
+        (10**9, None, None, (MOST_FETCHED, MOST_FETCHED)),
+    ],
+)
+def test_sizes(room, fetch, threshold, expected):
+    assert prefetch_sizes(room, fetch, threshold).value == PrefetchSizes(*expected)
+
+
+def test_the_reason_says_what_was_given():
+    assert prefetch_sizes(2048).reason == (
+        "the cache can hold 2,048 samples; half of them is fetched once half is left to be read"
+    )
+    assert prefetch_sizes(None, 5, 3).reason == (
+        "the samples' size is not known yet; fetch_size and prefetch_threshold as given"
+    )
+
+
+def simulate(room, ahead, count=5000):
+    """Largest number of samples asked for and not read, if a loop reads ``ahead`` samples behind the sampler."""
+    fetch, threshold = prefetch_sizes(room).value
+    asked = handed = most = 0
+    while handed < count:
+        unread = min(handed, ahead)
+        if is_due(asked - handed, unread, threshold):
+            asked += fetch
+        most = max(most, asked - handed + unread)
+        handed += 1
+    return most
+
+
+@given(room=st.integers(2, 3000), share=st.floats(0, 0.5))
+def test_what_is_asked_for_and_not_read_fits_into_the_cache(room, share):
+    ahead = int(room * share) - 1
+    assert simulate(room, max(0, ahead)) <= room
+
+
+def test_a_threshold_that_forgets_what_workers_have_in_hand_would_overfill_the_cache():
+    fetch, threshold = prefetch_sizes(1000).value
+    assert is_due(500, 0, threshold)
+    assert not is_due(500, 400, threshold)
+    assert is_due(0, 900, threshold)  # the sampler has nothing to hand out
+    assert fetch + threshold == 1000
