@@ -78,12 +78,12 @@ def _simulate_autoscale(options: argparse.Namespace) -> int:
 
 def _simulate_faults(options: argparse.Namespace) -> int:
     from millrace.simulation import runner
-    from millrace.simulation.mutants import PLANTS, planted
+    from millrace.simulation.mutants import MUTANTS, planted
     from millrace.simulation.simulated_cluster import play
 
-    if options.plant and options.plant not in PLANTS:
-        for name, plant in PLANTS.items():
-            print(f"{name:24} {plant.__doc__}")
+    if options.plant and options.plant not in MUTANTS:
+        for name, mutant in MUTANTS.items():
+            print(f"{name:24} {mutant.says}")
         return 0 if options.plant == "-" else 2
     if options.trace:
         if options.seed is None:

@@ -1,14 +1,14 @@
 """Bugs to be planted: what the simulation must find, to be believed when it finds nothing.
 
-Each replaces one thing of the mind, or of what stands around it, for as long as a context lasts.
+Each replaces something of the dispatcher's, a worker's or a consumer's decisions, or of what stands around them, for as
+long as a context lasts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
-from unittest import mock
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from millrace.client import consumer_io as io
 from millrace.client.consumer_core import ConsumerCore
@@ -37,371 +37,392 @@ from millrace.policies.scaling import capacity
 from millrace.protocol import messages as msg
 from millrace.simulation import faults, simulated_dispatcher
 from millrace.simulation.store import Store, UnreadableError
-from millrace.simulation.worker_mutants import WORKER_PLANTS
+from millrace.worker.core.code_turns import CodeTurns
+from millrace.worker.core.lane import Lane
+from millrace.worker.core.outbox import SendCredit, TaskKey
+from millrace.worker.core.run_control import RunControl
+from millrace.worker.core.run_state import Blocked, Delivering, TaskRun, Working
+from millrace.worker.core.worker_core import WorkerCore
 
 
-def _double_lease() -> AbstractContextManager[Any]:
-    """A lease is taken back, and its worker is not told."""
-    return mock.patch.object(leases, "tell_void", return_value=None)
+class Mutant(NamedTuple):
+    """A bug: what is wrong, and (owner, attribute or key, what it is replaced by) of each thing that makes it so."""
 
+    says: str
+    changes: tuple[tuple[Any, Any, Any], ...]
 
-@contextmanager
-def _hung_for_ever() -> Iterator[None]:
-    """A worker whose session broke is forgotten, and its process is left as it is."""
 
-    def spare(workers: list[str], reason: str) -> StopWorkers:
-        return StopWorkers([] if "come back" in reason else workers, reason)
-
-    often = (*faults.KINDS, *["worker hung, its session broken"] * 6)
-    with mock.patch.object(workers, "StopWorkers", spare), mock.patch.object(faults, "KINDS", often):
-        yield
-
-
-def _lost_ack() -> AbstractContextManager[Any]:
-    """A consumer that comes back does not say again what it has."""
-    report = ConsumerCore._report  # noqa: SLF001
-
-    def forgetful(self: ConsumerCore, now: float, *, everything: bool = False) -> None:
-        if not everything:
-            report(self, now)
-
-    return mock.patch.object(ConsumerCore, "_report", forgetful)
-
-
-def _replay_skips() -> AbstractContextManager[Any]:
-    """Progress is journalled and not replayed."""
-    rebuild = recovery.rebuild
-
-    def skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
-        past.events = [[event for event in group if not isinstance(event, Progressed)] for group in past.events]
-        return rebuild(fresh, past)
-
-    return mock.patch.object(simulated_dispatcher, "rebuild", skipping)
-
-
-def _snapshot_skips() -> AbstractContextManager[Any]:
-    """A snapshot forgets the number of the next lease."""
-    dump = snapshot.dump
-
-    def forgetful(state: State) -> bytes:
-        kept, state.next_lease = state.next_lease, 1
-        try:
-            return dump(state)
-        finally:
-            state.next_lease = kept
-
-    return mock.patch.object(simulated_dispatcher, "dump", forgetful)
-
-
-def _early_collection() -> AbstractContextManager[Any]:
-    """An epoch is closed once the first consumer has left it behind, not the last."""
-
-    def hasty(tx: Any, job: Job) -> None:
-        newest = max((consumer.epoch for consumer in job.consumers.values()), default=0)
-        for number in [number for number in job.epochs if number < newest]:
-            tx.emit(EpochClosed(job.name, number))
-
-    return mock.patch.object(jobs, "close_epochs", hasty)
-
-
-def _reply_before_durability() -> AbstractContextManager[Any]:
-    """What follows from events is done while they are being written."""
-    real = simulated_dispatcher.Dispatcher._commit  # noqa: SLF001
-
-    def hasty(self: simulated_dispatcher.Dispatcher) -> None:
-        real(self)
-        self._perform_all()
-
-    return mock.patch.object(simulated_dispatcher.Dispatcher, "_commit", hasty)
-
-
-def _stale_delivery() -> AbstractContextManager[Any]:
-    """A consumer takes what comes, whether it has it or not."""
-    accept = EpochInbox.accept
-
-    def trusting(self: EpochInbox, task: int, index: int, *args: Any, **options: Any) -> bool:
-        inbox = self._tasks.get(task)
-        if inbox is not None and index < inbox.held:
-            inbox.held = index
-        return accept(self, task, index, *args, **options)
-
-    return mock.patch.object(EpochInbox, "accept", trusting)
-
-
-def _hasty_tail() -> AbstractContextManager[Any]:
-    """A tail runs before all that leaves it something has finished."""
-    return mock.patch.object(task_queue, "_ready", return_value=True)
-
-
-def _orphan() -> AbstractContextManager[Any]:
-    """The tasks of a lost worker are released, and not leased again."""
-
-    def careless(state: State, event: TaskReleased) -> None:
-        epoch = state.jobs[event.job].epochs[event.epoch]
-        live = epoch.live[event.task]
-        worker = state.workers.get(live.worker)
-        if worker is not None:
-            worker.unfinished.pop(live.lease, None)
-            worker.kept.pop(live.lease, None)
-        live.phase = Waiting(live.lease)
-
-    return mock.patch.dict(REDUCERS, {TaskReleased: Reducer(careless, Changes.TASKS)})
-
-
-def _late_tail() -> AbstractContextManager[Any]:
-    """In a fixed order, a consumer hears of tasks as they are leased, and goes on before a tail in between is."""
-    return mock.patch.object(epochs, "first_missing", return_value=None)
-
-
-def _dropped_promise() -> AbstractContextManager[Any]:
-    """What a lease may have added is forgotten with it, whether or not anybody has said what that was."""
-    return mock.patch.object(Caches, "lease_ended", lambda self, lease: self.promises.pop(lease, None))
-
-
-def _endless_promise() -> AbstractContextManager[Any]:
-    """What a lease was promised stays promised when it is over."""
-    return mock.patch.object(Caches, "lease_ended", return_value=None)
-
-
-def _too_much_promised() -> AbstractContextManager[Any]:
-    """Blocks count, and promises do not."""
-
-    def hopeful(caches: Caches) -> int:
-        return sum(cached.bytes for cached in caches.points.values())
-
-    return mock.patch.object(Caches, "taken", property(hopeful))
-
-
-def _hasty_deletion() -> AbstractContextManager[Any]:
-    """Blocks are deleted as soon as they are given up, whoever may still read them."""
-
-    def hasty(state: State, event: BlocksGivenUp) -> None:
-        state.caches.points[event.place].evicting.update({name: [] for name in event.names})
-
-    return mock.patch.dict(REDUCERS, {BlocksGivenUp: Reducer(hasty, Changes.JOBS)})
-
-
-def _untold_deletion() -> AbstractContextManager[Any]:
-    """Workers hear of new blocks, and not of those that are given up."""
-    announce = cache_capacity._announce  # noqa: SLF001
-
-    def silent(tx: Transaction, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
-        if not gone:
-            announce(tx, name, names)
-
-    return mock.patch.object(cache_capacity, "_announce", silent)
-
-
-def _no_trust() -> AbstractContextManager[Any]:
-    """A job reads what any tenant has kept of its point."""
-
-    def everybody(state: State, job: Job, point: CachePoint) -> dict[str, str]:
-        mine, kept = cache_mode.place(job, point), state.caches.points
-        return {name: kept[name].writer for name in kept if name != mine and split_place(name)[0] == point.fingerprint}
-
-    return mock.patch.object(cache_capacity, "others", everybody)
-
-
-def _torn_block() -> AbstractContextManager[Any]:
-    """A damaged block is read as if it were whole."""
-
-    def trusting(self: Store, place: str, name: str, unit: int) -> tuple[int, str]:
-        block = self.blocks.get((place, name))
-        if block is None:
-            raise UnreadableError
-        return block.items[unit] + block.damaged, block.writer
-
-    return mock.patch.object(Store, "read", trusting)
-
-
-@contextmanager
-def _untold_reuse() -> Iterator[None]:
-    """A point is used also in epochs that began with random values of their own, as all do."""
-    use_of = cache_capacity.use_of
-
-    def hasty(tx: Transaction, job: Job, number: int) -> Any:
-        epoch, point = job.epochs[number], cache_mode.active(job)
-        before, epoch.reused = epoch.reused, -1 if point is None else point.node
-        try:
-            return use_of(tx, job, number)
-        finally:
-            epoch.reused = before
-
-    with mock.patch.object(cache_mode, "reused_in", return_value=-1), mock.patch.object(leases, "use_of", hasty):
-        yield
-
-
-def _no_quota() -> AbstractContextManager[Any]:
-    """A tenant gets what there is."""
-    return mock.patch.object(allocation, "_full", return_value=False)
-
-
-def _job_removed_before_all_seen() -> AbstractContextManager[Any]:
-    """A job is over when the last of those that have come leaves, whoever was still to come."""
-    return mock.patch.object(jobs, "waits_for_others", return_value=False)
-
-
-def _never_given_up() -> AbstractContextManager[Any]:
-    """Who waits for what a consumer leaves over that was never seen waits for ever."""
-    return mock.patch.object(stalls, "watch", return_value=None)
-
-
-def _endless_asking() -> AbstractContextManager[Any]:
-    """Workers that a cluster has no room for are asked for all the same."""
-    return mock.patch.object(capacity, "watch", lambda known, short, *_, **__: (known, short))
-
-
-def _unequal_steps() -> AbstractContextManager[Any]:
-    """Ranks that are to get equally many elements, how many only reading tells, use whatever comes."""
-    return mock.patch.object(epochs, "held_back", return_value=False)
-
-
-def _begun_again() -> AbstractContextManager[Any]:
-    """What was read of tasks in part is forgotten where the rest of an epoch is divided anew."""
-    return mock.patch.object(epochs, "left_of", lambda plan, done, _: left_of(plan, done, {}))
-
-
-def _silent_loss() -> AbstractContextManager[Any]:
-    """What a consumer leaves unread that goes is dropped, and nobody takes note."""
-    return mock.patch.object(handover, "record", return_value=None)
-
-
-def _untold_absence() -> AbstractContextManager[Any]:
-    """Who ends an epoch is not told what of it somebody else has not read."""
-    return mock.patch.object(epochs, "told", return_value="")
-
-
-def _deaf_to_consumers() -> AbstractContextManager[Any]:
-    """Of an older journal only workers say that it is."""
-    return mock.patch.object(testimony, "of_consumer", return_value="")
-
-
-def _stillborn() -> AbstractContextManager[Any]:
-    """A process that hangs before it registers is left as it is."""
-    return mock.patch.object(pool_size, "end_unregistered", return_value=None)
-
-
-def _hasty_failure() -> AbstractContextManager[Any]:
-    """A job fails as soon as one of its tasks does."""
-    return mock.patch.object(task_failures, "_is_due", return_value=True)
-
-
-def _half_a_pass() -> AbstractContextManager[Any]:
-    """What is repeated without end is taken for empty once some task has given nothing."""
-    return mock.patch.object(leases, "has_whole_pass", return_value=True)
-
-
-def _hasty_receipt() -> AbstractContextManager[Any]:
-    """A consumer says that it has all of a task when it has the first outputs."""
-    holds = EpochInbox.holds
-    return mock.patch.object(EpochInbox, "holds", lambda self, task: (holds(self, task)[0], True))
-
-
-def _lost_credit() -> AbstractContextManager[Any]:
-    """What a consumer has used or dropped takes room in its buffer for ever."""
-    return mock.patch.object(CreditPool, "used", return_value={})
-
-
-def _wrong_epoch() -> AbstractContextManager[Any]:
-    """A consumer that comes back says what it read of the epoch before as if that were the one it reads."""
-    let_in = ConsumerCore._let_in  # noqa: SLF001
-
-    def confused(self: ConsumerCore, joined: msg.JobJoined, now: float) -> None:
-        let_in(self, joined, now)
-        if self.inbox is not None:
-            self._tell(msg.ConsumerReport(self.inbox.number, self._left[1]))
-
-    return mock.patch.object(ConsumerCore, "_let_in", confused)
-
-
-def _forgotten_loss() -> AbstractContextManager[Any]:
-    """A consumer whose connection to a worker broke waits for what was to come from it."""
-    return mock.patch.object(ConsumerCore, "_disconnected", return_value=None)
-
-
-def _overrun() -> AbstractContextManager[Any]:
-    """A consumer uses what it has, how much others have or not."""
-    hand_out = EpochProgress.hand_out
-    return mock.patch.object(EpochProgress, "hand_out", lambda self, limit, *times: hand_out(self, None, *times))
-
-
-def _impatient() -> AbstractContextManager[Any]:
-    """A consumer gets the error before what had come before it."""
-    ask = ConsumerCore._ask  # noqa: SLF001
-
-    def impatient(self: ConsumerCore, item: io.MoreWanted, now: float) -> None:
-        if self.failure is None:
-            ask(self, item, now)
-        else:
-            self.actions.append(io.Refuse(self.failure))
-
-    return mock.patch.object(ConsumerCore, "_ask", impatient)
-
-
-def _closed_door() -> AbstractContextManager[Any]:
-    """What is larger than a worker's share of a consumer's buffer is not let in, though its user waits for that."""
-    return mock.patch.object(CreditPool, "force", return_value={})
-
-
-def _mute_end() -> AbstractContextManager[Any]:
-    """A consumer is told what nobody reads of an epoch, and its user is not."""
-
-    def mute(self: ConsumerCore, ask: io.MoreWanted, reading: EpochProgress) -> None:
-        reading.end(ask.since)
-        self.actions.append(io.Over())
-
-    return mock.patch.object(ConsumerCore, "_over", mute)
-
-
-PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "double-lease": _double_lease,
-    "lost-ack": _lost_ack,
-    "replay-skips": _replay_skips,
-    "snapshot-skips": _snapshot_skips,
-    "early-collection": _early_collection,
-    "reply-before-durability": _reply_before_durability,
-    "stale-delivery": _stale_delivery,
-    "hasty-tail": _hasty_tail,
-    "orphan": _orphan,
-    "late-tail": _late_tail,
-    "dropped-promise": _dropped_promise,
-    "endless-promise": _endless_promise,
-    "too-much-promised": _too_much_promised,
-    "hasty-deletion": _hasty_deletion,
-    "untold-deletion": _untold_deletion,
-    "no-trust": _no_trust,
-    "torn-block": _torn_block,
-    "untold-reuse": _untold_reuse,
-    "no-quota": _no_quota,
-    "job-removed-before-all-seen": _job_removed_before_all_seen,
-    "never-given-up": _never_given_up,
-    "hung-for-ever": _hung_for_ever,
-    "endless-asking": _endless_asking,
-    "unequal-steps": _unequal_steps,
-    "begun-again": _begun_again,
-    "silent-loss": _silent_loss,
-    "untold-absence": _untold_absence,
-    "deaf-to-consumers": _deaf_to_consumers,
-    "stillborn": _stillborn,
-    "hasty-failure": _hasty_failure,
-    "half-a-pass": _half_a_pass,
-    "hasty-receipt": _hasty_receipt,
-    "lost-credit": _lost_credit,
-    "wrong-epoch": _wrong_epoch,
-    "forgotten-loss": _forgotten_loss,
-    "overrun": _overrun,
-    "impatient": _impatient,
-    "closed-door": _closed_door,
-    "mute-end": _mute_end,
-    **WORKER_PLANTS,
-}
+MUTANTS: dict[str, Mutant] = {}
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """While the body runs, this bug is there; none with an empty name."""
-    if name:
-        with PLANTS[name]():
-            yield
-    else:
+    """Plant a bug while the body runs; none with an empty name."""
+    before = []
+    try:
+        for owner, key, value in MUTANTS[name].changes if name else ():
+            before.append((owner, key, owner[key] if isinstance(owner, dict) else vars(owner)[key]))
+            _put(owner, key, value)
         yield
+    finally:
+        for change in reversed(before):
+            _put(*change)
+
+
+def _put(owner: Any, key: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[key] = value
+    else:
+        setattr(owner, key, value)
+
+
+def _is(name: str, says: str, owner: Any, key: Any, value: Any, *more: tuple[Any, Any, Any]) -> None:
+    MUTANTS[name] = Mutant(says, ((owner, key, value), *more))
+
+
+def _replaces(name: str, owner: Any, key: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function a bug in the place of another one; its docstring says what is wrong."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        _is(name, function.__doc__ or "", owner, key, function)
+        return function
+
+    return add
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+# -- the dispatcher ----------------------------------------------------------------------------------------------------
+
+_is("double-lease", "A lease is taken back, and its worker is not told.", leases, "tell_void", _always(None))
+_is("hasty-tail", "A tail runs before all that leaves it something has finished.", task_queue, "_ready", _always(True))
+_is(
+    "late-tail",
+    "In a fixed order, a consumer hears of tasks as they are leased, and goes on before a tail in between is.",
+    epochs,
+    "first_missing",
+    _always(None),
+)
+_is("endless-promise", "A lease's promise outlives it.", Caches, "lease_ended", _always(None))
+_is(
+    "dropped-promise",
+    "What a lease may have added is forgotten with it, whether or not anybody has said what that was.",
+    Caches,
+    "lease_ended",
+    lambda self, lease: self.promises.pop(lease, None),
+)
+_is(
+    "too-much-promised",
+    "Blocks count, and promises do not.",
+    Caches,
+    "taken",
+    property(lambda caches: sum(cached.bytes for cached in caches.points.values())),
+)
+_is("no-quota", "A tenant gets what there is.", allocation, "_full", _always(False))
+_is(
+    "job-removed-before-all-seen",
+    "A job is over when the last of those that have come leaves, whoever was still to come.",
+    jobs,
+    "waits_for_others",
+    _always(False),
+)
+_is(
+    "never-given-up",
+    "Who waits for what a consumer leaves over that was never seen waits for ever.",
+    stalls,
+    "watch",
+    _always(None),
+)
+_is(
+    "hung-for-ever",
+    "A worker whose session broke is forgotten, and its process is left as it is.",
+    workers,
+    "StopWorkers",
+    lambda names, reason: StopWorkers([] if "come back" in reason else names, reason),
+    (faults, "KINDS", (*faults.KINDS, *["worker hung, its session broken"] * 6)),
+)
+_is(
+    "endless-asking",
+    "Workers that a cluster has no room for are asked for all the same.",
+    capacity,
+    "watch",
+    lambda known, short, *_, **__: (known, short),
+)
+_is(
+    "unequal-steps",
+    "Ranks that are to get equally many elements, how many only reading tells, use whatever comes.",
+    epochs,
+    "held_back",
+    _always(False),
+)
+_is(
+    "begun-again",
+    "What was read of tasks in part is forgotten where the rest of an epoch is divided anew.",
+    epochs,
+    "left_of",
+    lambda plan, done, _: left_of(plan, done, {}),
+)
+_is(
+    "silent-loss",
+    "What a consumer leaves unread that goes is dropped, and nobody takes note.",
+    handover,
+    "record",
+    _always(None),
+)
+_is("untold-absence", "Who ends an epoch is not told what nobody has read of it.", epochs, "told", _always(""))
+_is("deaf-to-consumers", "Of an older journal only workers say that it is.", testimony, "of_consumer", _always(""))
+_is("stillborn", "A process that hangs before it registers goes on.", pool_size, "end_unregistered", _always(None))
+_is("hasty-failure", "A job fails as soon as one of its tasks does.", task_failures, "_is_due", _always(True))
+_is(
+    "half-a-pass",
+    "What is repeated without end is taken for empty once some task has given nothing.",
+    leases,
+    "has_whole_pass",
+    _always(True),
+)
+
+
+@_replaces("replay-skips", simulated_dispatcher, "rebuild")
+def _skipping(fresh: Callable[[], State], past: Any) -> tuple[State, str]:
+    """Progress is journalled and not replayed."""
+    past.events = [[event for event in group if not isinstance(event, Progressed)] for group in past.events]
+    return recovery.rebuild(fresh, past)
+
+
+@_replaces("snapshot-skips", simulated_dispatcher, "dump")
+def _forgetful_dump(state: State) -> bytes:
+    """A snapshot forgets the number of the next lease."""
+    kept, state.next_lease = state.next_lease, 1
+    try:
+        return snapshot.dump(state)
+    finally:
+        state.next_lease = kept
+
+
+@_replaces("early-collection", jobs, "close_epochs")
+def _hasty_close(tx: Transaction, job: Job) -> None:
+    """An epoch is closed once the first consumer has left it behind, not the last."""
+    newest = max((consumer.epoch for consumer in job.consumers.values()), default=0)
+    for number in [number for number in job.epochs if number < newest]:
+        tx.emit(EpochClosed(job.name, number))
+
+
+_commit = simulated_dispatcher.Dispatcher._commit  # noqa: SLF001
+
+
+@_replaces("reply-before-durability", simulated_dispatcher.Dispatcher, "_commit")
+def _hasty_commit(self: simulated_dispatcher.Dispatcher) -> None:
+    """What follows from events is done while they are being written."""
+    _commit(self)
+    self._perform_all()
+
+
+def _careless(state: State, event: TaskReleased) -> None:
+    live = state.jobs[event.job].epochs[event.epoch].live[event.task]
+    worker = state.workers.get(live.worker)
+    if worker is not None:
+        worker.unfinished.pop(live.lease, None)
+        worker.kept.pop(live.lease, None)
+    live.phase = Waiting(live.lease)
+
+
+_is(
+    "orphan",
+    "The tasks of a lost worker are released, and not leased again.",
+    REDUCERS,
+    TaskReleased,
+    Reducer(_careless, Changes.TASKS),
+)
+
+
+def _delete_at_once(state: State, event: BlocksGivenUp) -> None:
+    state.caches.points[event.place].evicting.update({name: [] for name in event.names})
+
+
+_is(
+    "hasty-deletion",
+    "Blocks are deleted as soon as they are given up, whoever may still read them.",
+    REDUCERS,
+    BlocksGivenUp,
+    Reducer(_delete_at_once, Changes.JOBS),
+)
+
+_announce = cache_capacity._announce  # noqa: SLF001
+
+
+@_replaces("untold-deletion", cache_capacity, "_announce")
+def _silent(tx: Transaction, name: str, names: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
+    """Workers hear of new blocks, and not of those that are given up."""
+    if not gone:
+        _announce(tx, name, names)
+
+
+@_replaces("no-trust", cache_capacity, "others")
+def _everybody(state: State, job: Job, point: CachePoint) -> dict[str, str]:
+    """A job reads what any tenant has kept of its point."""
+    mine, kept = cache_mode.place(job, point), state.caches.points
+    return {name: kept[name].writer for name in kept if name != mine and split_place(name)[0] == point.fingerprint}
+
+
+def _hasty_use(tx: Transaction, job: Job, number: int) -> Any:
+    epoch, point = job.epochs[number], cache_mode.active(job)
+    before, epoch.reused = epoch.reused, -1 if point is None else point.node
+    try:
+        return cache_capacity.use_of(tx, job, number)
+    finally:
+        epoch.reused = before
+
+
+_is(
+    "untold-reuse",
+    "A point is used also in epochs that began with random values of their own, as all do.",
+    cache_mode,
+    "reused_in",
+    _always(-1),
+    (leases, "use_of", _hasty_use),
+)
+
+
+@_replaces("torn-block", Store, "read")
+def _trusting_read(self: Store, place: str, name: str, unit: int) -> tuple[int, str]:
+    """A damaged block is read as if it were whole."""
+    block = self.blocks.get((place, name))
+    if block is None:
+        raise UnreadableError
+    return block.items[unit] + block.damaged, block.writer
+
+
+# -- a consumer's core -------------------------------------------------------------------------------------------------
+
+_accept, _holds, _hand_out = EpochInbox.accept, EpochInbox.holds, EpochProgress.hand_out
+_report, _let_in, _ask = ConsumerCore._report, ConsumerCore._let_in, ConsumerCore._ask  # noqa: SLF001
+
+_is(
+    "hasty-receipt",
+    "A consumer says that it has all of a task when it has the first outputs.",
+    EpochInbox,
+    "holds",
+    lambda self, task: (_holds(self, task)[0], True),
+)
+_is("lost-credit", "What a consumer has used takes room in its buffer for ever.", CreditPool, "used", _always({}))
+_is(
+    "forgotten-loss",
+    "A consumer whose connection to a worker broke waits for what was to come from it.",
+    ConsumerCore,
+    "_disconnected",
+    _always(None),
+)
+_is(
+    "overrun",
+    "A consumer uses what it has, how much others have or not.",
+    EpochProgress,
+    "hand_out",
+    lambda self, limit, *times: _hand_out(self, None, *times),
+)
+_is(
+    "closed-door",
+    "What is larger than a worker's share of a consumer's buffer is not let in, though its user waits for that.",
+    CreditPool,
+    "force",
+    _always({}),
+)
+
+
+@_replaces("lost-ack", ConsumerCore, "_report")
+def _forgetful_report(self: ConsumerCore, now: float, *, everything: bool = False) -> None:
+    """A consumer that comes back does not say again what it has."""
+    if not everything:
+        _report(self, now)
+
+
+@_replaces("stale-delivery", EpochInbox, "accept")
+def _trusting(self: EpochInbox, task: int, index: int, *args: Any, **options: Any) -> bool:
+    """A consumer takes what comes, whether it has it or not."""
+    inbox = self._tasks.get(task)
+    if inbox is not None and index < inbox.held:
+        inbox.held = index
+    return _accept(self, task, index, *args, **options)
+
+
+@_replaces("wrong-epoch", ConsumerCore, "_let_in")
+def _confused(self: ConsumerCore, joined: msg.JobJoined, now: float) -> None:
+    """A consumer that comes back says what it read of the epoch before as if that were the one it reads."""
+    _let_in(self, joined, now)
+    if self.inbox is not None:
+        self._tell(msg.ConsumerReport(self.inbox.number, self._left[1]))
+
+
+@_replaces("impatient", ConsumerCore, "_ask")
+def _impatient(self: ConsumerCore, item: io.MoreWanted, now: float) -> None:
+    """A consumer gets the error before what had come before it."""
+    if self.failure is None:
+        _ask(self, item, now)
+    else:
+        self.actions.append(io.Refuse(self.failure))
+
+
+@_replaces("mute-end", ConsumerCore, "_over")
+def _mute(self: ConsumerCore, ask: io.MoreWanted, reading: EpochProgress) -> None:
+    """A consumer is told what nobody reads of an epoch, and its user is not."""
+    reading.end(ask.since)
+    self.actions.append(io.Over())
+
+
+# -- a worker's core ---------------------------------------------------------------------------------------------------
+
+_revoke, _unblock, _spare = Lane.revoke, RunControl._unblock, WorkerCore._spare  # noqa: SLF001
+
+_is("old-credit", "What a worker may send on one connection is sent on the next.", SendCredit, "void", _always(None))
+_is("kept-though-stale", "What somebody else runs by now is kept where it was.", Lane, "drop", _always(None))
+_is(
+    "deaf-outbox",
+    "A run that waits for room is not looked at when the consumer has received something.",
+    RunControl,
+    "_unblock",
+    _always(None),
+)
+
+
+@_replaces("lost-beginning", RunControl, "_deliver")
+def _hasty_end(self: RunControl, lane: Lane, run: TaskRun, delivering: Delivering, now: float) -> None:
+    """What a task gave before it failed is dropped, if it has not gone out by then."""
+    self._conclude(lane, run, delivering.outcome, now)
+
+
+@_replaces("running-on", Lane, "revoke")
+def _hasty_revoke(self: Lane, key: TaskKey, lease: int) -> bool:
+    """A lease that runs is given back at once, and runs on."""
+    running = self.run is not None and self.run.lease.lease == lease
+    return True if running else _revoke(self, key, lease)
+
+
+@_replaces("resumed-twice", RunControl, "_unblock")
+def _eager(self: RunControl, lane: Lane, run: TaskRun, blocked: Blocked, now: float) -> None:
+    """A run that has waited for room goes on, and once more."""
+    _unblock(self, lane, run, blocked, now)
+    if isinstance(run.state, Working):
+        self._go_on(lane, run)
+
+
+@_replaces("spared-leftovers", WorkerCore, "_spare")
+def _thorough(self: WorkerCore, message: msg.OutputsReceived) -> None:
+    """Whoever has all outputs of a task is taken to need nothing of it any more."""
+    _spare(self, message)
+    self.leftovers.forget(message.refs)
+
+
+@_replaces("silent-drain", Lane, "unstarted")
+def _silent_drain(self: Lane) -> list[Any]:
+    """A worker that leaves drops the leases that it has not begun, and nobody hears of it."""
+    self.pending.clear()
+    return []
+
+
+@_replaces("jobs-beside-one-another", CodeTurns, "want")
+def _beside(self: CodeTurns, who: Any, name: str) -> bool:
+    """The code of one job runs while another one's modules are in force."""
+    self.name = name
+    self.inside.add(who)
+    return True

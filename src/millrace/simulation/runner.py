@@ -57,7 +57,7 @@ def run(seeds: Iterable[int], plant: str = "", *, stop: bool = False) -> tuple[R
 
     Args:
         seeds: which ones.
-        plant: a bug to be planted, see :data:`millrace.simulation.mutants.PLANTS`.
+        plant: a bug to be planted, see :data:`millrace.simulation.mutants.MUTANTS`.
         stop: at the first violation.
 
     Returns:

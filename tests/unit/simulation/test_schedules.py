@@ -6,7 +6,7 @@ import pytest
 
 from millrace.cli import main
 from millrace.simulation.faults import FAULTS
-from millrace.simulation.mutants import PLANTS, planted
+from millrace.simulation.mutants import MUTANTS, planted
 from millrace.simulation.simulated_cluster import EVENTS, play
 
 SEEDS = 200
@@ -38,7 +38,7 @@ def test_a_seed_tells_the_whole_story():
     assert len(stories[0]) > 500
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", MUTANTS)
 def test_a_planted_bug_is_found_soon(plant):
     with planted(plant):
         found = next((seed for seed in range(120) if play(seed).violation), None)
